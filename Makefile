@@ -1,0 +1,43 @@
+# `make demo` and `make test` do all their set-up; they need python3 (3.11 or newer), pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
+DEMO := tgs --layers 48 --scheme xavier
+
+.PHONY: demo test test-slow lint bench accuracy clean
+
+demo: $(VENV)/demo.stamp
+	@mkdir -p out
+	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks
+
+accuracy: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.accuracy
+
+clean:
+	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# A stamp is newer than what decides the environment's contents, so that a second run installs nothing.
+$(VENV)/demo.stamp: pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[models,report]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/demo.stamp

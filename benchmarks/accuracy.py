@@ -1,0 +1,289 @@
+"""How well predictions agree with random-weight networks on real text, cell by cell: writes docs/accuracy.md.
+
+    python -m benchmarks.accuracy --minutes 60     # continue docs/accuracy.json where it stopped, then write the page
+    python -m benchmarks.accuracy --minutes 0      # only write the page
+
+Networks scatter, so a cell draws networks until the standard error of every quantity is half its target, or until its share of the
+time is spent; a cell whose standard error stays above half of the target is marked and does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from signalprop.architecture import Architecture
+from signalprop.comparison import r_squared, relative_errors
+from signalprop.data import load_text, text_batch, word_ids
+from signalprop.prediction import predict
+from signalprop.profile import Profile, Series, average
+from signalprop.schemes import scheme
+from signalprop.storage import read_json, write_json, write_text
+
+STORE = Path("docs/accuracy.json")
+PAGE = Path("docs/accuracy.md")
+MIN_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network of the grid. `group` names the row of the issue's table that it belongs to."""
+
+    group: str
+    preset: str
+    n_layers: int
+    d_model: int
+    placement: str
+    scheme: str
+    activation: str
+    dropout: float
+    qk_gain: float = 1.0
+    seq_len: int = 128
+    batch_size: int = 1
+
+    @property
+    def name(self) -> str:
+        return "/".join(str(value) for value in asdict(self).values())
+
+    def architecture(self) -> Architecture:
+        changes: dict[str, Any] = {"n_layers": self.n_layers, "d_model": self.d_model, "seq_len": self.seq_len}
+        changes |= {"dropout": self.dropout, "activation": self.activation, "norm_placement": self.placement}
+        if self.preset.startswith("llama"):  # grouped heads: four query heads share a key/value head
+            changes["n_kv_heads"] = max(1, self.d_model // 64 // 4)
+        return Architecture.preset(self.preset, **changes)
+
+    def parametrization(self, architecture: Architecture) -> Any:
+        options = {"qk_gain": self.qk_gain} if self.qk_gain != 1 else {}
+        return scheme(self.scheme, **options)(architecture)
+
+
+def grid() -> Iterator[Cell]:
+    """The cells, cheap ones first within each group, so that a short run already covers every group."""
+    variants = [("relu", 0.1), ("gelu", 0.1), ("relu", 0.0), ("gelu", 0.0)]
+    schemes = ("xavier", "fixed", "deepscalelm", "deepscalelm-simple")
+    sizes = [(n, d) for d in (128, 256, 512, 1024, 4096) for n in (1, 2, 12, 48, 192, 768)]
+    # 4096 up to 12 layers; the last two sizes of width 1024 and 512 take minutes for one network
+    sizes = [(n, d) for n, d in sizes if not (d == 4096 and n > 12)]
+    turn = 0
+    for n, d in sorted(sizes, key=lambda size: size[0] * size[1] ** 2):
+        for placement in ("pre", "post"):
+            for name in schemes:
+                activation, p = variants[turn % len(variants)]
+                turn += 1
+                yield Cell("bidirectional", "tgs", n, d, placement, name, activation, p)
+        turn += 1  # the next size pairs schemes with other activations and dropouts
+    for n in (12, 48):
+        for d in (256, 512):
+            for preset, activation in (("gpt2", "gelu_tanh"), ("llama-130m", "silu")):
+                for name in ("huggingface", "xavier", "deepscalelm"):
+                    yield Cell("causal", preset, n, d, "pre", name, activation, 0.0)
+    for n in (24, 192):
+        yield Cell("Q/K at twice Xavier", "tgs", n, 256, "pre", "xavier", "relu", 0.1, qk_gain=2.0)
+
+
+TARGETS = {  # (forward variance and token correlation, gradient variance): median errors
+    "bidirectional": (0.02, 0.03),
+    "causal": (0.02, 0.07),
+    "Q/K at twice Xavier": (0.02, 0.25),
+}
+
+
+def gradient_target(cell: Cell) -> float:
+    """Post-norm gradients scatter more, and have a wider target."""
+    return 0.06 if cell.group == "bidirectional" and cell.placement == "post" else TARGETS[cell.group][1]
+
+
+def summary(predicted: Series, reference: Series, n_seeds: int) -> dict[str, float | None]:
+    """Errors and standard errors of one quantity over the sublayers."""
+    errors, r_errors = relative_errors(predicted, reference)
+    assert reference.variance_se is not None and reference.token_correlation_se is not None
+    r_se = reference.token_correlation_se / np.maximum(np.abs(reference.token_correlation), 0.1)
+    return {
+        "median": float(np.median(errors)),
+        "p95": float(np.percentile(errors, 95)),
+        "se": float(np.median(reference.variance_se)),
+        "r_median": float(np.median(r_errors)),
+        "r_p95": float(np.percentile(r_errors, 95)),
+        "r_se": float(np.median(r_se)),
+        "r_squared": r_squared(predicted.log_variance, reference.log_variance),
+    }
+
+
+def run_cell(cell: Cell, seconds: float, ids_by_vocabulary: dict[int, Any]) -> dict[str, Any]:
+    """Simulate a cell until its standard errors are small or its time is up; the row of the store."""
+    from signalprop.simulation import simulate
+
+    a = cell.architecture()
+    p = cell.parametrization(a)
+    if a.vocab_size not in ids_by_vocabulary:
+        ids_by_vocabulary[a.vocab_size] = word_ids(load_text(), a.vocab_size)
+    batch = text_batch(a, ids_by_vocabulary[a.vocab_size], cell.batch_size, 0, "sotu")
+    started = time.perf_counter()
+    predicted = predict(p, batch.statistics(a))
+    predict_seconds = time.perf_counter() - started
+    profiles: list[Profile] = []
+    forward_goal, gradient_goal = TARGETS[cell.group][0] / 2, gradient_target(cell) / 2
+    while True:
+        profiles.append(simulate(p, batch=batch, n_seeds=1, seed=len(profiles)))
+        spent = time.perf_counter() - started
+        if len(profiles) < MIN_SEEDS:
+            continue
+        measured = average(profiles)
+        row = measure_row(predicted, measured)
+        done = row["forward"]["se"] <= forward_goal and row["forward"]["r_se"] <= forward_goal
+        done &= row["gradient"]["se"] <= gradient_goal
+        if done or spent + spent / len(profiles) > seconds:
+            return asdict(cell) | row | {
+                "n_seeds": len(profiles),
+                "seconds": round(spent, 1),
+                "predict_seconds": predict_seconds,
+                "fidelity": predicted.fidelity,
+            }
+
+
+def measure_row(predicted: Profile, measured: Profile) -> dict[str, Any]:
+    """Agreement of one cell, in the form of the store."""
+    assert predicted.gradient is not None and measured.gradient is not None
+    n = measured.n_seeds or 1
+    top, bottom = predicted.gradient["stream_in"].log_variance[0], measured.gradient["stream_in"].log_variance[0]
+    return {
+        "forward": summary(predicted.forward["stream_out"], measured.forward["stream_out"], n),
+        "gradient": summary(predicted.gradient["stream_in"], measured.gradient["stream_in"], n),
+        "growth_predicted": float(np.exp(top)),
+        "growth_measured": float(np.exp(bottom)),
+        "growth_se": float(measured.gradient["stream_in"].variance_se[0]),  # type: ignore[index]
+    }
+
+
+def run(minutes: float, only: str | None) -> list[dict[str, Any]]:
+    """Fill the store for as long as allowed; rows that exist are kept."""
+    rows: list[dict[str, Any]] = read_json(STORE)["cells"] if STORE.exists() else []
+    known = {Cell(**{k: row[k] for k in Cell.__dataclass_fields__}).name for row in rows}
+    todo = [cell for cell in grid() if cell.name not in known and (only is None or cell.group == only)]
+    deadline = time.monotonic() + 60 * minutes
+    ids: dict[int, Any] = {}
+    while todo and time.monotonic() < deadline:
+        cell = todo.pop(0)
+        share = max(20.0, (deadline - time.monotonic()) / (len(todo) + 1))
+        rows.append(run_cell(cell, share, ids))
+        row = rows[-1]
+        print(
+            f"{cell.name}: {row['n_seeds']} networks, {row['seconds']} s, forward {row['forward']['median']:.2%}"
+            f" (se {row['forward']['se']:.2%}), r {row['forward']['r_median']:.2%},"
+            f" gradient {row['gradient']['median']:.2%} (se {row['gradient']['se']:.2%})",
+            flush=True,
+        )
+        write_json(STORE, {"schema": "signalprop/accuracy/1", "cells": rows})
+    return rows
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The Markdown page."""
+    lines = [
+        "# Measured accuracy of the predictions",
+        "",
+        "Generated by `python -m benchmarks.accuracy` from `docs/accuracy.json`: do not edit. Each row is one network shape on one"
+        " sequence of real text (package `sotu`, 128 tokens unless said), predicted from the exact token statistics and compared with the mean"
+        " over random networks (`simulate`, dropout active, gradient of the true cross-entropy). Errors are in percent:"
+        " |predicted - measured| / measured for variances, |difference| / max(|r|, 0.1) for correlations; median and 95th"
+        " percentile over the sublayers. `se` is the median standard error of the measured mean. **A row counts for a quantity"
+        " where `se` is at most half of its target**; others are shown in brackets.",
+        "",
+    ]
+    for group in TARGETS:
+        chosen = [row for row in rows if row["group"] == group]
+        if chosen:
+            lines += [f"## {group[0].upper() + group[1:]}", "", *overview(group, chosen), "", *table(group, chosen), ""]
+    return "\n".join(lines)
+
+
+def overview(group: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Pooled medians over the cells that count."""
+    lines = ["| quantity | target: median | cells that count | median of cells | worst cell | 95th percentile, median of cells |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    forward_target = TARGETS[group][0]
+    parts: list[tuple[str, str, str, str, str, Any]] = [
+        ("forward variance", "forward", "median", "p95", "se", lambda row: forward_target),
+        ("forward token correlation", "forward", "r_median", "r_p95", "r_se", lambda row: forward_target),
+    ]
+    cells = [Cell(**{k: row[k] for k in Cell.__dataclass_fields__}) for row in rows]
+    for placement in sorted({cell.placement for cell in cells}, reverse=True):
+        parts.append((f"gradient variance, {placement}-norm", "gradient", "median", "p95", "se", placement))
+    for title, where, median, p95, se, goal in parts:
+        counted = []
+        total = 0
+        target = forward_target
+        for cell, row in zip(cells, rows, strict=True):
+            if isinstance(goal, str) and cell.placement != goal:
+                continue
+            target = gradient_target(cell) if isinstance(goal, str) else forward_target
+            total += 1
+            if row[where][se] <= target / 2:
+                counted.append(row[where])
+        if not counted:
+            lines.append(f"| {title} | {percent(target)} | 0 of {total} | – | – | – |")
+            continue
+        medians = [item[median] for item in counted]
+        lines.append(
+            f"| {title} | {percent(target)} | {len(counted)} of {total} | {percent(float(np.median(medians)))} |"
+            f" {percent(max(medians))} | {percent(float(np.median([item[p95] for item in counted])))} |"
+        )
+    r2 = [row["gradient"]["r_squared"] for row in rows if row["gradient"]["r_squared"] is not None]
+    if r2:
+        lines.append(
+            f"\nR² of the logarithm of the gradient variance: median {np.median(r2):.4f}, worst {min(r2):.4f}"
+            f" ({len(r2)} cells where it varies)."
+        )
+    return lines
+
+
+def table(group: str, rows: list[dict[str, Any]]) -> list[str]:
+    """One line per cell."""
+    lines = [
+        "| N | d | norm | scheme | activation | p | networks | forward var: median, 95th (se) | r: median, 95th (se) |"
+        " gradient var: median, 95th (se) | R² log gradient | gradient first/last: predicted, measured (se) |",
+        "| --- " * 12 + "|",
+    ]
+
+    def errors(item: dict[str, float], a: str, b: str, se: str, target: float) -> str:
+        text = f"{percent(item[a])}, {percent(item[b])} ({percent(item[se])})"
+        return text if item[se] <= target / 2 else f"[{text}]"
+
+    for row in sorted(rows, key=lambda r: (r["preset"], r["n_layers"], r["d_model"], r["placement"], r["scheme"])):
+        cell = Cell(**{k: row[k] for k in Cell.__dataclass_fields__})
+        forward, gradient = row["forward"], row["gradient"]
+        r2 = "–" if gradient["r_squared"] is None else f"{gradient['r_squared']:.4f}"
+        shape = "" if cell.preset == "tgs" else f" ({cell.preset})"
+        lines.append(
+            f"| {cell.n_layers} | {cell.d_model} | {cell.placement} | {cell.scheme}{shape} | {cell.activation} |"
+            f" {cell.dropout:g} | {row['n_seeds']} | {errors(forward, 'median', 'p95', 'se', TARGETS[group][0])} |"
+            f" {errors(forward, 'r_median', 'r_p95', 'r_se', TARGETS[group][0])} |"
+            f" {errors(gradient, 'median', 'p95', 'se', gradient_target(cell))} | {r2} |"
+            f" {row['growth_predicted']:.4g}, {row['growth_measured']:.4g} ({percent(row['growth_se'])} %) |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Command line of the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0, help="time for new cells")
+    parser.add_argument("--group", choices=list(TARGETS), help="only one group")
+    arguments = parser.parse_args()
+    rows = run(arguments.minutes, arguments.group)
+    write_text(PAGE, page(rows))
+    print(f"wrote {PAGE}: {len(rows)} cells")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Attention on token kernels, causal or not: forward and backward steps on T x T matrices in O(T^2).
+
+With scores small against ln(row length), a row of weights averages the keys that it sees, M_ij = 1/n_i, so every product with M is a
+(cumulative) sum. Scores enter as the variance of rows (exact finite-length softmax moments) and as the covariance of two
+rows' scores, which makes some keys popular for many queries. Derivation and measured errors: `docs/theory/kernels.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from signalprop.moments import FloatArray
+from signalprop.theory.softmax import softmax_moments
+
+_NODES = 20
+
+
+@lru_cache(maxsize=32)
+def _nodes(length: int) -> FloatArray:
+    """Log-spaced row lengths up to `length`."""
+    return np.unique(np.round(np.geomspace(1, length, _NODES)))
+
+
+def row_moments(score_variance: FloatArray, row_length: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(P_i, J_i): E sum_j A_ij^2 and E |diag A - A A^T|^2 of row i, which sees n_i keys with score variance s_i.
+
+    Exact integrals at about 20 row lengths; n P and n J are taken as linear in ln n in between (error below 1 % for s <= 1).
+    """
+    nodes = np.unique(row_length) if np.ptp(row_length) == 0 else _nodes(int(row_length.max()))
+    second, jacobian = np.zeros(len(row_length)), np.zeros(len(row_length))
+    upper = np.clip(np.searchsorted(nodes, row_length), 1, max(len(nodes) - 1, 1))
+    if len(nodes) == 1:
+        share = np.zeros(len(row_length))
+    else:
+        share = np.log(row_length / nodes[upper - 1]) / np.log(nodes[upper] / nodes[upper - 1])
+    for k, n in enumerate(nodes):
+        weight = np.where(upper == k, share, 0.0) + np.where(upper == k + 1, 1 - share, 0.0)
+        where = np.flatnonzero(weight)
+        moments = softmax_moments(score_variance[where], int(n))
+        second[where] += weight[where] * n * np.asarray(moments.second)
+        jacobian[where] += weight[where] * n * np.asarray(moments.jacobian)
+    return np.minimum(second / row_length, 1.0), jacobian / row_length
+
+
+@lru_cache(maxsize=8)
+def rotation(length: int, d_head: int, base: float, fraction: float, causal: bool) -> tuple[FloatArray, FloatArray]:
+    """Rotary positions: (rho, omega), rho[D] = mean cosine of the angles between positions D apart, and
+    omega[i] = the share of a common key vector's score that row i keeps (mean of rho over pairs of its keys)."""
+    rotated = 2 * round(fraction * d_head / 2)
+    theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
+    lag = np.arange(length)
+    share = rotated / d_head
+    rho = 1 - share + share * sum((np.cos(lag * f) for f in theta), np.zeros(length)) / max(len(theta), 1)
+    n = np.arange(1, length + 1, dtype=np.float64)
+    # over the pairs of a row of n keys: (n rho_0 + 2 sum_D (n - D) rho_D) / n^2
+    omega = (2 * (n * np.cumsum(rho) - np.cumsum(rho * lag)) - n * rho[0]) / n**2
+    return rho, omega if causal else np.full(length, omega[-1])
+
+
+@dataclass(frozen=True)
+class TokenAttention:
+    """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
+
+    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. Good where
+    exp(2 s) is small against the row length; weights are held below 1 beyond.
+
+    Attributes:
+        kernel: S, (T, T). causal: token i sees tokens up to i, else all.
+        qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
+        rho, omega: of `rotation`, None without rotary positions.
+        query_bias: variance of a query bias in units of d_model sigma_q^2.
+    """
+
+    kernel: FloatArray
+    qk: float
+    d_model: int
+    causal: bool = True
+    dropout: float = 0.0
+    rho: FloatArray | None = None
+    omega: FloatArray | None = None
+    query_bias: float = 0.0
+
+    def forward(self) -> FloatArray:
+        """Kernel of the heads' output."""
+        n, spread, second, linear = self._row_length, self._spread, self._rows[0], self._linear
+        popular = np.expm1(self._score_covariance) * self._of_shorter(spread) / np.maximum.outer(n, n)
+        out = self._double_mean + popular + np.outer(linear, linear) * self.kernel
+        own = np.diagonal(self._double_mean) + (second - 1 / n) * spread + linear**2 * np.diagonal(self.kernel)
+        dropped = second * self._mean_square * (1 / (1 - self.dropout) - 1)
+        np.fill_diagonal(out, own + dropped)
+        return out
+
+    def backward(self, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
+        s, n = self.kernel, self._row_length
+        second, jacobian = self._rows
+        own = np.diagonal(gradient)
+        pairs = gradient / np.outer(n, n)
+        np.fill_diagonal(pairs, 0.0)
+        # values: M^T G M over pairs of different queries
+        out = self._over_queries(self._over_queries(pairs, 0), 1)
+        # keys, and keys made popular for the values: one bracket serves both at first order, (1 + c) e^c beyond
+        c = self._score_covariance
+        small = np.abs(c) < 1e-6
+        gain = np.where(small, 2.0, (np.exp(c) * (1 + c) - 1) / np.where(small, 1.0, c))
+        out += self._centred_sum(pairs * self._pair_scores * gain)
+        # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
+        keep = 1 - self.dropout
+        value_spread = self._spread + (1 / keep - 1) * np.diagonal(s)
+        keys = jacobian * self.qk * (np.diagonal(s) + self.query_bias) * value_spread
+        on = self._over_queries((own * (second / keep + keys) / n)[:, None], 0)[:, 0]
+        off = self._over_queries((own * (1 - second - keys) / np.maximum(n * (n - 1), 1.0) * (n > 1))[:, None], 0)[:, 0]
+        index = np.arange(len(n))
+        single = off[np.maximum.outer(index, index)]
+        np.fill_diagonal(single, on)
+        # queries: the output is linear in the query
+        queries = gradient * np.outer(self._linear, self._linear)
+        per_query = np.divide(self._row_score_variance, np.diagonal(s) + self.query_bias, out=np.zeros(len(n)),
+                              where=np.diagonal(s) + self.query_bias > 0)  # fmt: skip
+        np.fill_diagonal(queries, own * (self._linear**2 + jacobian * per_query * value_spread))
+        return out + single + queries
+
+    # --- sums over what a row sees ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _row_length(self) -> FloatArray:
+        t = len(self.kernel)
+        return np.arange(1, t + 1, dtype=np.float64) if self.causal else np.full(t, float(t))
+
+    def _over_keys(self, values: FloatArray) -> FloatArray:
+        """M values: row i is the mean over the keys that query i sees (along axis 0)."""
+        if self.causal:
+            return np.cumsum(values, axis=0) / self._row_length[:, None]
+        return np.broadcast_to(values.mean(0, keepdims=True), values.shape)
+
+    def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
+        """Sums over the queries that see key k, for every k along `axis`."""
+        if self.causal:
+            return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
+        return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
+
+    def _of_shorter(self, per_row: FloatArray) -> FloatArray:
+        """per_row at the shorter of two rows."""
+        index = np.arange(len(per_row))
+        return per_row[np.minimum.outer(index, index)]
+
+    @cached_property
+    def _mean(self) -> FloatArray:
+        """M S."""
+        return self._over_keys(self.kernel)
+
+    @cached_property
+    def _double_mean(self) -> FloatArray:
+        """M S M^T."""
+        return self._over_keys(self._mean.T).T
+
+    @cached_property
+    def _mean_square(self) -> FloatArray:
+        """Per row, the mean diagonal of S over its keys."""
+        return self._over_keys(np.diagonal(self.kernel)[:, None])[:, 0]
+
+    def _centred_sum(self, h: FloatArray) -> FloatArray:
+        """sum over i that see k, i' that see k' of h_ii' [S_kk' - (MS)_ik' - (MS)_i'k + (MSM^T)_ii']."""
+        over_second = self._over_queries(h, 1)
+        first = self.kernel * self._over_queries(over_second, 0)
+        mixed = self._over_queries(self._mean * over_second, 0)
+        last = self._over_queries(self._over_queries(h * self._double_mean, 0), 1)
+        return first - mixed - mixed.T + last
+
+    # --- scores ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _spread(self) -> FloatArray:
+        """Per row, how far its keys lie apart: the unbiased 1 - r of equal tokens."""
+        n = self._row_length
+        centred = self._mean_square - np.diagonal(self._double_mean)
+        return np.maximum(np.where(n > 1, centred / np.maximum(1 - 1 / n, 0.5), 0.0), 0.0)
+
+    @cached_property
+    def _row_score_variance(self) -> FloatArray:
+        own = np.diagonal(self.kernel)
+        turned = 0.0 if self.omega is None else np.maximum(self._mean_square - self._spread, 0.0) * (1 - self.omega)
+        return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
+
+    @cached_property
+    def _rows(self) -> tuple[FloatArray, FloatArray]:
+        """P and J of every row."""
+        return row_moments(self._row_score_variance, self._row_length)
+
+    @cached_property
+    def _pair_scores(self) -> FloatArray:
+        """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
+        shared = self.qk * (self.kernel + self.query_bias)
+        if self.rho is None:
+            return shared
+        index = np.arange(len(shared))
+        return shared * self.rho[np.abs(np.subtract.outer(index, index))]
+
+    @cached_property
+    def _score_covariance(self) -> FloatArray:
+        """c of two rows; weights cannot exceed 1, so e^c stays below the length of the shorter row."""
+        n = self._row_length
+        c = self._pair_scores * self._of_shorter(self._spread * (1 - 1 / n))
+        return np.minimum(c, self._of_shorter(np.log(n)))
+
+    @cached_property
+    def _linear(self) -> FloatArray:
+        """Per row, the slope (a standard deviation) with which the output follows the query."""
+        coherent = 1.0 if self.omega is None else self.omega
+        return np.asarray(np.sqrt(self.qk * coherent / self.d_model) * self._spread * (1 - self._rows[0]))

@@ -1,0 +1,215 @@
+"""A network one sublayer at a time: drawn when the signal reaches it, forgotten, drawn again for the gradient.
+
+Nothing but the stream is kept between sublayers. Results equal those of `build` with the same seed,
+given the same dropout masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from signalprop.errors import InputError
+from signalprop.models.ends import Embeddings, Head
+from signalprop.models.sublayers import Sublayer, Surroundings, make_sublayer
+from signalprop.models.transformer import make_final_norm
+from signalprop.models.weights import tensor_seed
+from signalprop.parametrization import Parametrization
+
+# Bytes of stream inputs that are kept for the backward pass; deeper stacks keep one per sqrt(n_layers) layers.
+STREAM_MEMORY = 2**30
+# Logits that are held at once while the loss is differentiated.
+LOGITS_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The tensor times 2^exponent: a gradient can leave the range of float32 on its way down, and is linear."""
+
+    tensor: Tensor
+    exponent: int = 0
+
+    def normalised(self) -> Scaled:
+        """The same gradient, with its largest number near 1 if it was far from it; exact."""
+        largest = float(self.tensor.abs().max())
+        if largest == 0 or not math.isfinite(largest) or 2**-20 < largest < 2**20:
+            return self
+        shift = math.frexp(largest)[1]
+        return Scaled(_shifted(self.tensor, -shift), self.exponent + shift)
+
+    def plus(self, other: Scaled | None) -> Scaled:
+        """The sum of two gradients."""
+        if other is None:
+            return self
+        top = max(self.exponent, other.exponent)
+        parts = [_shifted(g.tensor, g.exponent - top) for g in (self, other)]
+        return Scaled(parts[0] + parts[1], top)
+
+
+def _shifted(tensor: Tensor, shift: int) -> Tensor:
+    """tensor * 2^shift, in steps that float32 can hold."""
+    while shift:
+        step = max(-100, min(100, shift))
+        tensor = tensor * 2.0**step
+        shift -= step
+    return tensor
+
+
+# Sees (sublayer, tensors by probe point, exponent of all of them).
+See = Callable[[int, Mapping[str, Tensor], int], None]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network of one parametrization and seed; its weights exist only while they are used."""
+
+    parametrization: Parametrization
+    seed: int
+    train: bool
+    dtype: torch.dtype
+
+    def sublayer(self, index: int) -> Sublayer:
+        """A sublayer with frozen weights: only the gradient of the stream is wanted."""
+        sublayer = make_sublayer(self.parametrization, index, self.seed, self.dtype)
+        return sublayer.requires_grad_(False).train(self.train)
+
+    def seed_dropout(self, place: str) -> None:
+        """Seed PyTorch's global generator, so that a place has the same masks whenever the signal passes it."""
+        torch.default_generator.manual_seed(tensor_seed(self.seed, place, "dropout"))
+
+    def embed(self, stack: str, inputs: Tensor, segments: Tensor | None) -> Tensor:
+        """The stream that enters a stack."""
+        embeddings = Embeddings(self.parametrization, stack, self.seed, self.dtype)
+        embeddings.requires_grad_(False).train(self.train)
+        self.seed_dropout(f"{stack} embedding")
+        out: Tensor = embeddings(inputs, segments)
+        return out
+
+    def loss_gradient(self, stream: Tensor, targets: Tensor) -> Tensor:
+        """d(mean cross-entropy)/d(stream behind the last layer).
+
+        Final norm and head act on each position by itself, so positions are taken in slices, and those without loss not
+        at all.
+
+        Raises:
+            InputError: no position carries loss, or targets that do not fit the stream or the head.
+        """
+        p = self.parametrization
+        norm, head = make_final_norm(p, self.dtype), Head(p, self.seed, self.dtype).requires_grad_(False)
+        expected = stream.shape[:1] if p.architecture.head == "classes" else stream.shape[:2]
+        if targets.shape != expected:
+            raise InputError(f"targets have shape {tuple(targets.shape)}; expected {tuple(expected)}")
+        if p.architecture.head == "classes":
+            places, aims = torch.zeros(stream.shape[:2], dtype=torch.bool), targets.flatten()
+            places[:, 0] = True
+        else:
+            places, aims = targets >= 0, targets[targets >= 0]
+        if aims.numel() == 0:
+            raise InputError("no position carries loss: every target is -1; expected at least one id")
+        if int(aims.max()) >= head.weight.shape[0]:
+            raise InputError(f"targets hold id {int(aims.max())}; the head has {head.weight.shape[0]} outputs")
+        slices = []
+        size = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+        for x, y in zip(torch.split(stream[places], size), torch.split(aims, size), strict=True):
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                hidden = leaf if norm is None else norm(leaf)
+                loss = F.cross_entropy(head(hidden), y, reduction="sum") / aims.numel()
+            slices.append(torch.autograd.grad(loss, leaf)[0])
+        gradient = torch.zeros_like(stream)
+        gradient[places] = torch.cat(slices)
+        return gradient
+
+
+@dataclass
+class Passage:
+    """One stack on the signal's way through it.
+
+    Attributes:
+        rows: its sublayers. around: what they see besides the stream.
+        runs: the rows cut into stretches of whole layers; the backward pass holds the stream inputs of one at a time.
+        reads: what sublayers read, where it is kept: all rows, or the first of every run.
+    """
+
+    network: Network
+    rows: list[int]
+    around: Surroundings
+    runs: list[list[int]]
+    reads: dict[int, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(network: Network, rows: list[int], around: Surroundings, stream: Tensor) -> Passage:
+        """A passage whose runs keep the stored streams within STREAM_MEMORY bytes where one run would pass it."""
+        layer = network.parametrization.layer
+        starts = [k for k, i in enumerate(rows) if k == 0 or layer[i] != layer[rows[k - 1]]]
+        runs = [rows]
+        if len(rows) * stream.numel() * stream.element_size() > STREAM_MEMORY:
+            size = math.isqrt(len(starts) - 1) + 1
+            cuts = [*starts[::size], len(rows)]
+            runs = [rows[a:b] for a, b in pairwise(cuts)]
+        return Passage(network, rows, around, runs)
+
+    def forward(self, stream: Tensor, see: See, *, keep: bool) -> Tensor:
+        """Send the stream through the stack; `keep` what the backward pass needs."""
+        stored = set(self.rows) if len(self.runs) == 1 else {run[0] for run in self.runs}
+        return self._through(self.rows, stream, see, stored if keep else set())
+
+    def backward(self, gradient: Scaled, see: See) -> tuple[Scaled, Scaled | None]:
+        """Send the gradient down; give (gradient of the stack's input, total gradient of the memory)."""
+        memory: Scaled | None = None
+        beside: tuple[int, Tensor] | None = None  # a parallel sublayer, and its share of what both read
+        for run in reversed(self.runs):
+            if len(self.runs) > 1:
+                self._through(run, self.reads[run[0]], lambda *_: None, set(run))
+            for i in reversed(run):
+                sublayer = self.network.sublayer(i)
+                shares = self._pull(sublayer, i, gradient.tensor)
+                see(i, {"stream_out": gradient.tensor, "branch": shares[1]}, gradient.exponent)
+                if len(shares) > 2:
+                    memory = Scaled(shares[2], gradient.exponent).normalised().plus(memory)
+                if sublayer.parallel:
+                    beside = (i, shares[0])
+                    continue
+                total = shares[0]
+                if beside is not None:
+                    total = total + beside[1]
+                    see(beside[0], {"stream_in": total}, gradient.exponent)
+                    beside = None
+                see(i, {"stream_in": total}, gradient.exponent)
+                gradient = Scaled(total, gradient.exponent).normalised()
+        return gradient, memory
+
+    def _through(self, rows: Sequence[int], stream: Tensor, see: See, stored: set[int]) -> Tensor:
+        layer_input = stream
+        for i in rows:
+            sublayer = self.network.sublayer(i)
+            if not sublayer.parallel:
+                layer_input = stream
+            if i in stored:
+                self.reads[i] = layer_input
+            self.network.seed_dropout(str(i))
+            branch, stream = sublayer.parts(layer_input, self.around, stream if sublayer.parallel else None)
+            see(i, {"stream_in": layer_input, "branch": branch, "stream_out": stream}, 0)
+        return stream
+
+    def _pull(self, sublayer: Sublayer, index: int, gradient: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of (stream_in, branch), and of the memory behind a cross-attention."""
+        around = self.around
+        with torch.enable_grad():
+            stream = self.reads.pop(index).detach().requires_grad_()
+            leaves = [stream]
+            if self.network.parametrization.kind_name(index) == "cross_attention" and around.memory is not None:
+                around = replace(around, memory=around.memory.detach().requires_grad_())
+                leaves.append(around.memory)  # type: ignore[arg-type]
+            self.network.seed_dropout(str(index))
+            # what a parallel sublayer adds onto only passes the gradient on
+            onto = torch.zeros_like(stream) if sublayer.parallel else None
+            branch, out = sublayer.parts(stream, around, onto)
+        leaves.insert(1, branch)
+        return torch.autograd.grad(out, leaves, gradient)

@@ -1,0 +1,268 @@
+"""The residual sublayers of the reference transformer: norm, branch, multipliers.
+
+A sublayer adds `multiplier * branch(...)` to `skip * stream`. The output of its child `branch` is the probe point
+`branch` (after output dropout, and in a sandwich after the second norm); its own input and output are `stream_in` and
+`stream_out`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.architecture import Architecture
+from signalprop.models.activations import torch_activation
+from signalprop.models.weights import Linear, draw
+from signalprop.parametrization import (
+    ATTENTION_ROLES,
+    FEED_FORWARD_ROLES,
+    PLACEMENTS,
+    Distribution,
+    Parametrization,
+    fan,
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the sublayers of a stack read besides the stream.
+
+    Attributes:
+        causal: self-attention sees no later token.
+        mask: True where self-attention may look, broadcastable to (batch, heads, queries, keys), or a float bias
+            that is added to the scores; the causal part is in it. None: everywhere (that `causal` allows).
+        rotation: cosines and sines of rotary positions, each (tokens, rotated features); None: no rotation.
+        memory: the encoder's output, (batch, source tokens, features), that cross-attention reads.
+        memory_mask: True at the memory's real tokens, (batch, 1, 1, source tokens); None: all.
+    """
+
+    causal: bool = False
+    mask: Tensor | None = None
+    rotation: tuple[Tensor, Tensor] | None = None
+    memory: Tensor | None = None
+    memory_mask: Tensor | None = None
+
+
+def make_norm(architecture: Architecture, gain: float, dtype: torch.dtype) -> nn.Module:
+    """A LayerNorm or RMSNorm over the features with every gain at `gain` and zero bias."""
+    a = architecture
+    norm: nn.LayerNorm | nn.RMSNorm
+    if a.norm == "rmsnorm":
+        norm = nn.RMSNorm(a.d_model, eps=a.norm_eps, dtype=dtype)
+    else:
+        norm = nn.LayerNorm(a.d_model, eps=a.norm_eps, bias=a.norm_bias, dtype=dtype)
+    nn.init.constant_(norm.weight, gain)
+    return norm
+
+
+def rotation_table(
+    architecture: Architecture, length: int, *, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary positions 0..length-1, each (length, rotated features).
+
+    Su et al. 2021, section 3.4.2, in the half-split order of Llama and GPT-NeoX: feature i turns with feature
+    i + rotated / 2.
+    """
+    a = architecture
+    rotated = int(a.d_head * a.rotary_fraction) // 2 * 2
+    exponent = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / max(rotated, 1)
+    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * a.rotary_base**-exponent
+    angle = torch.cat([angle, angle], -1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the first features of every head, x of shape (batch, heads, tokens, d_head)."""
+    cos, sin = rotation
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turned.chunk(2, -1)
+    turned = turned * cos + torch.cat([-second, first], -1) * sin
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+
+class Attention(nn.Module):
+    """Multi-head attention over the stream itself, or over the encoder's output (`cross`)."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        score_scale: float,
+        biases: dict[str, bool],
+        *,
+        cross: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.score_scale = score_scale
+        self.cross = cross
+        self.query, self.key, self.value, self.output = (
+            Linear(*fan(architecture, role), bias=biases[role], dtype=dtype) for role in ATTENTION_ROLES
+        )
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape."""
+        a = self.architecture
+        source = stream
+        if self.cross:
+            assert around.memory is not None, "cross-attention needs the encoder's output"
+            source = around.memory
+
+        def heads(x: Tensor, n: int) -> Tensor:
+            return x.view(*x.shape[:-1], n, a.d_head).transpose(1, 2)
+
+        q = heads(self.query(stream), a.n_heads)
+        k = heads(self.key(source), a.n_kv_heads)
+        v = heads(self.value(source), a.n_kv_heads)
+        if a.qk_norm:
+            q, k = F.rms_norm(q, (a.d_head,), eps=a.norm_eps), F.rms_norm(k, (a.d_head,), eps=a.norm_eps)
+        if around.rotation is not None and not self.cross:
+            q, k = rotate(q, around.rotation), rotate(k, around.rotation)
+        if a.n_kv_heads != a.n_heads:
+            groups = a.n_heads // a.n_kv_heads
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        mask = around.memory_mask if self.cross else around.mask
+        mixed = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=(a.attention_dropout or 0.0) if self.training else 0.0,
+            is_causal=around.causal and not self.cross and mask is None,
+            scale=self.score_scale,
+        )
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """down(f(up x)), or gated: down(f(gate x) * up x)."""
+
+    def __init__(self, architecture: Architecture, biases: dict[str, bool], *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.activation = torch_activation(architecture.activation)
+        self.gate = Linear(*fan(architecture, "gate"), bias=biases["gate"], dtype=dtype) if architecture.gated else None
+        self.up, self.down = (
+            Linear(*fan(architecture, role), bias=biases[role], dtype=dtype) for role in ("up", "down")
+        )
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape; the tokens do not meet."""
+        hidden = self.up(stream)
+        hidden = self.activation(hidden) if self.gate is None else self.activation(self.gate(stream)) * hidden
+        out: Tensor = self.down(hidden)
+        return out
+
+
+class Branch(nn.Module):
+    """What a sublayer adds, before its multiplier: a function, output dropout, and a sandwich's second norm."""
+
+    def __init__(self, function: nn.Module, dropout: float, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.function = function
+        self.dropout = nn.Dropout(dropout)
+        self.norm = norm
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape."""
+        out: Tensor = self.dropout(self.function(stream, around))
+        return out if self.norm is None else self.norm(out)
+
+
+class Sublayer(nn.Module):
+    """One residual sublayer.
+
+    Attributes:
+        norm: reads the stream (pre, sandwich), makes it (post), or None.
+        branch: the function; see `Branch`.
+        skip, multiplier: lambda and beta; plain numbers, except that a trainable beta is a parameter of shape (1,)
+            or (d_model,).
+        parallel: adds onto the output of the sublayer before it, while reading that sublayer's input.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        norm: nn.Module | None,
+        *,
+        placement: str,
+        skip: float,
+        multiplier: float | nn.Parameter,
+        parallel: bool,
+    ) -> None:
+        super().__init__()
+        self.norm = norm
+        self.branch = branch
+        self.placement = placement
+        self.skip = skip
+        self.multiplier = multiplier
+        self.parallel = parallel
+
+    def parts(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(branch, stream_out), each (batch, tokens, features); arguments as in `forward`."""
+        post = self.placement == "post"
+        branch = self.branch(stream if self.norm is None or post else self.norm(stream), around)
+        if onto is None:
+            onto = stream if self.skip == 1 else self.skip * stream
+        fixed_one = isinstance(self.multiplier, float) and self.multiplier == 1
+        out = onto + (branch if fixed_one else self.multiplier * branch)
+        return branch, self.norm(out) if self.norm is not None and post else out
+
+    def forward(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> Tensor:
+        """One step of the residual stream.
+
+        Args:
+            stream: what the branch reads, (batch, tokens, features).
+            onto: what a parallel sublayer adds to (with the skip already in it); default: skip * stream.
+        """
+        return self.parts(stream, around, onto)[1]
+
+    def extra_repr(self) -> str:
+        multiplier = "trainable" if isinstance(self.multiplier, nn.Parameter) else f"{self.multiplier:.6g}"
+        return f"{self.placement}, skip={self.skip:.6g}, multiplier={multiplier}, parallel={self.parallel}"
+
+
+def make_sublayer(
+    parametrization: Parametrization, index: int, seed: int, dtype: torch.dtype = torch.float32
+) -> Sublayer:
+    """Sublayer `index` of the network that a parametrization and a seed describe, by itself."""
+    p, a = parametrization, parametrization.architecture
+    kind = p.kind_name(index)
+    attention = kind != "feed_forward"
+    roles = ATTENTION_ROLES if attention else FEED_FORWARD_ROLES
+    has_bias = {
+        role: bool((a.qkv_bias if role in ("query", "key", "value") else a.bias) or p.biases[role][index] > 0)
+        for role in roles
+    }
+    function: nn.Module
+    if attention:
+        scale = float(p.score_scale[index])
+        function = Attention(a, scale, has_bias, cross=kind == "cross_attention", dtype=dtype)
+    else:
+        function = FeedForward(a, has_bias, dtype=dtype)
+    for role in roles:
+        linear = getattr(function, role)
+        if linear is None:
+            continue
+        made: tuple[Distribution, int, str] = (p.distribution[role], seed, str(index))
+        draw(linear.weight, float(p.weights[role][index]), *made, role)
+        if linear.bias is not None:
+            draw(linear.bias, float(p.biases[role][index]), *made, f"{role} bias")
+    placement = PLACEMENTS[p.placement[index]]
+    second = make_norm(a, float(p.post_norm_gain[index]), dtype) if placement == "sandwich" else None
+    beta = float(p.branch[index])
+    multiplier: float | nn.Parameter = beta
+    if p.branch_trainable != "fixed":
+        size = 1 if p.branch_trainable == "scalar" else a.d_model
+        multiplier = nn.Parameter(torch.full((size,), beta, dtype=dtype))
+    return Sublayer(
+        Branch(function, a.dropout, second),
+        None if placement == "none" else make_norm(a, float(p.norm_gain[index]), dtype),
+        placement=placement,
+        skip=float(p.skip[index]),
+        multiplier=multiplier,
+        parallel=bool(p.parallel[index]),
+    )

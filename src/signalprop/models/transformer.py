@@ -1,0 +1,292 @@
+"""The reference transformer that a Parametrization describes, as a PyTorch module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.architecture import Architecture
+from signalprop.data import Batch
+from signalprop.errors import InputError
+from signalprop.models.ends import Embeddings, Head, RelativeBias
+from signalprop.models.sublayers import Sublayer, Surroundings, make_norm, make_sublayer, rotation_table
+from signalprop.parametrization import ROLES, STACKS, Parametrization
+
+if TYPE_CHECKING:
+    from signalprop.probes.mapping import Mapping
+
+
+@dataclass
+class Output:
+    """What the model gives back.
+
+    Attributes:
+        logits: (batch, tokens, vocabulary); (batch, classes) with a class head; None without a head.
+        loss: mean cross-entropy over the positions whose target is not -1; None without targets or a head.
+        hidden: the stream after the last layer and the final norm, (batch, tokens, features).
+    """
+
+    logits: Tensor | None
+    loss: Tensor | None
+    hidden: Tensor
+
+
+def rows_of(parametrization: Parametrization, stack: str) -> list[int]:
+    """Indices of a stack's sublayers in the table."""
+    return np.flatnonzero(parametrization.stack == STACKS.index(stack)).tolist()
+
+
+def stack_names(architecture: Architecture) -> tuple[str, ...]:
+    """The stacks of an architecture, in the order in which the signal meets them."""
+    return STACKS if architecture.kind == "encoder-decoder" else (architecture.kind,)
+
+
+def make_final_norm(parametrization: Parametrization, dtype: torch.dtype) -> nn.Module | None:
+    """The norm behind the last layer of a stack, or None."""
+    a = parametrization.architecture
+    return make_norm(a, parametrization.head.final_norm_gain, dtype) if a.has_final_norm else None
+
+
+def surroundings(
+    architecture: Architecture,
+    stream: Tensor,
+    stack: str,
+    *,
+    keep: Tensor | None = None,
+    bias: Tensor | None = None,
+    memory: Tensor | None = None,
+    memory_keep: Tensor | None = None,
+) -> Surroundings:
+    """What the sublayers of a stack see besides their stream.
+
+    Args:
+        stream: the stream that enters the stack; its shape, type and device are read.
+        keep: True at real tokens, (batch, tokens). A padding token sees itself: no row of scores may be empty.
+        bias: added to the scores, (1, heads, tokens, tokens).
+        memory, memory_keep: output of the encoder, and its real tokens.
+    """
+    causal = stack == "decoder"
+    n = stream.shape[1]
+    mask: Tensor | None = None
+    if keep is not None or bias is not None:
+        mask = torch.ones(1, 1, n, n, dtype=torch.bool, device=stream.device)
+        mask = mask.tril() if causal else mask
+        if keep is not None:
+            mask = mask & keep[:, None, None, :] | torch.eye(n, dtype=torch.bool, device=stream.device)
+        if bias is not None:
+            mask = bias.masked_fill(~mask, float("-inf"))
+    rotation = None
+    if architecture.positions == "rotary":
+        rotation = rotation_table(architecture, n, device=stream.device, dtype=stream.dtype)
+    return Surroundings(
+        causal=causal,
+        mask=mask,
+        rotation=rotation,
+        memory=memory,
+        memory_mask=None if memory_keep is None else memory_keep[:, None, None, :],
+    )
+
+
+class Stack(nn.Module):
+    """Embeddings, sublayers and final norm of an encoder or a decoder."""
+
+    def __init__(
+        self,
+        parametrization: Parametrization,
+        name: str,
+        seed: int,
+        dtype: torch.dtype,
+        token: nn.Embedding | None,
+    ) -> None:
+        super().__init__()
+        a = parametrization.architecture
+        self.architecture = a
+        self.name = name
+        self.embedding = Embeddings(parametrization, name, seed, dtype, token)
+        relative = a.positions == "relative"
+        self.relative = RelativeBias(a.n_heads, name == "encoder", dtype) if relative else None
+        rows = rows_of(parametrization, name)
+        self.sublayers = nn.ModuleList(make_sublayer(parametrization, i, seed, dtype) for i in rows)
+        self.final_norm = make_final_norm(parametrization, dtype)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        segments: Tensor | None = None,
+        keep: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_keep: Tensor | None = None,
+    ) -> Tensor:
+        """Ids or patches -> the stream behind the final norm, (batch, tokens, features)."""
+        stream: Tensor = self.embedding(inputs, segments)
+        around = surroundings(
+            self.architecture,
+            stream,
+            self.name,
+            keep=keep,
+            bias=None if self.relative is None else self.relative(stream.shape[1]),
+            memory=memory,
+            memory_keep=memory_keep,
+        )
+        layer_input = stream
+        for sublayer in self.sublayers:
+            if sublayer.parallel:
+                stream = sublayer(layer_input, around, onto=stream)
+            else:
+                layer_input = stream
+                stream = sublayer(stream, around)
+        return stream if self.final_norm is None else self.final_norm(stream)
+
+
+class Transformer(nn.Module):
+    """The network of a Parametrization: encoder, decoder, or both. Build it with `build`.
+
+    Attributes:
+        parametrization, seed: what it was built from.
+        encoder, decoder: the stacks; None where the architecture has none.
+        head: from the stream to logits; None for head `none`.
+    """
+
+    def __init__(self, parametrization: Parametrization, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        a = parametrization.architecture
+        self.parametrization = parametrization
+        self.seed = seed
+        self.encoder: Stack | None = None
+        self.decoder: Stack | None = None
+        token: nn.Embedding | None = None
+        for name in stack_names(a):
+            stack = Stack(parametrization, name, seed, dtype, token)
+            token = stack.embedding.token
+            setattr(self, name, stack)
+        self.head = None if a.head == "none" else Head(parametrization, seed, dtype, token)
+
+    def sublayers(self) -> list[Sublayer]:
+        """All sublayers in the order of the table: the encoder's, then the decoder's."""
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        return [sublayer for stack in stacks for sublayer in stack.sublayers]  # type: ignore[misc]
+
+    def signalprop_mapping(self) -> Mapping:
+        """Where the signal runs, for `signalprop.probes.measure`."""
+        from signalprop.probes.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap
+
+        paths = [
+            f"{stack.name}.sublayers.{i}"
+            for stack in (self.encoder, self.decoder)
+            if stack is not None
+            for i in range(len(stack.sublayers))
+        ]
+        sublayers = []
+        for path, sublayer in zip(paths, self.sublayers(), strict=True):
+            function = sublayer.branch.function
+            roles = [role for role in ROLES if getattr(function, role, None) is not None]
+            sublayers.append(
+                SublayerMap(
+                    branch=f"{path}.branch",
+                    norm=sublayer.norm,
+                    post_norm=sublayer.branch.norm,
+                    reads=path,
+                    writes=path,
+                    weights={role: f"{path}.branch.function.{role}" for role in roles},
+                    skip=sublayer.skip,
+                    multiplier=sublayer.multiplier,
+                    score_scale=getattr(function, "score_scale", None),
+                )
+            )
+        last, first = self.decoder or self.encoder, self.encoder or self.decoder
+        assert first is not None and last is not None
+        e, head = first.embedding, self.head
+        return Mapping(
+            architecture=self.parametrization.architecture,
+            sublayers=sublayers,
+            final_norm=last.final_norm,
+            encoder_final_norm=first.final_norm if first is not last else None,
+            embedding=EmbeddingMap(e.token or e.patch, e.position, e.segment, e.norm, e.scale),
+            head=HeadMap() if head is None else HeadMap(head.weight, head.scale, head.transform),
+            arguments=batch_tensors,
+            padding="keep",
+        )
+
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        segments: Tensor | None = None,
+        keep: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Output:
+        """Run the network.
+
+        Args:
+            inputs: token ids (batch, tokens), or patches (batch, patches, patch_dim).
+            segments: segment ids, (batch, tokens); default: all 0.
+            keep: True at real tokens, False at padding, (batch, tokens); default: all real.
+            decoder_tokens: ids that the decoder of an encoder-decoder reads.
+            targets: ids (batch, tokens), -1 where there is no loss; class ids (batch,) with a class head.
+
+        Raises:
+            InputError: an encoder-decoder without decoder_tokens, or more tokens than positions.
+        """
+        a = self.parametrization.architecture
+        if self.encoder is not None and self.decoder is not None:
+            if decoder_tokens is None:
+                raise InputError("an encoder-decoder needs decoder_tokens, the ids that its decoder reads")
+            memory = self.encoder(inputs, segments, keep)
+            hidden = self.decoder(decoder_tokens, memory=memory, memory_keep=keep)
+        else:
+            only = self.encoder or self.decoder
+            assert only is not None
+            hidden = only(inputs, segments, keep)
+        if self.head is None:
+            return Output(None, None, hidden)
+        logits = self.head(hidden[:, 0] if a.head == "classes" else hidden)
+        loss = None
+        if targets is not None:
+            wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+            loss = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), ignore_index=-1)
+        return Output(logits, loss, hidden)
+
+
+def refuse_sweep(parametrization: Parametrization) -> None:
+    """Raise InputError for a table that describes many networks."""
+    if parametrization.skip.ndim != 1:
+        shape = parametrization.skip.shape[:-1]
+        raise InputError(f"this parametrization is a sweep of shape {shape}; give one of its members")
+
+
+def build(
+    parametrization: Parametrization, *, seed: int | None = None, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """The PyTorch network that a parametrization describes, with freshly drawn weights, in training mode.
+
+    The same seed gives the same weights in every precision, and the same as `signalprop.simulation.simulate` draws
+    layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU.
+
+    Raises:
+        InputError: the parametrization is a sweep.
+    """
+    refuse_sweep(parametrization)
+    if seed is None:
+        seed = int(torch.randint(2**31 - 1, ()))
+    return Transformer(parametrization, seed, dtype)
+
+
+def batch_tensors(batch: Batch) -> dict[str, Tensor | None]:
+    """A batch as the arguments of `Transformer.forward`."""
+
+    def ids(values: Any) -> Tensor | None:
+        return None if values is None else torch.as_tensor(np.ascontiguousarray(values))
+
+    return {
+        "inputs": ids(batch.tokens if batch.patches is None else batch.patches),
+        "segments": ids(batch.segments),
+        "keep": ids(batch.keep),
+        "decoder_tokens": ids(batch.decoder_tokens),
+        "targets": ids(batch.targets),
+    }

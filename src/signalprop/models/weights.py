@@ -1,0 +1,59 @@
+"""Random weights: every tensor has a seed of its own, so one layer can be drawn without the layers before it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.parametrization import Distribution
+
+# Standard deviation of a standard normal that is cut off at +-2: sqrt(1 - 4 pdf(2) / (2 cdf(2) - 1)).
+_TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+
+
+def tensor_seed(seed: int, place: str, role: str) -> int:
+    """The 32-bit seed (all that PyTorch's CPU generator reads) of one tensor of one network."""
+    digest = hashlib.blake2b(f"{seed}/{place}/{role}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def draw(tensor: Tensor, std: float, distribution: Distribution, seed: int, place: str, role: str) -> None:
+    """Fill a tensor with independent numbers of mean 0 and standard deviation `std`, in place.
+
+    Numbers are drawn in float32 whatever the tensor's type, so that a network has the same weights in every
+    precision. `truncated_normal` is cut off at two standard deviations of the uncut normal and rescaled to `std`.
+    `measured` weights have no known shape and are drawn normal.
+    """
+    with torch.no_grad():
+        if std == 0:
+            tensor.zero_()
+            return
+        generator = torch.Generator().manual_seed(tensor_seed(seed, place, role))
+        plain = tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        values = tensor if plain else torch.empty(tensor.shape, dtype=torch.float32)
+        if distribution == "uniform":
+            values.uniform_(-std * math.sqrt(3), std * math.sqrt(3), generator=generator)
+        elif distribution == "truncated_normal":
+            full = std / _TRUNCATED_STD
+            nn.init.trunc_normal_(values, 0.0, full, -2 * full, 2 * full, generator=generator)
+        else:
+            values.normal_(0.0, std, generator=generator)
+        if not plain:
+            tensor.copy_(values)
+
+
+class Linear(nn.Linear):
+    """A linear map whose memory is not yet filled: nn.Linear would draw weights only to see them overwritten."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
+class Table(nn.Embedding):
+    """A look-up table whose memory is not yet filled."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""

@@ -1,0 +1,12 @@
+"""Measure the signal of PyTorch models: hooks that turn a forward and a backward pass into a Profile."""
+
+from __future__ import annotations
+
+from signalprop.errors import require
+
+require("torch", "models")
+
+from signalprop.probes.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap  # noqa: E402
+from signalprop.probes.measuring import Probe, measure  # noqa: E402
+
+__all__ = ["EmbeddingMap", "HeadMap", "Mapping", "Probe", "SublayerMap", "measure"]

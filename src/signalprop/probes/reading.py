@@ -1,0 +1,206 @@
+"""Read the Parametrization that a live or trained model has now: root mean squares of weights, and multipliers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.moments import FloatArray
+from signalprop.parametrization import (
+    PLACEMENTS,
+    ROLES,
+    Embedding,
+    Head,
+    Parametrization,
+    blank,
+    fan,
+    layout,
+    role_mask,
+)
+from signalprop.probes.families import mapping_for
+from signalprop.probes.mapping import Mapping, SublayerMap, Weight, describe, find_any, number
+from signalprop.probes.recording import unwrapped
+
+
+def read_parametrization(
+    model: nn.Module, mapping: Mapping | None = None, architecture: Architecture | None = None
+) -> Parametrization:
+    """The Parametrization of scheme `as is`: what every weight, norm and multiplier of a model is now.
+
+    Every number is a root mean square (of all entries of a role's weight, of a bias, of a norm's gains): the
+    second moment is what a signal meets, so a mean that training has grown counts. A Parametrization says no
+    more of a weight than that: directions, outliers and low rank are not in it, nor are norm biases, a class
+    token, or the gain of an encoder's final norm where it differs from the decoder's. Rows of an embedding
+    that are reserved for padding are left out.
+
+    Args:
+        model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.
+        architecture: recorded in the result; default: the mapping's.
+
+    Raises:
+        InputError: unknown family, parameters on the meta device or not finite, a role that the mapping
+            leaves out, or a weight whose size does not fit the architecture.
+    """
+    model = unwrapped(model)
+    mapping = mapping_for(model, mapping)
+    a = mapping.architecture if architecture is None else architecture
+    rows = layout(a)
+    items = list(mapping.sublayers)
+    if len(items) != len(rows.kind):
+        raise InputError(f"the mapping has {len(items)} sublayers, the architecture {len(rows.kind)}")
+    table = blank(a, "as is")
+    columns: dict[str, FloatArray] = {}
+    for role in ROLES:
+        weights, biases = np.zeros(len(items)), np.zeros(len(items))
+        for i in np.flatnonzero(role_mask(a, role)):
+            where = f"{describe(rows, int(i))} {role}"
+            if role not in items[i].weights:
+                raise InputError(f"{where}: the mapping names no weight of this role; expected one in `weights`")
+            weight, bias = tensors_of(model, items[i].weights[role], where)
+            inputs, outputs = fan(a, role)
+            if weight.numel() != inputs * outputs:
+                raise InputError(
+                    f"{where}: the weight has {weight.numel()} entries, the architecture {inputs} x {outputs}; mend "
+                    "the mapping (rows of a fused map?) or the architecture"
+                )
+            weights[i] = rms(weight, where)
+            biases[i] = 0.0 if bias is None else rms(bias, f"{where} bias")
+        columns[f"weight__{role}"], columns[f"bias__{role}"] = weights, biases
+    offset = mapping.gain_offset
+    columns["skip"] = np.array([number(item.skip) for item in items])
+    columns["branch"] = np.array([number(item.multiplier) for item in items])
+    columns["norm_gain"] = np.array(
+        [
+            gain(model, None if PLACEMENTS[p] == "none" else item.norm, offset, f"{describe(rows, int(i))} norm")
+            for i, (item, p) in enumerate(zip(items, rows.placement, strict=True))
+        ]
+    )
+    columns["post_norm_gain"] = np.array(
+        [gain(model, item.post_norm, offset, f"{describe(rows, int(i))} second norm") for i, item in enumerate(items)]
+    )
+    columns["score_scale"] = np.array([score_scale(model, item, a, offset) for item in items])
+    return replace(
+        table.with_columns(**columns),
+        embedding=embedding(model, mapping, a),
+        head=head(model, mapping, a),
+        distribution=dict.fromkeys(ROLES, "measured"),
+        branch_trainable=trainable(items),
+    )
+
+
+def tensors_of(model: nn.Module, reference: Weight, where: str) -> tuple[Tensor, Tensor | None]:
+    """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
+    rows: Any = None
+    if isinstance(reference, tuple):
+        reference, rows = reference
+    found = find_any(model, reference, where)
+    weight = found if isinstance(found, Tensor) else getattr(found, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise InputError(f"{where}: {reference!r} has no weight; expected a module with `weight`, or a parameter")
+    bias = None if isinstance(found, Tensor) else getattr(found, "bias", None)
+    if rows is None:
+        return weight, bias
+    transposed = type(found).__name__ == "Conv1D"
+    return (weight[:, rows] if transposed else weight[rows]), None if bias is None else bias[rows]
+
+
+def rms(tensor: Tensor, where: str) -> float:
+    """Root mean square of all entries.
+
+    Raises:
+        InputError: on the meta device, empty, or not finite.
+    """
+    if tensor.is_meta:
+        raise InputError(
+            f"{where}: the parameter is on the meta device and holds no numbers; load or initialise the model first"
+        )
+    value = float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)) / math.sqrt(max(1, tensor.numel()))
+    if not math.isfinite(value):
+        raise InputError(f"{where}: the parameter holds NaN or infinite values")
+    return value
+
+
+def gain(model: nn.Module, reference: Any, offset: float, where: str) -> float:
+    """Root mean square of a norm's gains; 1 without a norm, or for a norm without weight."""
+    if reference is None:
+        return 1.0
+    weight = getattr(find_any(model, reference, where), "weight", None)
+    return 1.0 if weight is None else rms(weight if offset == 0 else weight + offset, where)
+
+
+def score_scale(model: nn.Module, item: SublayerMap, a: Architecture, offset: float) -> float:
+    """Factor on the scalar product of query and key, with the gains of QK-norm in it."""
+    own = a.score_scale if item.score_scale is None else item.score_scale
+    return own * gain(model, item.query_norm, offset, "query norm") * gain(model, item.key_norm, offset, "key norm")
+
+
+def trainable(items: list[SublayerMap]) -> Any:
+    """`fixed`, `scalar` or `channel`: of what kind the branch multipliers are."""
+    sizes = [item.multiplier.numel() for item in items if isinstance(item.multiplier, nn.Parameter)]
+    return "fixed" if not sizes else "scalar" if max(sizes) == 1 else "channel"
+
+
+def table_rms(model: nn.Module, reference: Any, where: str) -> float:
+    """Root mean square of an embedding table (or patch map) without its padding row; 0 where there is none.
+
+    A number passes through: it is the root mean square of a table that the model computes.
+    """
+    if reference is None or isinstance(reference, (int, float)):
+        return float(reference or 0)
+    found = find_any(model, reference, where)
+    weight, _ = tensors_of(model, reference, where)
+    skip = getattr(found, "padding_idx", None)
+    if skip is not None and weight.shape[0] > 1:
+        weight = torch.cat([weight[:skip], weight[skip + 1 :]])
+    return rms(weight, where)
+
+
+def embedding(model: nn.Module, mapping: Mapping, a: Architecture) -> Embedding:
+    """The embedding row."""
+    e = mapping.embedding
+    needed = [("token", True), ("position", a.positions in ("learned", "sinusoidal")), ("segment", a.n_segments > 0)]
+    for name, wanted in [*needed, ("norm", a.embedding_norm)]:
+        if wanted and getattr(e, name) is None:
+            raise InputError(
+                f"the mapping's embedding names no {name}, which the architecture has; give EmbeddingMap({name}=...)"
+            )
+    bias = tensors_of(model, e.token, "embedding")[1] if a.input == "patches" and e.token is not None else None
+    return Embedding(
+        token=table_rms(model, e.token, "token embedding"),
+        position=table_rms(model, e.position, "position embedding"),
+        segment=table_rms(model, e.segment, "segment embedding"),
+        patch_bias=0.0 if bias is None else rms(bias, "patch bias"),
+        scale=e.scale,
+        norm_gain=gain(model, e.norm, mapping.gain_offset, "embedding norm"),
+        distribution="measured",
+    )
+
+
+def head(model: nn.Module, mapping: Mapping, a: Architecture) -> Head:
+    """The head row; the token table stands in for a tied head that the mapping does not name."""
+    h = mapping.head
+    reference = mapping.embedding.token if h.weight is None and a.tied_embeddings else h.weight
+    if a.head != "none" and reference is None:
+        raise InputError(
+            "the mapping's head names no weight; expected HeadMap(weight=...), or an architecture with head 'none'"
+        )
+    if a.head_transform and h.transform is None:
+        raise InputError(
+            "the mapping's head names no transform, which the architecture has; expected HeadMap(transform=...)"
+        )
+    return Head(
+        weight=0.0 if a.head == "none" else table_rms(model, reference, "head"),
+        scale=h.scale,
+        transform=0.0
+        if h.transform is None
+        else rms(tensors_of(model, h.transform, "head transform")[0], "head transform"),
+        final_norm_gain=gain(model, mapping.final_norm, mapping.gain_offset, "final norm"),
+        distribution="measured",
+    )

@@ -1,0 +1,267 @@
+"""The Recorder: hooks that reduce every probe point to three numbers while a model runs forward and backward."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.errors import InputError
+from signalprop.probes.mapping import Mapping, Plan, describe, number
+from signalprop.probes.reduction import Padding, Sums, Triple, moments
+
+Result = Triple | Sums
+
+
+class Recorder:
+    """One measured pass: attach, run the model forward (and backward), read `forward` and `gradient`, detach.
+
+    Of several forward passes the first is recorded. Under gradient checkpointing a module runs twice: the
+    first run is recorded, and gradient hooks go to the first tensor that has a gradient, which is the second
+    one's with `use_reentrant=True`. Nothing but the three numbers per point is kept, save the input of a
+    parallel layer until its attention branch is known, and one gradient until the next.
+
+    Attributes:
+        forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
+        calls: how often the model ran.
+        shapes: (batch, tokens) of the stream by stack.
+    """
+
+    def __init__(self, model: nn.Module, mapping: Mapping, plan: Plan, *, backward: bool) -> None:
+        self.model = unwrapped(model)
+        self._outer = model
+        self.mapping = mapping
+        self.plan = plan
+        self.backward = backward
+        self.forward: dict[int, Result] = {}
+        self.gradient: dict[int, Result] = {}
+        self.shapes: dict[int, tuple[int, int]] = {}
+        self.calls = 0
+        self.mask_ignored = False
+        self.given_padding: dict[int, Tensor | None] | None = None
+        self._padding: dict[int, Padding | None] = {}
+        self._skipping = False
+        self._hooked: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._counts: dict[tuple[int, str], int] = {}
+        self._last: tuple[Tensor, int, Result] | None = None
+        self._open_sums: dict[int, Tensor] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._stance: ExitStack | None = None
+        # parallel layers: attention rows whose sum is formed here, by the site of their input and of their branch
+        virtual = [i for i, leave in enumerate(plan.stream_out) if leave < 0]
+        self._sum_entry = {plan.stream_in[i]: i for i in virtual}
+        self._sum_branch = {plan.branch[i]: i for i in virtual}
+        self._skip = {i: number(mapping.sublayers[i].skip) for i in virtual}
+        self._beta = {i: mapping.sublayers[i].multiplier for i in virtual}
+
+    # --- attaching -----------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Put the hooks on; compiled modules run uncompiled until `detach`."""
+        try:
+            self._stance = uncompiled(self._outer)
+            self._handles.append(self.model.register_forward_pre_hook(self._model_starts, with_kwargs=True))
+            self._handles.append(self.model.register_forward_hook(self._model_ends, always_call=True))
+            groups: dict[tuple[int, str], list[int]] = {}
+            for index, site in enumerate(self.plan.sites):
+                groups.setdefault((id(site.module), site.side), []).append(index)
+            for indices in groups.values():
+                site = self.plan.sites[indices[0]]
+                if site.side == "input":
+                    hook = partial(self._enters, indices)
+                    self._handles.append(site.module.register_forward_pre_hook(hook, with_kwargs=True))
+                else:
+                    self._handles.append(site.module.register_forward_hook(partial(self._leaves, indices)))
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Take every hook off and let compiled modules run compiled again; harmless when nothing is attached."""
+        for handle in (*self._handles, *self._hooked.values()):
+            handle.remove()
+        self._handles.clear()
+        self._hooked.clear()
+        self._open_sums.clear()
+        self._last = None
+        if self._stance is not None:
+            self._stance.close()
+            self._stance = None
+
+    # --- hooks ---------------------------------------------------------------------------------------
+
+    def _model_starts(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.backward and not torch.is_grad_enabled():
+            self._skipping = True  # an evaluation between two training steps
+            return
+        self.calls += 1
+        self._skipping = self.calls > 1
+        if self._skipping:
+            return
+        names = (self.mapping.padding, self.mapping.decoder_padding)
+        given = self.given_padding
+        if given is None:
+            bound = {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+            values = {0: bound.get(names[0]), 1: bound.get(names[1])}
+            if self.plan.layout.stack.min() == 1:
+                values = {1: values[0]}
+            given = {}
+            for stack, value in values.items():
+                plain = isinstance(value, Tensor) and value.ndim == 2
+                given[stack] = value if plain else None
+                self.mask_ignored |= value is not None and not plain
+        self._padding = {stack: None if mask is None else Padding.of(mask) for stack, mask in given.items()}
+
+    def _model_ends(self, *_: Any) -> None:
+        self._skipping = False
+
+    def _enters(self, indices: list[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._skipping:
+            self._meet(indices, first_tensor(args) if args else first_tensor(kwargs.values()))
+
+    def _leaves(self, indices: list[int], module: nn.Module, args: Any, output: Any) -> None:
+        if not self._skipping:
+            self._meet(indices, output if isinstance(output, Tensor) else first_tensor(output))
+
+    def _meet(self, indices: list[int], tensor: Tensor | None) -> None:
+        index = indices[0]
+        site = self.plan.sites[index]
+        if site.calls > 1:
+            key = (id(site.module), site.side)
+            count = self._counts.get(key, 0)
+            self._counts[key] = count + 1
+            matching = [i for i in indices if self.plan.sites[i].call == count % site.calls]
+            if not matching:
+                return
+            index = matching[0]
+        if tensor is None or tensor.ndim != 3:
+            got = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
+            raise InputError(
+                f"{self.where(index)}: expected a tensor (batch, tokens, features), got {got}; mend the mapping"
+            )
+        if index not in self.forward:
+            self._record(index, tensor)
+        if self.backward and index not in self._hooked and tensor.requires_grad:
+            hook = partial(self._flows_back, index)
+            self._hooked[index] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _record(self, index: int, tensor: Tensor) -> None:
+        plain = tensor.detach()
+        stack = self.plan.sites[index].stack
+        padding = self._padding_for(stack, plain)
+        if padding is not None and padding.keep.shape != plain.shape[:2]:
+            raise InputError(
+                f"{self.where(index)}: the padding mask has shape {tuple(padding.keep.shape)}, the stream "
+                f"{tuple(plain.shape[:2])}; expected (batch, tokens) of both to agree"
+            )
+        self.shapes.setdefault(stack, (plain.shape[0], plain.shape[1]))
+        self.forward[index] = moments(plain, padding)
+        row = self._sum_entry.get(index)
+        if row is not None:
+            self._open_sums[row] = plain
+        row = self._sum_branch.get(index)
+        if row is not None:
+            given = self._beta[row]
+            beta = given.detach() if isinstance(given, Tensor) else given
+            self.forward[-1 - row] = moments(self._skip[row] * self._open_sums.pop(row) + beta * plain, padding)
+
+    def _flows_back(self, index: int, gradient: Tensor) -> None:
+        if index in self.gradient:
+            return
+        last = self._last
+        # an addition hands one and the same gradient to the branch and to the stream: reduce it once
+        if (
+            last is not None
+            and last[0].data_ptr() == gradient.data_ptr()
+            and last[1] == gradient._version
+            and last[0].shape == gradient.shape
+            and last[0].stride() == gradient.stride()
+            and last[0].dtype == gradient.dtype
+        ):
+            self.gradient[index] = last[2]
+            return
+        plain = gradient.detach()
+        result = moments(plain, self._padding_for(self.plan.sites[index].stack, plain))
+        self.gradient[index] = result
+        self._last = (plain, gradient._version, result)
+
+    def _padding_for(self, stack: int, tensor: Tensor) -> Padding | None:
+        padding = self._padding.get(stack)
+        if padding is not None and padding.keep.device != tensor.device:  # a model spread over several devices
+            return padding.to(tensor.device)
+        return padding
+
+    # --- words ---------------------------------------------------------------------------------------
+
+    def notes(self) -> list[str]:
+        """What the reader of the Profile should know about the pass."""
+        out = [f"measured in {'training' if self.model.training else 'evaluation'} mode"]
+        if self.calls > 1:
+            out.append(f"the model ran {self.calls} times in this step; the first pass was recorded")
+        if self.mask_ignored:
+            out.append("the attention mask is not of shape (batch, tokens); every position was counted")
+        return out
+
+    def where(self, index: int) -> str:
+        """Sublayer and probe point of a site, in words."""
+        for name in ("stream_in", "branch", "stream_out"):
+            points: tuple[int, ...] = getattr(self.plan, name)
+            if index in points:
+                return f"{describe(self.plan.layout, points.index(index))}, {name}"
+        return f"{describe(self.plan.layout, -1 - index)}, stream_out"
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """The first tensor of a tuple, list, dictionary view or model output; None where there is none."""
+    if isinstance(values, Tensor):
+        return values
+    if hasattr(values, "values"):
+        values = values.values()
+    try:
+        return next((value for value in values if isinstance(value, Tensor)), None)
+    except TypeError:
+        return None
+
+
+def uncompiled(model: nn.Module) -> ExitStack:
+    """Make compiled code run eagerly until the returned stack is closed.
+
+    Hooks that are added after compilation are silently not called, so a probed step has to run uncompiled.
+
+    Raises:
+        InputError: a module is compiled, and this version of PyTorch cannot switch it off.
+    """
+    stack = ExitStack()
+    if "torch._dynamo" in sys.modules:  # nothing can be compiled before that is imported
+        set_stance: Callable[..., Any] | None = getattr(torch.compiler, "set_stance", None)
+        if set_stance is not None:
+            stack.enter_context(set_stance("force_eager"))
+        elif any(is_compiled(module) for module in model.modules()):
+            raise InputError(
+                f"the model is compiled, and hooks are not called in compiled code; torch {torch.__version__} cannot "
+                "switch it off: measure before torch.compile, or use torch 2.6 or newer"
+            )
+    return stack
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling this very module runs code from torch.compile."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and DistributedDataParallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(inner, nn.Module):
+            model = inner
+        elif isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model

@@ -1,0 +1,223 @@
+"""Pictures: profiles and comparisons over depth. Needs the `report` extra (matplotlib), imported inside."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from signalprop.comparison import Comparison
+from signalprop.errors import InputError, require
+from signalprop.moments import FloatArray
+from signalprop.parametrization import layout
+from signalprop.profile import Profile, Series
+from signalprop.storage import write_bytes
+
+FORMATS = ("png", "svg", "pdf")
+# Okabe and Ito's palette: told apart by every common kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LOG_RANGE = 10.0  # a variance that spans more than this gets a logarithmic axis
+MAX_POINTS = 64  # measured points per curve; more would merge into a band
+_DECADE = np.log(10.0)
+
+
+def check_format(path: str | Path) -> str:
+    """The picture format that a file name asks for.
+
+    Raises:
+        InputError: none of .png, .svg, .pdf.
+    """
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+    return suffix
+
+
+def save_plot(
+    path: str | Path, items: Profile | Comparison | Sequence[Profile], *, title: str | None = None
+) -> None:
+    """Draw `figure(items)` and write it, whole or not at all, in the format of the file's name (png, svg, pdf)."""
+    kind = check_format(path)
+    buffer = io.BytesIO()
+    # no date in the file, so that equal input gives equal bytes
+    metadata = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    figure(items, title=title).savefig(buffer, format=kind, metadata=metadata)
+    write_bytes(path, buffer.getvalue())
+
+
+def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None = None) -> Any:
+    """A matplotlib Figure of 1200 x 800 pixels with four panels over depth.
+
+    Stream variance, gradient variance, token correlation, and what each sublayer adds relative to the stream it meets.
+    Theory is drawn as lines, measurements and simulations as points with error bars of one standard error.
+    An encoder-decoder shows the decoder to the right of the encoder.
+
+    Raises:
+        InputError: nothing to draw. MissingExtra: matplotlib is not installed.
+    """
+    require("matplotlib", "report")
+    from matplotlib.figure import Figure
+
+    profiles = _as_profiles(items)
+    canvas = Figure(figsize=(12, 8), dpi=100, layout="constrained")
+    canvas.suptitle(_title(profiles) if title is None else title, fontsize=12)
+    panels = canvas.subplots(2, 2)
+    labels = _labels(profiles)
+    _variance_panel(panels[0, 0], profiles, labels, "forward", "Variance of the residual stream")
+    _variance_panel(panels[0, 1], profiles, labels, "gradient", "Variance of the gradient (last sublayer = 1)")
+    _correlation_panel(panels[1, 0], profiles, labels)
+    _ratio_panel(panels[1, 1], profiles, labels)
+    for panel in panels.flat:
+        panel.set_xlabel("layer")
+        panel.grid(alpha=0.3, linewidth=0.6)
+        _mark_stacks(panel, profiles[0])
+    panels[0, 0].legend(fontsize=9, loc="best")
+    return canvas
+
+
+def _as_profiles(items: Profile | Comparison | Sequence[Profile]) -> list[Profile]:
+    if isinstance(items, Comparison):
+        return [items.predicted, items.measured]
+    profiles = [items] if isinstance(items, Profile) else list(items)
+    if not profiles:
+        raise InputError("there is nothing to draw; give at least one profile")
+    return profiles
+
+
+def _title(profiles: Sequence[Profile]) -> str:
+    a = profiles[0].architecture
+    placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
+    depth = f"{a.n_layers}+{a.n_decoder_layers} layers" if a.n_decoder_layers else f"{a.n_layers} layers"
+    name = " ".join(word for word in (a.family or "", a.kind) if word)
+    schemes = ", ".join(dict.fromkeys(p.scheme for p in profiles))
+    source = profiles[-1].statistics.get("source") or profiles[0].statistics.get("source")
+    norm = "no norm" if placement == "none" else f"{placement}-norm"
+    read = f", reading {source}" if source else ""
+    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}: {schemes}{read}"
+
+
+def _labels(profiles: Sequence[Profile]) -> list[str]:
+    several = len({p.scheme for p in profiles}) > 1
+    words = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}
+    labels = []
+    for p in profiles:
+        label = words[p.source] + (f" {p.scheme}" if several else "")
+        detail = p.fidelity if p.source == "theory" else f"{p.n_seeds} seed{'s' if p.n_seeds != 1 else ''}"
+        labels.append(f"{label} ({detail})" if p.source == "theory" or p.n_seeds else label)
+    # twins get a number, so that every curve has its own line in the legend
+    return [f"{name} #{labels[: i + 1].count(name)}" if labels.count(name) > 1 else name for i, name in enumerate(labels)]
+
+
+def _colour(profiles: Sequence[Profile], index: int) -> str:
+    """One colour per scheme where several schemes are drawn, else one per profile."""
+    schemes = list(dict.fromkeys(p.scheme for p in profiles))
+    position = schemes.index(profiles[index].scheme) if len(schemes) > 1 else index
+    return COLOURS[position % len(COLOURS)]
+
+
+def _depth(profile: Profile) -> FloatArray:
+    """Position of every sublayer's output, in layers; the decoder's layers follow the encoder's."""
+    rows = layout(profile.architecture)
+    per_layer = np.where(rows.stack == 1, 3, 2) if profile.architecture.kind == "encoder-decoder" else np.full(len(rows.kind), 2)
+    rank = np.where(rows.kind == 2, per_layer - 1, rows.kind)
+    offset = np.where(rows.stack == 1, profile.architecture.n_layers, 0) if profile.architecture.n_decoder_layers else 0
+    return np.asarray(rows.layer + offset + (rank + 1) / per_layer, np.float64)
+
+
+def _draw(panel: Any, profiles: Sequence[Profile], index: int, label: str, x: FloatArray, y: FloatArray, error: Any) -> None:
+    profile, colour = profiles[index], _colour(profiles, index)
+    # a break between encoder and decoder, which are two streams
+    cut = profile.architecture.n_layers * 2 if profile.architecture.n_decoder_layers else len(x)
+    if profile.source == "theory":
+        for start, end in ((0, cut), (cut, len(x))):
+            if end > start:
+                marker = "o" if end - start < 3 else None
+                panel.plot(
+                    x[start:end], y[start:end], color=colour, linewidth=1.8, marker=marker, zorder=3,
+                    label=label if start == 0 else None,
+                )  # fmt: skip
+        return
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).round().astype(int))
+    bars = None if error is None else error[keep]
+    panel.errorbar(
+        x[keep], y[keep], yerr=bars, color=colour, fmt="o", markersize=4, elinewidth=1, capsize=2, alpha=0.85,
+        label=label, zorder=2, markerfacecolor="none",
+    )  # fmt: skip
+
+
+def _curves(panel: Any, profiles: Sequence[Profile], labels: Sequence[str], logs: Sequence[FloatArray | None],
+            errors: Sequence[FloatArray | None], name: str) -> None:  # fmt: skip
+    """Draw exp(logs): on a logarithmic axis if they span enough, as exponents of ten where floats end."""
+    finite = [values[np.isfinite(values)] for values in logs if values is not None]
+    everything = np.concatenate(finite) if finite else np.zeros(0)
+    if not everything.size:
+        panel.set_title(name + ": not computed", fontsize=11)
+        return
+    low, high = float(everything.min()), float(everything.max())
+    as_exponents = max(-low, high) > 300 * _DECADE
+    for i, values in enumerate(logs):
+        if values is None:
+            continue
+        x = _depth(profiles[i])
+        relative = errors[i]
+        if as_exponents:
+            bars = None if relative is None else relative / _DECADE
+            _draw(panel, profiles, i, labels[i], x, values / _DECADE, bars)
+            continue
+        y = np.exp(values)
+        _draw(panel, profiles, i, labels[i], x, y, None if relative is None else relative * y)
+    if as_exponents:
+        panel.set_title(name + ", power of ten", fontsize=11)
+        return
+    panel.set_title(name, fontsize=11)
+    if high - low > np.log(LOG_RANGE):
+        panel.set_yscale("log", nonpositive="clip")
+    else:
+        panel.set_ylim(0, 1.1 * float(np.exp(high)))
+
+
+def _variance_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str], direction: str, name: str) -> None:
+    series: list[Series | None] = [
+        p.forward["stream_out"] if direction == "forward" else None if p.gradient is None else p.gradient["stream_in"]
+        for p in profiles
+    ]
+    _curves(
+        panel, profiles, labels,
+        [None if s is None else s.log_variance for s in series],
+        [None if s is None else s.variance_se for s in series],
+        name,
+    )  # fmt: skip
+
+
+def _correlation_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str]) -> None:
+    lowest = 0.0
+    for i, profile in enumerate(profiles):
+        series = profile.forward["stream_out"]
+        lowest = min(lowest, float(series.token_correlation.min()))
+        _draw(panel, profiles, i, labels[i], _depth(profile), series.token_correlation, series.token_correlation_se)
+    panel.set_title("Token correlation of the residual stream", fontsize=11)
+    panel.set_ylim(1.05 * lowest, 1.03)
+
+
+def _ratio_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str]) -> None:
+    with np.errstate(divide="ignore"):
+        logs = [np.log(p.sensitivity_ratios) for p in profiles]
+    errors = []
+    for p in profiles:
+        branch, stream = p.forward["branch"].variance_se, p.forward["stream_in"].variance_se
+        errors.append(None if branch is None or stream is None else np.hypot(branch, stream))
+    _curves(panel, profiles, labels, logs, errors, "Variance added by the branch, over the stream's")
+
+
+def _mark_stacks(panel: Any, profile: Profile) -> None:
+    if not profile.architecture.n_decoder_layers:
+        return
+    border = profile.architecture.n_layers + 1 / 6
+    panel.axvline(border, color="#555555", linestyle="--", linewidth=1)
+    for x, align, text in ((border - 0.1, "right", "encoder"), (border + 0.1, "left", "decoder")):
+        panel.annotate(
+            text, (x, 0.02), xycoords=("data", "axes fraction"), ha=align, fontsize=9, color="#555555"
+        )

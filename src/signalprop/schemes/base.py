@@ -1,0 +1,104 @@
+"""What a scheme is, and the registry that finds it by name."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, TypeVar
+
+from numpy.typing import ArrayLike
+
+from signalprop.architecture import Architecture
+from signalprop.ends import LARGEST
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import Parametrization, blank, fan
+
+SCHEMES: dict[str, type[Scheme]] = {}
+S = TypeVar("S", bound="type[Scheme]")
+
+
+@dataclass(frozen=True)
+class Scheme(ABC):
+    """A function (Architecture, InputStatistics) -> Parametrization. Its dataclass fields are its options.
+
+    Class attributes: `name` (in the registry), `paper` (where it is published), `summary` (one line for tables).
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        """The table of numbers that this scheme gives to an architecture (`inputs`: default: Zipf's law)."""
+
+    def options(self) -> dict[str, Any]:
+        """The options by name."""
+        return asdict(self)
+
+
+def register(cls: S) -> S:
+    """Class decorator: make a scheme findable by its name. It stands above `@dataclass(frozen=True)`.
+
+    Raises:
+        InputError: name, paper or summary is missing, or another scheme has the name. The same class may be defined
+            anew (a notebook cell that is run twice).
+    """
+    lacking = [item for item in ("name", "paper", "summary") if not isinstance(getattr(cls, item, None), str)]
+    if lacking:
+        raise InputError(f"scheme {cls.__name__} has no {', '.join(lacking)}; give it as a class attribute")
+    other = SCHEMES.get(cls.name, cls)
+    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise InputError(f"there are two schemes named {cls.name!r}; give one another name")
+    SCHEMES[cls.name] = cls
+    return cls
+
+
+def scheme(name: str, **options: Any) -> Scheme:
+    """The scheme of a name, with options.
+
+    Raises:
+        InputError: unknown name or option, or a value that the scheme refuses; the message lists what exists.
+    """
+    if not isinstance(name, str) or name not in SCHEMES:
+        raise InputError(f"unknown scheme {name!r}; schemes: {', '.join(sorted(SCHEMES))}")
+    cls = SCHEMES[name]
+    known = [item.name for item in fields(cls)]
+    for key in options:
+        if key not in known:
+            raise InputError(f"scheme {name!r} has no option {key!r}; options: {', '.join(known) or 'none'}")
+    return cls(**options)
+
+
+def positive(owner: Scheme, *names: str) -> None:
+    """Refuse options that are not positive numbers."""
+    for name in names:
+        within(owner, name, 0.0, LARGEST)
+        if getattr(owner, name) == 0:
+            raise InputError(f"option {name} of scheme {owner.name!r} is 0; expected a positive number")
+
+
+def within(owner: Scheme, name: str, low: float, high: float) -> None:
+    """Refuse an option that is not a number from `low` to `high`."""
+    value = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise InputError(
+            f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected a number from {low:g} to {high:g}"
+        )
+
+
+def fill(
+    architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
+) -> Parametrization:
+    """A table with the given standard deviation per role (a number, or one per sublayer), and other columns."""
+    weights = {f"weight__{role}": value for role, value in std.items()}
+    return blank(architecture, made_by.name, **made_by.options()).with_columns(**weights, **columns)
+
+
+def xavier_std(architecture: Architecture, role: str) -> float:
+    """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out))."""
+    fan_in, fan_out = fan(architecture, role)
+    return math.sqrt(2 / (fan_in + fan_out))

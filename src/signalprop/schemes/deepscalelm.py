@@ -1,0 +1,166 @@
+"""DeepScaleLM and its simpler variant (Transformers Get Stable, section 3.5; v1 appendix N)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.moments import FloatArray
+from signalprop.parametrization import KINDS, Embedding, Parametrization, layout
+from signalprop.schemes.base import Scheme, fill, positive, register, within
+from signalprop.schemes.vanilla import small_logits_head, unit_embedding
+from signalprop.theory.activations import dual
+
+
+@dataclass(frozen=True)
+class _DeepScale(Scheme):
+    """What both variants share: the options k and alpha of beta^2 = k / N^alpha."""
+
+    k: float = 2.0
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self, "k")
+        within(self, "alpha", 0.0, 10.0)
+
+    def branch_variance(self, n_layers: int) -> float:
+        """beta^2 = k / N^alpha, at most 1 (there the skip connection is gone, lambda = 0)."""
+        return min(1.0, float(self.k * n_layers**-self.alpha))
+
+    def branch_variances(self, architecture: Architecture) -> FloatArray:
+        """beta^2 of every sublayer; N counts the layers of its own stack."""
+        a = architecture
+        encoder, decoder = self.branch_variance(a.n_layers), self.branch_variance(a.n_decoder_layers or a.n_layers)
+        n = len(layout(a).kind)
+        return np.where(np.arange(n) < 2 * a.n_layers, encoder, decoder)
+
+
+@register
+@dataclass(frozen=True)
+class DeepScaleLM(_DeepScale):
+    """lambda^2 = 1 - k/N^alpha, beta^2 = k/N^alpha, and every branch has variance 1 at initialisation.
+
+    Embeddings: sigma_e^2 = (1 - p) / tables. Queries and keys: 1/d. Feed-forward: sigma_1^2 = sigma_2^2 =
+    sqrt((1 - p) / 2) / d for ReLU and d_ff = 4d; in general d_ff sigma_2^2 E f^2 = 1 - p. Values and outputs:
+    sigma_v^2 = sigma_o^2 = sqrt((1 - p) / r_n) / d with r_n the token correlation at the *input* of layer n (the
+    printed pseudo-code stores the correlation at its output; see `docs/schemes.md`), by
+    r <- lambda^2 r + beta^2 (1 - p), then r <- lambda^2 r + beta^2 (1 - p) Q(r)/Q(1). Cross-attention uses the
+    correlation of the encoder's output. The output is divided by sqrt(d) before the head.
+    N is the number of layers of the stack; k = 2, alpha = 1 in the paper.
+    """
+
+    name: ClassVar[str] = "deepscalelm"
+    paper: ClassVar[str] = "Kedia et al. 2024, ICML (Transformers Get Stable), section 3.5; v1 appendix N, fig. 15"
+    summary: ClassVar[str] = "skip^2 = 1 - k/N^alpha, branch^2 = k/N^alpha; every branch has variance 1"
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        beta2 = self.branch_variances(architecture)
+        r = input_correlations(architecture, inputs, beta2)
+        return _table(architecture, self, beta2, (1 - architecture.dropout) / r)
+
+
+@register
+@dataclass(frozen=True)
+class DeepScaleLMSimple(_DeepScale):
+    """DeepScaleLM with values and outputs initialised like the feed-forward: sigma_v^2 = sigma_o^2 = sqrt((1-p)/2)/d.
+
+    The attention branch then has variance r/2 instead of 1; no input statistics are needed. In pre-norm the stream ends
+    within 1/2 + 1/(2 e^4) <= sigma^2 <= 3/4 + 1/(4 e^4) for k = 2 and many layers (v1 section G.5).
+    """
+
+    name: ClassVar[str] = "deepscalelm-simple"
+    paper: ClassVar[str] = "Kedia et al. 2024, ICML (Transformers Get Stable), section 3.5; v1 appendix N, fig. 14"
+    summary: ClassVar[str] = "as deepscalelm, values and outputs initialised like the feed-forward"
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        return _table(architecture, self, self.branch_variances(architecture), (1 - architecture.dropout) / 2)
+
+
+def _table(
+    architecture: Architecture, made_by: Scheme, beta2: FloatArray, value_output: FloatArray | float
+) -> Parametrization:
+    """The common table; `value_output` is d_model * (n_heads d_head) * sigma_v^2 * sigma_o^2."""
+    a = architecture
+    value = np.sqrt(np.sqrt(value_output / (a.d_model * a.n_heads * a.d_head)))
+    # queries and keys give scores of variance 1 on normalised input, whatever factor the model puts on q.k
+    key = 1 / math.sqrt(a.d_model)
+    up, down = feed_forward_std(a)
+    std: dict[str, ArrayLike] = {
+        "query": key / (a.score_scale * math.sqrt(a.d_head)),
+        "key": key,
+        "value": value,
+        "output": value,
+        "gate": up,
+        "up": up,
+        "down": down,
+    }
+    embedding = unit_embedding(a)
+    if a.embedding_norm:  # the dropout comes after the norm there
+        embedding = Embedding(**embedding.model_dump() | {"norm_gain": math.sqrt(1 - (a.embedding_dropout or 0.0))})
+    return replace(
+        fill(a, made_by, std, branch=np.sqrt(beta2), skip=np.sqrt(1 - beta2)),
+        embedding=embedding,
+        head=small_logits_head(a, embedding),
+    )
+
+
+def feed_forward_std(architecture: Architecture) -> tuple[float, float]:
+    """Standard deviations (in, out) of the feed-forward maps that give a branch of variance 1 after dropout.
+
+    Un-gated: sigma_1^2 = sqrt(2 (1 - p) / (d d_ff)), the paper's at ReLU and d_ff = 4d; d_ff sigma_2^2 E f^2 = 1 - p.
+    Gated (beyond the paper): gate and up map to variance 1, so d_ff sigma_down^2 E f^2 = 1 - p again.
+    """
+    a = architecture
+    keep = 1 - a.dropout
+    variance_in = 1 / a.d_model if a.gated else math.sqrt(2 * keep / (a.d_model * a.d_ff))
+    second_moment = float(dual(a.activation, a.d_model * variance_in, 0.0).second_moment)
+    return math.sqrt(variance_in), math.sqrt(keep / (a.d_ff * second_moment))
+
+
+def input_correlations(architecture: Architecture, inputs: InputStatistics | None, beta2: FloatArray) -> FloatArray:
+    """Token correlation of what the attention of every sublayer reads (r_n of v1 fig. 15, at layer inputs).
+
+    Cross-attention rows hold the correlation of the encoder's output, which its keys and values come from;
+    feed-forward rows hold 1.
+
+    Raises:
+        InputError: tokens are not positively correlated, so that attention would have variance 0.
+    """
+    from signalprop.data import default_statistics
+    from signalprop.theory.embedding import embed
+
+    a = architecture
+    statistics = inputs or default_statistics(a)
+    keep = 1 - a.dropout
+    up, _ = feed_forward_std(a)
+    s = a.d_model * up**2
+    embedding = unit_embedding(a)
+    kinds = layout(a).kind
+    out = np.ones(len(kinds))
+    encoder_output = 0.0
+    r = float(embed(a, embedding, statistics).token_correlation)
+    for i, kind in enumerate(kinds):
+        if a.kind == "encoder-decoder" and i == 2 * a.n_layers:
+            encoder_output = r
+            r = float(embed(a, embedding, statistics.decoder or statistics, decoder=True).token_correlation)
+        name = KINDS[kind]
+        if name == "feed_forward":
+            q = dual(a.activation, s, r)
+            branch = float(q.covariance_moment / q.second_moment) * (r if a.gated else 1.0)
+        else:
+            branch = 1.0
+            out[i] = encoder_output if name == "cross_attention" else r
+            if out[i] <= 0:
+                raise InputError(
+                    f"the token correlation at sublayer {i} is {out[i]:.3g} and DeepScaleLM divides by it; give "
+                    "statistics of real input, in which tokens are alike, or use deepscalelm-simple"
+                )
+        r = float((1 - beta2[i]) * r + beta2[i] * keep * branch)
+    return out

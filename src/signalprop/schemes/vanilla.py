@@ -1,0 +1,224 @@
+"""Plain initialisations: Xavier, one fixed standard deviation, GPT-2's, and what PyTorch and Hugging Face do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, Embedding, Head, Parametrization, fan
+from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
+
+_NORMAL_FAMILIES = ("bert", "roberta", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "vit")
+
+
+def unit_embedding(architecture: Architecture) -> Embedding:
+    """Tables whose sum has variance 1 after embedding dropout: sigma_e^2 = (1 - p) / tables (TGS section 3.5)."""
+    a = architecture
+    std = math.sqrt((1 - (a.embedding_dropout or 0.0)) / a.n_embedding_tables) / a.embedding_scale
+    token = std / math.sqrt(a.patch_dim) if a.input == "patches" else std
+    has_positions = a.positions in ("learned", "sinusoidal")
+    return Embedding(
+        token=token,
+        position=std if has_positions else 0.0,
+        segment=std if a.n_segments else 0.0,
+        scale=a.embedding_scale,
+    )
+
+
+def same_embedding(architecture: Architecture, std: float) -> Embedding:
+    """Every table with one standard deviation."""
+    a = architecture
+    return Embedding(
+        token=std,
+        position=std if a.positions in ("learned", "sinusoidal") else 0.0,
+        segment=std if a.n_segments else 0.0,
+        scale=a.embedding_scale,
+    )
+
+
+def head_of(architecture: Architecture, std: float, embedding: Embedding, scale: float = 1.0) -> Head:
+    """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table."""
+    a = architecture
+    tied = a.tied_embeddings and a.head == "lm" and a.input == "tokens"
+    return Head(
+        weight=embedding.token if tied else std,
+        scale=scale,
+        transform=std if a.head_transform else 0.0,
+    )
+
+
+def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
+    """A head whose logits start of order 1: weights like the token table's, its input divided by sqrt(d).
+
+    TGS section 4.1 divides the model's output so, where the head is not scaled otherwise.
+    """
+    a = architecture
+    return Head(
+        weight=embedding.token if a.input == "tokens" else 1.0,
+        scale=1 / math.sqrt(a.d_model),
+        transform=1 / math.sqrt(a.d_model) if a.head_transform else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Xavier(Scheme):
+    distribution: ClassVar[Distribution]
+    gain: float = 1.0
+    qk_gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self, "gain", "qk_gain")
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        gains = {role: self.gain * (self.qk_gain if role in ("query", "key") else 1.0) for role in ROLES}
+        table = fill(architecture, self, {role: gains[role] * xavier_std(architecture, role) for role in ROLES})
+        embedding = unit_embedding(architecture)
+        return replace(
+            table,
+            distribution=dict.fromkeys(ROLES, self.distribution),
+            embedding=embedding,
+            head=small_logits_head(architecture, embedding),
+        )
+
+
+@register
+@dataclass(frozen=True)
+class XavierNormal(_Xavier):
+    """Xavier initialisation, normal: sigma_w^2 = gain^2 * 2 / (fan_in + fan_out); lambda = beta = 1.
+
+    Embeddings have sigma_e^2 = (1 - p) / tables, so that the model's input has variance 1, and the head's input is
+    divided by sqrt(d), so that logits start small (both as in TGS; Glorot and Bengio speak of neither). `qk_gain`
+    multiplies the standard deviation of queries and keys (2: the gradient explosion of TGS section 3.3).
+    """
+
+    name: ClassVar[str] = "xavier"
+    paper: ClassVar[str] = "Glorot and Bengio 2010, AISTATS, eq. 16"
+    summary: ClassVar[str] = "variance 2/(fan_in + fan_out), normal; skip = branch = 1"
+    distribution: ClassVar[Distribution] = "normal"
+
+
+@register
+@dataclass(frozen=True)
+class XavierUniform(_Xavier):
+    """Xavier initialisation, uniform on +-sqrt(6 / (fan_in + fan_out)): the same variance as the normal form."""
+
+    name: ClassVar[str] = "xavier-uniform"
+    paper: ClassVar[str] = "Glorot and Bengio 2010, AISTATS, eq. 16"
+    summary: ClassVar[str] = "variance 2/(fan_in + fan_out), uniform; skip = branch = 1"
+    distribution: ClassVar[Distribution] = "uniform"
+
+
+@register
+@dataclass(frozen=True)
+class FixedStd(Scheme):
+    """Every weight and embedding normal with one standard deviation (BERT's 0.02); lambda = beta = 1."""
+
+    name: ClassVar[str] = "fixed"
+    paper: ClassVar[str] = "Devlin et al. 2019, NAACL (BERT), released code: initializer_range"
+    summary: ClassVar[str] = "every weight has standard deviation `std` (0.02); skip = branch = 1"
+    std: float = 0.02
+
+    def __post_init__(self) -> None:
+        positive(self, "std")
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        return _one_std(architecture, self, self.std, residual=1.0)
+
+
+@register
+@dataclass(frozen=True)
+class GPT2(Scheme):
+    """GPT-2's: normal with `std` 0.02, and 0.02 / sqrt(2N) for the two matrices that write to the residual stream.
+
+    N counts layers; 2N residual branches, so that at std 0.02 the branches together add what one would.
+    """
+
+    name: ClassVar[str] = "gpt2"
+    paper: ClassVar[str] = "Radford et al. 2019 (GPT-2), section 2.3"
+    summary: ClassVar[str] = "standard deviation 0.02; output projections divided by sqrt(2 n_layers)"
+    std: float = 0.02
+
+    def __post_init__(self) -> None:
+        positive(self, "std")
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        return _one_std(architecture, self, self.std, residual=1 / math.sqrt(2 * architecture.n_layers_total))
+
+
+@register
+@dataclass(frozen=True)
+class PyTorchDefault(Scheme):
+    """What torch's own modules do: nn.Linear uniform on +-1/sqrt(fan_in), weights and biases; nn.Embedding N(0, 1).
+
+    As in nn.TransformerEncoderLayer, the packed query/key/value projection is Xavier-uniform over its (3d, d) shape
+    and, like the attention output, has zero biases.
+    """
+
+    name: ClassVar[str] = "pytorch"
+    paper: ClassVar[str] = "PyTorch source: nn.Linear.reset_parameters, nn.MultiheadAttention._reset_parameters"
+    summary: ClassVar[str] = "nn.Linear and nn.MultiheadAttention defaults; embeddings N(0, 1)"
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        a = architecture
+        std = {role: 1 / math.sqrt(3 * fan(a, role)[0]) for role in ROLES}
+        packed = math.sqrt(2 / (a.d_model + (a.n_heads + 2 * a.n_kv_heads) * a.d_head))
+        std |= dict.fromkeys(("query", "key", "value"), packed)
+        table = fill(a, self, std)
+        if a.bias:
+            table = table.with_columns(**{f"bias__{role}": std[role] for role in FEED_FORWARD_ROLES})
+        embedding = same_embedding(a, 1.0)
+        if a.input == "patches":
+            bound = 1 / math.sqrt(3 * a.patch_dim)
+            embedding = Embedding(token=bound, position=embedding.position, patch_bias=bound, distribution="uniform")
+        return replace(
+            table,
+            distribution=dict.fromkeys(ROLES, "uniform"),
+            embedding=embedding,
+            head=head_of(a, 1 / math.sqrt(3 * a.d_model), embedding),
+        )
+
+
+@register
+@dataclass(frozen=True)
+class HuggingFaceDefault(Scheme):
+    """What transformers' `_init_weights` draws for the architecture's family (transformers 5.23), at default settings.
+
+    BERT, RoBERTa, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, ViT: normal 0.02 everywhere (ViT's truncation lies
+    100 standard deviations out). GPT-2: the same with output projections 0.02 / sqrt(2N). T5: queries
+    (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2; outputs fan_in^-1/2; embeddings 1. Biases are zero.
+    T5's random bias on scores, of standard deviation d^-1/2, has no column in the table.
+
+    Raises:
+        InputError: the architecture has no family, or one whose initialisation is not known here.
+    """
+
+    name: ClassVar[str] = "huggingface"
+    paper: ClassVar[str] = "transformers source, _init_weights of each family"
+    summary: ClassVar[str] = "what transformers initialises for this family"
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        a = architecture
+        if a.family in _NORMAL_FAMILIES:
+            return _one_std(a, self, 0.02, residual=1.0)
+        if a.family == "gpt2":
+            return _one_std(a, self, 0.02, residual=1 / math.sqrt(2 * a.n_layers))
+        if a.family == "t5":
+            embedding = same_embedding(a, 1.0)
+            head = head_of(a, 1.0, embedding, a.d_model**-0.5 if a.tied_embeddings else 1.0)
+            std = {role: fan(a, role)[0] ** -0.5 for role in ROLES} | {"query": (a.d_model * a.d_head) ** -0.5}
+            return replace(fill(a, self, std), embedding=embedding, head=head)
+        raise InputError(
+            f"the default initialisation of family {a.family!r} is not known here; known: gpt2, t5, "
+            f"{', '.join(_NORMAL_FAMILIES)}; choose another scheme"
+        )
+
+
+def _one_std(architecture: Architecture, made_by: Scheme, std: float, *, residual: float) -> Parametrization:
+    values = dict.fromkeys(ROLES, std) | {"output": std * residual, "down": std * residual}
+    embedding = same_embedding(architecture, std)
+    head = head_of(architecture, std, embedding)
+    return replace(fill(architecture, made_by, values), embedding=embedding, head=head)

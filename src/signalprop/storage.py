@@ -1,0 +1,134 @@
+"""Files: read with one clear line when something is wrong, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from signalprop.errors import InputError
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        InputError: missing, a directory, unreadable, not UTF-8, or empty.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{_shown(path)} is not UTF-8 text (byte {error.start}); convert it, e.g. with iconv -t UTF-8"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise InputError(f"cannot read {_shown(path)}: {_reason(error)}") from None
+    if not text.strip():
+        raise InputError(f"{_shown(path)} is empty; expected text")
+    return text
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        InputError: as `read_text`, not JSON, or a number that is not finite (NaN, Infinity, 1e999).
+    """
+    text = read_text(path)
+
+    def finite_number(literal: str) -> float:
+        value = float(literal)
+        if not math.isfinite(value):
+            raise InputError(f"{_shown(path)} holds {literal[:40]}; expected finite numbers")
+        return value
+
+    try:
+        return json.loads(text, parse_constant=finite_number, parse_float=finite_number)
+    except InputError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: also integers of thousands of digits
+        raise InputError(f"{_shown(path)} is not JSON: {_reason(error)}") from None
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write text to a file as UTF-8, whole or not at all; `-` is standard output.
+
+    Raises:
+        InputError: the directory is missing or not writable, or the path is a directory.
+    """
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write bytes to a file, whole or not at all: a failure midway leaves an old file as it was.
+
+    A link is followed, and the permissions of an old file stay. A device or a pipe is written to as it is.
+
+    Raises:
+        InputError: the directory is missing or not writable, or the path is a directory.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        if target.exists() and not target.is_file():  # replacing /dev/null by a file would be a bad surprise
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {_shown(path)}: {_reason(error)}; choose another path") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, beside)
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON, whole or not at all; `-` is standard output. NaN and infinities become null."""
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same value as JSON has it: NaN and infinities become None, NumPy arrays lists, NumPy scalars plain ones."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return finite(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def _shown(path: str | Path) -> str:
+    """A path on one line, whatever its name is made of."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or " ".join(str(error).split())).strip()

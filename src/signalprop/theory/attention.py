@@ -1,0 +1,338 @@
+"""Scaled dot-product attention at initialisation: forward and backward moments of one set of heads, all three paths.
+
+Every function works in units. The attention input has second moment 1 (divide by it beforehand) and token correlation
+r = (covariance + mean²)/second moment. Forward results are in units of d σ_v² times the input's second moment, where
+σ_v² is the variance of a value weight; backward results, the gradient at the attention input, in units of
+d_v σ_v² σ_g², where d_v is the width of all value heads together (query groups that share a value head count each) and
+σ_g² the gradient variance at the heads' output. Grouped key/value heads change nothing else.
+
+The formulas, their derivations and their measured errors: docs/theory/attention.md. TGS (Kedia et al., 2024), appendix
+B.8, is the limit of uniform weights without the paths through queries and keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.moments import Array, ratio
+from signalprop.theory.attention_rows import RowMoments, namespace, row_moments
+
+
+class _Setting(NamedTuple):
+    """One attention layer: numbers or arrays, in the order in which the public functions pass them."""
+
+    r_query: Array
+    r_key: Array
+    s0: Array
+    n_queries: Array
+    n_keys: Array
+    d: Array
+    d_head: Array
+    p: Array
+    omega: Array
+    omega_rows: Array
+    query_bias: Array
+    r_g: Array = 0.0
+
+
+class _Scores(NamedTuple):
+    """What the score matrix contributes: the symbols of docs/theory/attention.md."""
+
+    r_query: Array  # correlation of two query vectors, bias included
+    s: Array
+    c: Array
+    u: Array  # damped by (1 - P)⁴
+    v: Array
+    q0: Array
+    rows: RowMoments
+    value_overlap: Array  # Λ_V
+    jacobian_overlap: Array  # Λ_J
+
+
+def _setting(*values: Array) -> tuple[Any, _Setting]:
+    numbers = [float(x) if np.ndim(x) == 0 else np.asarray(x, dtype=np.float64) for x in values]
+    xp = namespace(*numbers)
+    x = _Setting(*numbers)
+    r_query, r_g = (_possible(r, x.n_queries, xp) for r in (x.r_query, x.r_g))
+    return xp, x._replace(r_query=r_query, r_key=_possible(x.r_key, x.n_keys, xp), r_g=r_g)
+
+
+def _possible(r: Array, n: Array, xp: Any) -> Array:
+    """n tokens that all have the same correlation cannot have one below -1/(n-1)."""
+    found: Array = xp.minimum(xp.maximum(r, -1.0 / xp.maximum(n - 1.0, 1.0)), 1.0)
+    return found
+
+
+def _within(covariance: Array, variance: Array, xp: Any) -> Array:
+    found: Array = xp.maximum(xp.minimum(covariance, variance), -variance)
+    return found
+
+
+def _scores(xp: Any, x: _Setting, causal: bool) -> _Scores:
+    r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
+    s = xp.maximum((1.0 - x.r_key * x.omega_rows) * x.s0, 0.0)
+    own = x.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
+    c = xp.maximum(r_query * own, 0.0)
+    v = 2.0 / x.d_head + 4.0 / x.d
+    rows = row_moments(s, c, x.n_keys, v, causal)
+    u = ((1.0 - r_query) * own * rows.remaining_pair**2) ** 2
+    shared = c / xp.maximum(s, 1e-300)
+    value = 0.25 * v * u + 0.5 * (rows.log_shared + shared * rows.log_pair)
+    jacobian = 0.25 * v * u + shared * rows.log_pair_jacobian
+    # Cauchy-Schwarz: two rows overlap at most like one with itself
+    value_overlap = xp.exp(xp.minimum(value, rows.log_pair))
+    jacobian_overlap = xp.exp(xp.minimum(jacobian, rows.log_pair_jacobian))
+    return _Scores(r_query, s, c, u, v, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap)
+
+
+def _pairs(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
+    """C_V and C_J: how often two different queries meet in one key, per key, under uniform weights."""
+    if not causal:
+        meetings = x.n_queries * (x.n_queries - 1.0) / x.n_keys**2
+        return meetings, meetings
+    h = _harmonic(x.n_keys, xp)
+    value = 2.0 - 2.0 * h / x.n_keys
+    return value, xp.maximum(value - (h * h - _harmonic_squares(x.n_keys)) / x.n_keys, 0.0)
+
+
+def _harmonic(n: Array, xp: Any) -> Array:
+    """1 + 1/2 + … + 1/n, to 1e-13: Euler-Maclaurin at n + 8, less the eight terms in between."""
+    m = n + 8.0
+    asymptotic = xp.log(m) + np.euler_gamma + 1 / (2 * m) - 1 / (12 * m**2) + 1 / (120 * m**4) - 1 / (252 * m**6)
+    found: Array = asymptotic - sum(1.0 / (n + i) for i in range(1, 9))
+    return found
+
+
+def _harmonic_squares(n: Array) -> Array:
+    """1 + 1/4 + … + 1/n²."""
+    m = n + 8.0
+    tail = 1 / m - 1 / (2 * m**2) + 1 / (6 * m**3) - 1 / (30 * m**5) + 1 / (42 * m**7)
+    return math.pi**2 / 6 - tail - sum(1.0 / (n + i) ** 2 for i in range(1, 9))
+
+
+# --- forward and backward ------------------------------------------------------------------------------------------
+
+
+def _forward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
+    scores = _scores(xp, x, causal)
+    rows = scores.rows
+    kept = 1.0 / (1.0 - x.p)
+    own = kept * rows.second
+    variance = x.r_key * (1.0 + x.p * own) + (1.0 - x.r_key) * own + scores.q0 * rows.response
+    if causal:
+        value_pairs, score_pairs = _pairs(xp, x, causal)
+        uniform = value_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
+        overlap = uniform + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
+    else:
+        overlap = scores.value_overlap / x.n_keys
+    linear = scores.r_query * scores.q0 * (1.0 - rows.second) ** 2
+    variance = xp.maximum(variance, 0.0)
+    return variance, _within(x.r_key + (1.0 - x.r_key) * overlap + linear, variance, xp)
+
+
+def _backward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array, Array, Array]:
+    """(variance, covariance) through the queries, then (variance, covariance) through keys and values."""
+    scores = _scores(xp, x, causal)
+    rows = scores.rows
+    kept = 1.0 / (1.0 - x.p)
+    per_key = x.n_queries / x.n_keys
+    other_queries = xp.maximum(x.n_queries - 1.0, 1.0)
+    other_keys = xp.maximum(x.n_keys - 1.0, 1.0)
+    value_pairs, score_pairs = _pairs(xp, x, causal)
+    noise = kept - x.r_key  # what the values' fluctuations contribute to one score's gradient
+
+    through_value = per_key * kept * rows.second + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
+    coherent = scores.jacobian_overlap * (scores.c * (1.0 + scores.v * scores.c) + scores.u / x.d_head)
+    coherent = xp.minimum(coherent, x.n_keys * rows.weighted_jacobian * scores.s)  # Cauchy-Schwarz
+    through_key = x.r_g * score_pairs * coherent + per_key * rows.weighted_jacobian * x.s0 * noise
+
+    weights_only = 1.0 - x.query_bias
+    query = xp.maximum((scores.q0 * rows.remaining + rows.jacobian * scores.s * noise) * weights_only, 0.0)
+    # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
+    same_keys = score_pairs * scores.jacobian_overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key)
+    query_covariance = x.r_g * (scores.q0 * (1.0 - rows.second) ** 2 + same_keys) * weights_only
+
+    # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all
+    # keys is known, and with it the covariance. A rotation in between leaves only the share omega of the latter sum.
+    total = per_key * (1.0 + x.p * kept * rows.second + x.r_g * (x.n_queries - 1.0))
+    key = xp.maximum(through_value + through_key, 0.0)
+    key_covariance = (total - through_value - x.omega * through_key) / other_keys
+    return query, _within(query_covariance, query, xp), key, _within(key_covariance, key, xp)
+
+
+def forward(
+    r: Array,
+    s0: Array,
+    length: Array,
+    d: Array,
+    d_head: Array,
+    p: Array = 0.0,
+    *,
+    causal: bool = False,
+    omega: Array = 1.0,
+    omega_rows: Array | None = None,
+    query_bias: Array = 0.0,
+) -> tuple[Array, Array]:
+    """Self-attention output: (variance, covariance of two tokens), in units of d σ_v² times the input's second moment.
+
+    Args (numbers, or arrays that broadcast; all numbers: about 25 µs):
+        r: token correlation of the input, mean included: (covariance + mean²)/second moment.
+        s0: raw score variance, `score_variance(...)`; 0 to 1e6.
+        length: tokens, 1 to 1e6.
+        d: width of the input.
+        d_head: width of one query/key head.
+        p: dropout on the attention weights, in [0, 1).
+        causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
+            positions differ much: chain `kernels`, not these averages, through many layers.
+        omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
+            positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
+        query_bias: `query_bias_share(...)`.
+
+    Returns:
+        Variance and covariance, of the broadcast shape; the mean is 0.
+    """
+    rows = omega if omega_rows is None else omega_rows
+    xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias)
+    return _forward(xp, x, causal)
+
+
+def backward(
+    r: Array,
+    r_g: Array,
+    s0: Array,
+    length: Array,
+    d: Array,
+    d_head: Array,
+    p: Array = 0.0,
+    *,
+    causal: bool = False,
+    omega: Array = 1.0,
+    omega_rows: Array | None = None,
+    query_bias: Array = 0.0,
+) -> tuple[Array, Array]:
+    """Gradient at a self-attention input through queries, keys and values: (variance, covariance of two tokens).
+
+    In units of d_v σ_v² σ_g². r_g is the token correlation of the gradient at the heads' output; everything else as in
+    `forward`.
+    """
+    rows = omega if omega_rows is None else omega_rows
+    xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias, r_g)
+    query, query_covariance, key, key_covariance = _backward(xp, x, causal)
+    return query + key, query_covariance + key_covariance
+
+
+def cross_forward(
+    r_query: Array,
+    r_key: Array,
+    s0: Array,
+    n_keys: Array,
+    d: Array,
+    d_head: Array,
+    p: Array = 0.0,
+    *,
+    query_bias: Array = 0.0,
+) -> tuple[Array, Array]:
+    """Cross-attention output: (variance, covariance of two query positions).
+
+    r_query and r_key are the token correlations of the stream that asks and of the one that is attended to. In units of
+    d σ_v² times the key/value stream's second moment; otherwise as `forward`.
+    """
+    any_number_of_queries = 2.0  # allows r_query down to -1
+    xp, x = _setting(r_query, r_key, s0, any_number_of_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
+    return _forward(xp, x, False)
+
+
+def cross_backward(
+    r_query: Array,
+    r_key: Array,
+    r_g: Array,
+    s0: Array,
+    n_queries: Array,
+    n_keys: Array,
+    d: Array,
+    d_head: Array,
+    p: Array = 0.0,
+    *,
+    query_bias: Array = 0.0,
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Gradients of cross-attention: ((variance, covariance) at the queries' stream, the same at the keys' and values').
+
+    In units of d_v σ_v² σ_g²; the first pair must also be multiplied by (second moment of the key/value stream) /
+    (second moment of the query stream) where the two differ.
+    """
+    xp, x = _setting(r_query, r_key, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias, r_g)
+    query, query_covariance, key, key_covariance = _backward(xp, x, False)
+    return (query, query_covariance), (key, key_covariance)
+
+
+# --- what goes in --------------------------------------------------------------------------------------------------
+
+
+def score_variance(
+    d: Array,
+    query_variance: Array,
+    key_variance: Array,
+    d_head: Array,
+    *,
+    scale: Array | None = None,
+    query_second_moment: Array = 1.0,
+    key_second_moment: Array = 1.0,
+    query_bias_variance: Array = 0.0,
+    qk_norm: tuple[Array, Array] | None = None,
+) -> Array:
+    """s0, the variance of one raw attention score.
+
+    Args:
+        d: width of the attention input (of both streams, in cross-attention).
+        query_variance, key_variance: variance of an entry of W_Q and of W_K.
+        d_head: width of one head.
+        scale: what scores are multiplied with; 1/√d_head unless given.
+        query_second_moment, key_second_moment: of the attention input (1 after a norm without gain).
+        query_bias_variance: mean square of the query bias. A key bias adds the same number to every score of a row and
+            drops out.
+        qk_norm: the mean squares of the gains (γ_q², γ_k²) of an RMSNorm on every query and key head; the weights
+            then do not matter.
+    """
+    per_feature = 1.0 if scale is None else scale * scale * d_head
+    if qk_norm is not None:
+        return qk_norm[0] * qk_norm[1] * per_feature
+    query = d * query_variance * query_second_moment + query_bias_variance
+    return query * d * key_variance * key_second_moment * per_feature
+
+
+def query_bias_share(
+    d: Array, query_variance: Array, query_bias_variance: Array, query_second_moment: Array = 1.0
+) -> Array:
+    """The share of a query's mean square that its bias contributes: such scores are the same for every query."""
+    return ratio(query_bias_variance, d * query_variance * query_second_moment + query_bias_variance)
+
+
+def rotary_coherence(
+    length: int, d_head: int, base: float = 1e4, fraction: float = 1.0, *, causal: str | None = None
+) -> float:
+    """ω, the share of a common key vector's score that rotary embeddings leave equal along a row.
+
+    ω = 1 - fraction + fraction (2/d_rot) Σ_f |(1/L) Σ_k e^(ikθ_f)|², θ_f = base^(-2f/d_rot), where the first
+    d_rot = fraction d_head features of a head are rotated. The inner sum is (sin(Lθ/2) / L sin(θ/2))².
+
+    Args:
+        length: tokens L.
+        causal: average over rows of length 1 to L: "pairs" weighs all rows alike (for `omega`), "rows" weighs a row of
+            length i by (1 - 1/i)/i, the squared softmax Jacobian of uniform weights (for `omega_rows`).
+    """
+    rotated = 2 * round(fraction * d_head / 2)
+    if rotated == 0:
+        return 1.0
+    half = 0.5 * base ** (-np.arange(0, rotated, 2) / rotated)[:, None]
+    n, weight = np.array([float(length)]), np.ones(1)
+    if causal is not None:
+        n = np.unique(np.round(np.geomspace(1, length, 256)))  # each stands for the rows half-way to its neighbours
+        edges = np.concatenate([[0.5], 0.5 * (n[1:] + n[:-1]), [length + 0.5]])
+        weight = np.diff(edges) if causal == "pairs" else np.diff(edges) * (n - 1.0) / n**2
+    if not weight.any():  # a single token
+        return 1.0
+    coherence = np.mean((np.sin(n * half) / (n * np.sin(half))) ** 2, axis=0)
+    return float(1.0 - rotated / d_head * (1.0 - coherence @ weight / weight.sum()))

@@ -1,0 +1,171 @@
+"""Averages over the rows of an attention matrix, tabulated once per (length, spread, mask) and interpolated."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.moments import Array, FloatArray
+from signalprop.theory.softmax import (
+    SoftmaxMoments,
+    Spline,
+    linear_response,
+    node_moments,
+    node_variances,
+    vanishing,
+)
+
+# Five-point Gauss-Hermite rule for a standard normal variable.
+_HERMITE_X, _HERMITE_W = np.polynomial.hermite_e.hermegauss(5)
+_HERMITE_W = _HERMITE_W / _HERMITE_W.sum()
+_CAUSAL_POSITIONS = 24
+_MAX_SCORE_VARIANCE = 1e6
+
+_FLOATS = SimpleNamespace(exp=math.exp, log=math.log, minimum=min, maximum=max)
+
+
+def is_number(x: Array) -> bool:
+    return isinstance(x, float | int)
+
+
+def namespace(*values: Array) -> Any:
+    """The functions to compute with: Python's own where every value is a number (ten times as fast), or NumPy."""
+    return _FLOATS if all(is_number(x) for x in values) else np
+
+
+def _prepare(*values: Array) -> tuple[Any, list[Array]]:
+    numbers = [float(x) if np.ndim(x) == 0 else np.asarray(x, dtype=np.float64) for x in values]
+    return namespace(*numbers), numbers
+
+
+class RowMoments(NamedTuple):
+    """Averages over the rows of an attention matrix; each field a float or an array of the shape of s.
+
+    Attributes:
+        second: P = E ΣA², 1/P being the effective number of attended tokens.
+        jacobian: J = E ‖diag A - AAᵀ‖²_F.
+        weighted_jacobian: E J(s_i) s_i / s, rows with larger scores counting more.
+        response: how far the scores' own direction is tilted, (E(ΣAz)² - P)/s.
+        remaining: E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the query.
+        log_pair: ln(n P) of a row of length n, the number of keys that two queries have in common (`_pair_length`).
+        log_pair_jacobian: ln(n J) of such a row.
+        log_shared: ln(n P) of such a row of score variance c, the part of the scores that two queries share.
+        remaining_pair: 1 - P of such a row.
+    """
+
+    second: Array
+    jacobian: Array
+    weighted_jacobian: Array
+    response: Array
+    remaining: Array
+    log_pair: Array
+    log_pair_jacobian: Array
+    log_shared: Array
+    remaining_pair: Array
+
+
+def _over_positions(length: int) -> list[tuple[int, float]]:
+    """Row lengths n and weights w with (1/L) Σ_i f(i) ≈ Σ w f(n): n f(n) is taken as linear in ln n in between."""
+    n = np.unique(np.round(np.geomspace(1, length, _CAUSAL_POSITIONS)).astype(np.int64))
+    i = np.arange(1, length + 1)
+    upper = np.clip(np.searchsorted(n, i), 1, max(len(n) - 1, 1))
+    weights = np.zeros(len(n))
+    if length == 1:
+        return [(1, 1.0)]
+    share = np.log(i / n[upper - 1]) / np.log(n[upper] / n[upper - 1])
+    np.add.at(weights, upper, share * n[upper] / i)
+    np.add.at(weights, upper - 1, (1.0 - share) * n[upper - 1] / i)
+    return list(zip(n.tolist(), (weights / length).tolist(), strict=True))
+
+
+def _pair_length(length: int, causal: bool) -> int:
+    """Keys that two queries i < j have in common: i. With the weight 1/j that such a pair has, the mean of i is L/4."""
+    return max(1, round(length / 4)) if causal else length
+
+
+def _columns(m: SoftmaxMoments) -> FloatArray:
+    """ΣA², J, response: what rows contribute, at the nodes."""
+    return np.stack([m.second, m.jacobian, linear_response(m)], axis=1)
+
+
+@lru_cache(maxsize=1024)
+def _row_table(length: int, spread: float, causal: bool) -> Spline:
+    """RowMoments' first seven fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
+    causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
+    full = _columns(node_moments(_pair_length(length, causal)))
+    mean, remaining = full, (1.0 - full[:, 0]) ** 2
+    if causal:
+        rows = [(weight, _columns(node_moments(n))) for n, weight in _over_positions(length)]
+        mean = sum((weight * row for weight, row in rows), np.zeros_like(full))
+        # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
+        remaining = 1.0 - sum((w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows), np.zeros(len(full)))
+    s = node_variances()
+    far = np.asarray(vanishing(s))
+    smooth: list[FloatArray] = [
+        _log(mean[:, 0]),
+        _log(mean[:, 1] / far),
+        mean[:, 2] / far**2,
+        remaining / far**2,
+        _log(full[:, 0]),
+        _log(full[:, 1] / far),
+    ]
+    log_spread = math.log1p(spread)
+    factor = np.exp(math.sqrt(log_spread) * _HERMITE_X - 0.5 * log_spread)
+    p, j, response, rest, p_full, j_full = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
+    slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
+    averaged = [
+        np.log(np.exp(p) @ _HERMITE_W),
+        np.log((np.exp(j) * slower) @ _HERMITE_W),
+        np.log((np.exp(j) * slower * factor) @ _HERMITE_W),
+        (response * slower**2 * factor) @ _HERMITE_W,
+        (rest * slower**2) @ _HERMITE_W,
+        np.log(np.exp(p_full) @ _HERMITE_W),
+        np.log((np.exp(j_full) * slower) @ _HERMITE_W),
+    ]
+    return Spline(np.stack(averaged, axis=1))
+
+
+def _log(x: FloatArray) -> FloatArray:
+    return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
+
+
+@lru_cache(maxsize=256)
+def _shared_table(length: int) -> Spline:
+    return Spline(np.log(node_moments(length).second)[:, None])
+
+
+def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: bool) -> RowMoments:
+    xp = namespace(s, c)
+    p, j, weighted, response, rest, log_pair, log_pair_jacobian = _row_table(length, spread, causal)(s)
+    n = _pair_length(length, causal)
+    (shared,) = _shared_table(n)(c)
+    far = vanishing(s)
+    log_n = math.log(n)
+    return RowMoments(
+        xp.minimum(xp.exp(p), 1.0),
+        xp.exp(j) * far,
+        xp.exp(weighted) * far,
+        response * far**2,
+        rest * far**2,
+        log_pair + log_n,
+        log_pair_jacobian + xp.log(far) + log_n,
+        shared + log_n,
+        1.0 - xp.exp(log_pair),
+    )
+
+
+def row_moments(s: Array, c: Array, length: Array, spread: Array, causal: bool) -> RowMoments:
+    """Row averages; one interpolation per distinct (length, spread)."""
+    if is_number(length) and is_number(spread):
+        return _rows_of_one_shape(s, c, int(length), float(spread), causal)
+    each_s, each_c, *shape = (np.asarray(x, dtype=np.float64) for x in np.broadcast_arrays(s, c, length, spread))
+    shapes, group = np.unique(np.stack([x.ravel() for x in shape]), axis=1, return_inverse=True)
+    out = np.empty((len(RowMoments._fields), each_s.size))
+    for k, (n, v) in enumerate(shapes.T.tolist()):
+        member = np.flatnonzero(group.ravel() == k)
+        out[:, member] = _rows_of_one_shape(each_s.ravel()[member], each_c.ravel()[member], int(n), v, causal)
+    return RowMoments(*out.reshape(-1, *each_s.shape))

@@ -1,0 +1,283 @@
+"""Sublayer functions (branches): forward moments, and the linear map that takes the gradient back through them.
+
+Sources: TGS Table 2 and v1 appendix C for the bidirectional ReLU case; everything else (all paths of attention, causal, cross, gated,
+any activation, biases) is derived in `docs/theory/network.md`. A branch ends in a random projection, so its mean is 0
+and features of one token are uncorrelated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.architecture import Architecture
+from signalprop.moments import Array, FloatArray
+from signalprop.parametrization import KINDS, Parametrization
+from signalprop.theory import attention
+from signalprop.theory.activations import dual
+
+
+class Branch(NamedTuple):
+    """What a branch adds to the stream before its multiplier: variance and token covariance."""
+
+    variance: Array
+    covariance: Array
+
+
+class BranchBackward(NamedTuple):
+    """The gradient that a branch sends to its input: variance = vv G + vc Gamma, covariance = cv G + cc Gamma.
+
+    G and Gamma are the gradient's variance and token covariance at the branch's output.
+    """
+
+    vv: FloatArray
+    vc: FloatArray
+    cv: FloatArray
+    cc: FloatArray
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What attention needs to know besides weights: lengths, head width, mask, rotation, dropouts."""
+
+    n_queries: int
+    n_keys: int
+    d_model: int
+    d_head: int
+    d_inner: int
+    d_ff: int
+    dropout: float
+    attention_dropout: float
+    causal: bool = False
+    rotary: float = 1.0
+    gated: bool = False
+    activation: str = "relu"
+    qk_norm: bool = False
+
+
+def shape_of(architecture: Architecture, stack: int, *, cross: bool = False) -> Shape:
+    """The Shape of the sublayers of one stack (0 encoder, 1 decoder)."""
+    a = architecture
+    decoder_of_two = a.kind == "encoder-decoder" and stack == 1
+    n_queries = (a.target_len or a.seq_len) if decoder_of_two else a.seq_len
+    rotary = 1.0
+    if a.positions == "rotary" and not cross:
+        rotary = attention.rotary_coherence(n_queries, a.d_head, a.rotary_base, a.rotary_fraction)
+    return Shape(
+        n_queries=n_queries,
+        n_keys=a.seq_len if cross else n_queries,
+        d_model=a.d_model,
+        d_head=a.d_head,
+        d_inner=a.n_heads * a.d_head,
+        d_ff=a.d_ff,
+        dropout=a.dropout,
+        attention_dropout=a.attention_dropout or 0.0,
+        causal=stack == 1 and not cross,
+        rotary=rotary,
+        gated=a.gated,
+        activation=a.activation,
+        qk_norm=a.qk_norm,
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The weight variances that branches need, as arrays over (..., sublayers): products precomputed once."""
+
+    qk: FloatArray  # d_model^2 sigma_q^2 sigma_k^2 d_head score_scale^2: s0 on an input of second moment 1
+    qk_norm: bool
+    query_bias: FloatArray  # variance of a query bias, in units of d_model sigma_q^2; a key bias drops out of softmax
+    value: FloatArray  # d_model sigma_v^2
+    value_bias: FloatArray
+    output: FloatArray  # d_inner sigma_o^2
+    output_back: FloatArray  # d_model sigma_o^2
+    value_back: FloatArray  # d_inner sigma_v^2
+    output_bias: FloatArray
+    up: FloatArray  # d_model sigma_up^2
+    up_bias: FloatArray
+    gate: FloatArray
+    gate_bias: FloatArray
+    down: FloatArray  # d_ff sigma_down^2
+    down_bias: FloatArray
+    down_back: FloatArray  # d_model sigma_down^2
+    wide: float = field(default=1.0)  # d_ff / d_model
+
+    @staticmethod
+    def of(p: Parametrization) -> Rows:
+        """Products of widths and weight variances of every sublayer."""
+        a = p.architecture
+        d, inner = a.d_model, a.n_heads * a.d_head
+        w = {role: column**2 for role, column in p.weights.items()}
+        b = {role: column**2 for role, column in p.biases.items()}
+        scale = p.score_scale**2
+        if a.qk_norm:  # unit vectors times gains: the gains are part of score_scale
+            qk = a.d_head * scale
+        else:
+            qk = d**2 * w["query"] * w["key"] * a.d_head * scale
+        return Rows(
+            qk=qk,
+            qk_norm=a.qk_norm,
+            query_bias=np.divide(b["query"], d * w["query"], out=np.zeros_like(qk), where=w["query"] > 0),
+            value=d * w["value"],
+            value_bias=b["value"],
+            output=inner * w["output"],
+            output_back=d * w["output"],
+            value_back=inner * w["value"],
+            output_bias=b["output"],
+            up=d * w["up"],
+            up_bias=b["up"],
+            gate=d * w["gate"],
+            gate_bias=b["gate"],
+            down=a.d_ff * w["down"],
+            down_bias=b["down"],
+            down_back=d * w["down"],
+            wide=a.d_ff / d,
+        )
+
+
+def _row(column: FloatArray, i: int | FloatArray) -> Array:
+    value = column[..., i]
+    return float(value) if value.ndim == 0 else value
+
+
+def feed_forward(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> Branch:
+    """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
+
+    Args:
+        second, r: second moment of the input and token correlation of its second moments.
+    """
+    keep = 1 - shape.dropout
+    gate_or_up = (rows.gate, rows.gate_bias) if shape.gated else (rows.up, rows.up_bias)
+    s = _row(gate_or_up[0], i) * second + _row(gate_or_up[1], i)
+    shared = _row(gate_or_up[0], i) * second * r + _row(gate_or_up[1], i)
+    q = dual(shape.activation, s, _correlation(shared, s))
+    one, cross = q.second_moment, q.covariance_moment
+    if shape.gated:
+        one = one * (_row(rows.up, i) * second + _row(rows.up_bias, i))
+        cross = cross * (_row(rows.up, i) * second * r + _row(rows.up_bias, i))
+    down, bias = _row(rows.down, i), _row(rows.down_bias, i)
+    return Branch((down * one + bias) / keep, down * cross + bias)
+
+
+def feed_forward_backward(rows: Rows, i: FloatArray, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
+    """The backward map of `feed_forward`, for many sublayers `i` at once; arrays (..., len(i))."""
+    keep = 1 - shape.dropout
+    gate_or_up = (rows.gate, rows.gate_bias) if shape.gated else (rows.up, rows.up_bias)
+    s = gate_or_up[0][..., i] * second + gate_or_up[1][..., i]
+    shared = gate_or_up[0][..., i] * second * r + gate_or_up[1][..., i]
+    q = dual(shape.activation, s, _correlation(shared, s))
+    back = rows.down_back[..., i] * rows.wide  # d_ff sigma_down^2; the way back fans out over d_ff again
+    if shape.gated:
+        up = rows.up[..., i] * second + rows.up_bias[..., i]
+        up_shared = rows.up[..., i] * second * r + rows.up_bias[..., i]
+        one = rows.up[..., i] * q.second_moment + rows.gate[..., i] * up * q.slope_second_moment
+        cross = rows.up[..., i] * q.covariance_moment + rows.gate[..., i] * up_shared * q.slope_moment
+    else:
+        one = rows.up[..., i] * q.slope_second_moment
+        cross = rows.up[..., i] * q.slope_moment
+    zero = np.zeros_like(np.asarray(one, float))
+    return BranchBackward(back * one / keep, zero, zero, back * cross)
+
+
+def scores(rows: Rows, i: int | FloatArray, second_query: Array, second_key: Array) -> tuple[Array, Array]:
+    """(s0, share of a query bias in it): variance of one raw score, and how much of it is the same for every query."""
+    qk = _row(rows.qk, i)
+    if rows.qk_norm:
+        return qk, 0.0
+    bias = _row(rows.query_bias, i)
+    total = second_query + bias
+    return qk * total * second_key, _correlation(bias, total)
+
+
+def self_attention(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> Branch:
+    """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself."""
+    s0, bias = scores(rows, i, second, second)
+    variance, covariance = attention.forward(
+        r, s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout,
+        causal=shape.causal, omega=shape.rotary, query_bias=bias,
+    )  # fmt: skip
+    return _through_output(rows, i, shape, second, variance, covariance)
+
+
+def cross_attention(rows: Rows, i: int, shape: Shape, query: tuple[Array, Array], key: tuple[Array, Array]) -> Branch:
+    """Attention of a stream (second moment, correlation) to the encoder's output (second moment, correlation)."""
+    s0, bias = scores(rows, i, query[0], key[0])
+    variance, covariance = attention.cross_forward(
+        query[1], key[1], s0, shape.n_keys, shape.d_model, shape.d_head, shape.attention_dropout, query_bias=bias
+    )
+    return _through_output(rows, i, shape, key[0], variance, covariance)
+
+
+def _through_output(rows: Rows, i: int, shape: Shape, second: Array, variance: Array, covariance: Array) -> Branch:
+    value, bias = _row(rows.value, i) * second, _row(rows.value_bias, i)
+    # rows of attention weights sum to 1, so a value bias passes; dropout on them is felt at O(1/L) only
+    output, output_bias = _row(rows.output, i), _row(rows.output_bias, i)
+    v = output * (value * variance + bias) + output_bias
+    c = output * (value * covariance + bias) + output_bias
+    return Branch(v / (1 - shape.dropout), c)
+
+
+def self_attention_backward(rows: Rows, i: FloatArray, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
+    """The backward map of `self_attention` over all three paths, for many sublayers `i` at once."""
+    s0, bias = scores(rows, i, second, second)
+    args = (s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout)
+    ends = [
+        attention.backward(r, r_g, *args, causal=shape.causal, omega=shape.rotary, query_bias=bias)
+        for r_g in (0.0, 1.0)
+    ]
+    return _linear_in_correlation(rows, i, shape, *ends)
+
+
+def cross_attention_backward(
+    rows: Rows, i: FloatArray, shape: Shape, query: tuple[FloatArray, FloatArray], key: tuple[FloatArray, FloatArray]
+) -> tuple[BranchBackward, BranchBackward]:
+    """Backward maps of `cross_attention`: to the query stream, and to the encoder's output."""
+    s0, bias = scores(rows, i, query[0], key[0])
+    args = (s0, shape.n_queries, shape.n_keys, shape.d_model, shape.d_head, shape.attention_dropout)
+    ends = [attention.cross_backward(query[1], key[1], r_g, *args, query_bias=bias) for r_g in (0.0, 1.0)]
+    # both paths are in units of d_v sigma_v^2 on inputs of second moment 1: dS/dx carries the other stream's scale
+    to_query = _linear_in_correlation(rows, i, shape, ends[0][0], ends[1][0])
+    scale = np.divide(key[0], query[0], out=np.zeros_like(np.asarray(key[0], float)), where=np.asarray(query[0]) > 0)
+    to_query = BranchBackward(*(column * scale for column in to_query))
+    return to_query, _linear_in_correlation(rows, i, shape, ends[0][1], ends[1][1])
+
+
+def _linear_in_correlation(
+    rows: Rows, i: FloatArray, shape: Shape, at_zero: tuple[Array, Array], at_one: tuple[Array, Array]
+) -> BranchBackward:
+    """Attention's backward moments are linear in the gradient's covariance, so two evaluations give the map.
+
+    After the output dropout the gradient has variance G / (1 - p) and covariance Gamma.
+    """
+    factor = rows.output_back[..., i] * rows.value_back[..., i]
+    keep = 1 - shape.dropout
+    (v0, c0), (v1, c1) = at_zero, at_one
+    return BranchBackward(
+        vv=factor * np.asarray(v0) / keep,
+        vc=factor * (np.asarray(v1) - v0),
+        cv=factor * np.asarray(c0) / keep,
+        cc=factor * (np.asarray(c1) - c0),
+    )
+
+
+def _correlation(shared: Array, total: Array) -> Array:
+    if isinstance(total, float):
+        return min(1.0, max(-1.0, float(shared) / total)) if total > 0 else 0.0
+    top, bottom = np.broadcast_arrays(np.asarray(shared, float), np.asarray(total, float))
+    out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
+    return np.clip(out, -1.0, 1.0)
+
+
+def kinds_of(p: Parametrization) -> list[str]:
+    """Kind of every sublayer by name."""
+    return [KINDS[k] for k in p.kind]
+
+
+def safe_exp(x: Array) -> Array:
+    """exp with its argument held where the result is a normal double, so that extreme streams saturate, not overflow."""
+    if isinstance(x, float):
+        return math.exp(min(max(x, -600.0), 600.0))
+    return np.exp(np.clip(x, -600.0, 600.0))

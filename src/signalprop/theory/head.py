@@ -1,0 +1,161 @@
+"""The gradient that a cross-entropy loss sends back into the stream, before anything is known of any logit.
+
+g_k = (pi_k - e_{y_k}) U, with U the head's weights. Two positions share a gradient when their targets are equal, and when their
+softmax outputs overlap. A head tied to the token table already favours the token that the position reads.
+Derivation and measured error: `docs/theory/network.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.architecture import Architecture
+from signalprop.inputs import InputStatistics
+from signalprop.moments import Array
+from signalprop.parametrization import Parametrization
+from signalprop.theory.activations import dual
+from signalprop.theory.softmax import softmax_moments
+
+_MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
+_KEPT_SHARE = 0.1  # of them, read unchanged
+
+
+class Coincidences(NamedTuple):
+    """Probabilities that ids are equal, over positions that carry loss.
+
+    Attributes:
+        targets: of the targets of two positions. tokens: of the tokens read at two positions.
+        crossed: of the token read at one and the target of another.
+        copied: of the token read and the target at one position.
+    """
+
+    targets: float
+    tokens: float
+    crossed: float
+    copied: float
+
+
+def coincidences(architecture: Architecture, inputs: InputStatistics) -> Coincidences:
+    """Exact for real ids; else what Zipf's law and the task (masked or next-token prediction) give."""
+    if inputs.tokens is not None and inputs.targets is not None:
+        return _counted(inputs.tokens, inputs.targets)
+    c = inputs.target_correlation
+    if architecture.kind == "encoder":
+        return Coincidences(c, _MASKED_SHARE**2 + (1 - _MASKED_SHARE**2) * c, (1 - _MASKED_SHARE) * c, _KEPT_SHARE)
+    return Coincidences(c, inputs.token_correlation, c, c)
+
+
+def _counted(tokens: np.ndarray, targets: np.ndarray) -> Coincidences:  # type: ignore[type-arg]
+    totals = np.zeros(4)
+    pairs = positions = 0
+    for row, aims in zip(tokens, targets, strict=True):
+        carries = aims >= 0
+        t, y = row[carries], aims[carries]
+        size = int(max(t.max(initial=0), y.max(initial=0))) + 1
+        n_t, n_y = np.bincount(np.maximum(t, 0), minlength=size), np.bincount(y, minlength=size)
+        same = int((t == y).sum())
+        totals += (n_y @ n_y - len(y), n_t @ n_t - len(t), n_t @ n_y - same, same)
+        pairs += len(y) * (len(y) - 1)
+        positions += len(y)
+    shares = totals / np.maximum([pairs, pairs, pairs, positions], 1)
+    return Coincidences(*(float(s) for s in shares))
+
+
+class TopGradient(NamedTuple):
+    """Second moments of pi - e_y, with pi = own e_t + (1 - own) b, t the token that the position reads.
+
+    Attributes:
+        own: probability that a tied head gives to t (about 0 in an untied or deep model).
+        aligned: share of that token's row in what the head reads, where a final norm then removes the gradient along it, else 0.
+        r: token correlation of what the head reads.
+        second: E |b|^2. overlap: E b_k . b_k' of two positions. n_classes: V.
+        through: factor on what two positions share on the way back through a dense layer before the head, 1 without one.
+    """
+
+    own: Array
+    aligned: Array
+    r: Array
+    second: Array
+    overlap: Array
+    n_classes: int
+    through: Array
+
+    def variance(self, copied: Array) -> Array:
+        """E |pi - e_y|^2 where the target is the token that is read with probability `copied`."""
+        other = 1 - self.own
+        total = 1 + self.own**2 + other**2 * self.second - 2 * (self.own * copied + other / self.n_classes)
+        return total - self.aligned * self.own**2
+
+    def covariance(self, targets: Array, tokens: Array, crossed: Array) -> Array:
+        """E (pi_k - e_y_k) . (pi_k' - e_y_k') given the probabilities of `Coincidences` for the pair."""
+        other, chance = 1 - self.own, 1 / self.n_classes
+        softmax = self.own**2 * tokens + 2 * self.own * other * chance + other**2 * self.overlap
+        shared = targets + softmax - 2 * (self.own * crossed + other * chance)
+        # the norm's Jacobian I - x x^T / d on both sides: x holds the row of the token that the position reads
+        removed = 2 * self.own * (self.own * tokens - crossed) - self.own**2 * self.r
+        return (shared - self.aligned * removed) * self.through
+
+
+def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_share: Array) -> TopGradient:
+    """Moments of pi - e_y at the end of the last stack.
+
+    Logits of V classes are Gaussian of variance s = d sigma_u^2 E x^2 with correlation r between positions; E |pi|^2 is the
+    exact softmax moment, and the overlap of two softmaxes with correlated logits the interpolation
+    sqrt(P(r s) P(s) (V P(s))^(r - 1)), right at r = 0 and r = 1. A tied head adds the mean d sigma_e^2 alpha to the logit of the token read,
+    alpha = exp(log_token_share / 2) being the factor on its row in the stream.
+
+    Args:
+        log_variance, r: of the last stream_out. log_token_share: log of alpha^2 before the final norm.
+    """
+    a = p.architecture
+    classes = a.vocab_size if a.head != "classes" else a.n_classes
+    normed = a.has_final_norm or a.head_transform
+    gain2 = p.head.final_norm_gain**2 if a.has_final_norm else 1.0
+    held = np.clip(log_variance, -600.0, 600.0)
+    second: Array = np.asarray(log_variance) * 0.0 + gain2 if normed else np.exp(held)
+    through: Array = 1.0
+    if a.head_transform and a.head == "lm":
+        s_in = a.d_model * p.head.transform**2 * second
+        q = dual(a.activation, s_in, r)
+        through = q.slope_moment / q.slope_second_moment
+        second = np.ones_like(np.asarray(second))
+        centred = np.asarray(q.second_moment - q.mean**2, float)
+        r = np.divide(q.covariance_moment - q.mean**2, centred, out=np.zeros_like(centred * r), where=centred > 0)
+    s = np.minimum(a.d_model * p.head.weight**2 * p.head.scale**2 * second, 1e4)
+    own: Array = 0.0
+    aligned: Array = 0.0
+    if a.head == "lm" and a.input == "tokens" and a.tied_embeddings and not a.head_transform:
+        share = log_token_share - (held if normed else 0.0) + math.log(gain2)
+        raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
+        if a.has_final_norm:
+            aligned = np.minimum(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)) / gain2, 1.0)
+        own = 1 / (1 + (classes - 1) * np.exp(np.clip(s / 2 - raised, -600.0, 600.0)))
+    positive = np.clip(r, 0.0, 1.0)
+    alone = np.asarray(softmax_moments(s, classes).second)
+    common = np.asarray(softmax_moments(positive * s, classes).second)
+    overlap = np.sqrt(common * alone * (classes * alone) ** (positive - 1.0))
+    return TopGradient(own, aligned, positive, alone, overlap, classes, through)
+
+
+def top_gradient_correlation(
+    p: Parametrization, inputs: InputStatistics, log_variance: Array, r: Array, log_token_share: Array
+) -> Array:
+    """Token correlation of the gradient that enters at the last stream_out, averaged over positions.
+
+    The share f of positions that carry loss multiplies the variance by f and the covariance by f^2. For small logits and an
+    untied head the result is f (c - 1/V) / (1 - 1/V), c the collision probability of the targets. A head that reads one
+    position (class token) gives 0. Without a head, or for a given stream, it is f c.
+    """
+    a = p.architecture
+    if a.head == "classes" and a.class_token:
+        return 0.0
+    loss = inputs.decoder or inputs
+    if a.head == "none" or inputs.kind == "stream":
+        return loss.loss_fraction * max(0.0, loss.target_correlation)
+    c = coincidences(a, loss)
+    top = top_gradient(p, log_variance, r, log_token_share)
+    shared = top.covariance(c.targets, c.tokens, c.crossed) / top.variance(c.copied)
+    return np.clip(loss.loss_fraction * shared, 0.0, 1.0)

@@ -1,0 +1,335 @@
+"""The whole network by one recursion over the sublayers of a Parametrization: fidelity `moments`.
+
+Forward, the state is (log variance, token correlation) of the stream; backward, (log gradient variance, gradient
+token correlation), with each branch's backward map evaluated for all sublayers at once. Logarithms carry the products, so
+that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appendix G, generalised; `docs/theory/network.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from signalprop.architecture import Architecture
+from signalprop.inputs import InputStatistics
+from signalprop.moments import Array, FloatArray, Moments
+from signalprop.parametrization import PLACEMENTS, Parametrization
+from signalprop.profile import POINTS, Profile, Series
+from signalprop.theory import blocks
+from signalprop.theory.embedding import embed
+from signalprop.theory.head import top_gradient_correlation
+
+_NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
+PRE, POST, SANDWICH = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich"))
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What the backward pass needs of the forward pass; arrays (..., sublayers), variances as logarithms."""
+
+    stream_in: FloatArray
+    stream_out: FloatArray
+    branch: FloatArray
+    r_in: FloatArray
+    r_out: FloatArray
+    r_branch: FloatArray
+    mean_in: FloatArray
+    mean_out: FloatArray
+    second: FloatArray  # second moment of what the branch reads
+    r_read: FloatArray  # its token correlation
+    norm: FloatArray  # log of the variance (plus epsilon) by which the norm divides; 0 without one
+    raw_branch: FloatArray  # log variance of the branch before a sandwich's second norm
+    memory: tuple[Array, Array] | None  # second moment and correlation of the encoder's normed output
+    memory_norm: Array  # log of what the encoder's final norm divides by
+    token_share: Array  # log of the squared factor on the token's row in the last stream
+
+
+def predict_moments(
+    parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True
+) -> Profile:
+    """Moments at every probe point by the closed-form recursion; a sweep gives arrays with its leading axes.
+
+    Bidirectional stacks: median errors of 1-2 % (docs/accuracy.md). Causal stacks: position averages do not compound
+    rightly there, gradients of early layers can be several times off; `signalprop.kernels` is right for those.
+    """
+    p = parametrization
+    start = embed(p.architecture, p.embedding, inputs)
+    decoder_start = None
+    if p.architecture.kind == "encoder-decoder":
+        decoder_start = embed(p.architecture, p.embedding, inputs.decoder or inputs, decoder=True)
+    rows = blocks.Rows.of(p)
+    f = _forward(p, rows, start, decoder_start)
+    forward = {
+        "stream_in": Series.of(log_variance=f.stream_in, token_correlation=f.r_in, mean=f.mean_in),
+        "branch": Series.of(log_variance=f.branch, token_correlation=f.r_branch),
+        "stream_out": Series.of(log_variance=f.stream_out, token_correlation=f.r_out, mean=f.mean_out),
+    }
+    gradient = None
+    if backward:
+        top = top_gradient_correlation(p, inputs, f.stream_out[..., -1], f.r_out[..., -1], f.token_share)
+        gradient = _backward(p, rows, f, top)
+    return Profile(
+        source="theory",
+        fidelity="moments",
+        architecture=p.architecture,
+        scheme=p.scheme,
+        input={
+            "mean": float(start.mean),
+            "variance": float(start.variance),
+            "token_correlation": float(start.token_correlation),
+        },
+        forward=forward,
+        gradient=gradient,
+        statistics=sensitivity_gain(p),
+    )
+
+
+def sensitivity_gain(p: Parametrization) -> dict[str, Any]:
+    """The squared ratio (beta / lambda)^2 per sublayer, for `Profile.sensitivity` (1 where lambda is 0)."""
+    skip = np.where(p.parallel, np.roll(p.skip, 1, -1), p.skip)  # a parallel layer has the skip of its attention row
+    gain = np.divide(p.branch**2, skip**2, out=np.ones_like(p.branch), where=skip != 0)
+    return {"branch_gain": gain}
+
+
+def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_start: Moments | None) -> _Forward:
+    a = p.architecture
+    lead = p.skip.shape[:-1]
+    n = p.n_sublayers
+    names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
+             "r_read", "norm", "raw_branch")  # fmt: skip
+    out: dict[str, FloatArray] = {name: np.empty((n, *lead)) for name in names}
+    kinds = blocks.kinds_of(p)
+    shapes = {(s, c): blocks.shape_of(a, s, cross=c) for s, c in {(int(s), False) for s in p.stack} | {(1, True)}}
+    placements, parallels = p.placement.tolist(), p.parallel.tolist()
+    log_skip2, log_branch2 = _log(p.skip**2), _log(p.branch**2)
+    log_gain2, log_post_gain2 = _log(p.norm_gain**2), _log(p.post_norm_gain**2)
+    epsilon = _log(float(a.norm_eps))
+    log_v, r, mean = _start(start, lead)
+    memory: tuple[Array, Array] | None = None
+    memory_norm: Array = 0.0
+    layer_in: tuple[Array, Array, Array] = (log_v, r, mean)
+    for i in range(n):
+        stack = int(p.stack[i])
+        if decoder_start is not None and i == 2 * a.n_layers:
+            memory, memory_norm = _memory(a, p, log_v, r)
+            log_v, r, mean = _start(decoder_start, lead)
+        if not parallels[i]:
+            layer_in = (log_v, r, mean)
+        read_v, read_r, read_mean = layer_in
+        second, r_read, norm = _read(a, p, i, placements[i], read_v, read_r, read_mean)
+        if kinds[i] == "feed_forward":
+            made = blocks.feed_forward(rows, i, shapes[stack, False], second, r_read)
+        elif kinds[i] == "attention":
+            made = blocks.self_attention(rows, i, shapes[stack, False], second, r_read)
+        else:
+            assert memory is not None
+            made = blocks.cross_attention(rows, i, shapes[1, True], (second, r_read), memory)
+        raw = _log(made.variance)
+        branch_v, branch_r = raw, blocks._correlation(made.covariance, made.variance)
+        if placements[i] == SANDWICH:
+            branch_v = _row(log_post_gain2, i) + raw - _log_add(epsilon, raw)
+        if norm is None:  # a stream that is read as it is may be of any size: the branch was computed at a held one
+            branch_v = branch_v + (read_v - _held(read_v))
+            norm = 0.0
+        log_skip = log_v if parallels[i] else _row(log_skip2, i) + log_v
+        log_branch = _row(log_branch2, i) + branch_v
+        total = _log_add(log_skip, log_branch)
+        share = _exp(log_branch - total)  # of the branch in the sum's variance
+        new_r = share * branch_r + (1 - share) * r
+        new_mean = mean * (1.0 if parallels[i] else _row(p.skip, i))
+        if placements[i] == POST:
+            norm = _log_add(total, epsilon)
+            total, new_mean = total - norm + _row(log_gain2, i), mean * 0.0
+        for name, value in zip(
+            names,
+            (read_v, total, branch_v, read_r, new_r, branch_r, read_mean, new_mean, second, r_read, norm, raw),
+            strict=True,
+        ):
+            out[name][i] = value
+        log_v, r, mean = total, new_r, new_mean
+    columns = {name: np.moveaxis(value, 0, -1) for name, value in out.items()}
+    share = token_share(p, columns["norm"])
+    return _Forward(**columns, memory=memory, memory_norm=memory_norm, token_share=share)
+
+
+def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
+    """Log of alpha^2: the token's row of the table stands in the last stream times alpha (the skip path alone).
+
+    Args:
+        log_norm: log of the variance by which each sublayer's norm divides (used where it is a post-norm).
+    """
+    a = p.architecture
+    last = p.stack == p.stack[-1]
+    e = p.embedding
+    start = math.log(e.scale**2)
+    if a.embedding_norm:
+        total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
+        start += math.log(e.norm_gain**2 / total) if total > 0 and e.norm_gain > 0 else _NO_SIGNAL
+    steps = np.where(p.parallel, 0.0, _log(p.skip**2))
+    steps = steps + np.where(p.placement == POST, _log(p.norm_gain**2) - log_norm, 0.0)
+    return start + np.sum(np.where(last, steps, 0.0), axis=-1)
+
+
+def _start(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    log_v = _log(float(moments.variance))
+    values = (log_v, float(moments.token_correlation), float(moments.mean))
+    return tuple(np.full(lead, v) if lead else v for v in values)  # type: ignore[return-value]
+
+
+def _read(
+    a: Architecture, p: Parametrization, i: int, placement: int, log_v: Array, r: Array, mean: Array
+) -> tuple[Array, Array, Array | None]:
+    """(second moment, correlation of second moments) of what the branch reads, and log of what the norm divides by."""
+    if placement in (PRE, SANDWICH):
+        ratio_mean = mean**2 * blocks.safe_exp(-log_v) if a.norm == "rmsnorm" else 0.0 * mean
+        norm = _log_add(log_v + _log(1 + ratio_mean), _log(float(a.norm_eps)))
+        second = (1 + ratio_mean) * blocks.safe_exp(log_v - norm) * _row(p.norm_gain, i) ** 2
+        return _plain(second), (r + ratio_mean) / (1 + ratio_mean), norm
+    held = blocks.safe_exp(_held(log_v))
+    ratio_mean = mean**2 * blocks.safe_exp(-log_v)
+    return _plain(held * (1 + ratio_mean)), (r + ratio_mean) / (1 + ratio_mean), None
+
+
+def _held(log_v: Array) -> Array:
+    """Where a branch reads an un-normed stream of extreme size, it is computed at this size and scaled: there the
+    activations that can be reached are homogeneous of degree 1 or bounded."""
+    return np.clip(log_v, -27.6, 27.6) if isinstance(log_v, np.ndarray) else min(max(log_v, -27.6), 27.6)
+
+
+def _memory(a: Architecture, p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
+    if not a.has_final_norm:
+        return (blocks.safe_exp(log_v), r), log_v * 0.0
+    norm = _log_add(log_v, _log(float(a.norm_eps)))
+    return (blocks.safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
+
+
+def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) -> dict[str, Series]:
+    a = p.architecture
+    n, lead = p.n_sublayers, p.skip.shape[:-1]
+    maps, to_memory = _backward_maps(p, rows, f)
+    skip2, log_branch2 = p.skip**2, _log(p.branch**2)
+    # what a norm makes of a gradient on its way to the stream, and on its way to the branch
+    norm_gain = _log(p.norm_gain**2) - f.norm
+    inner = log_branch2 + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
+    second_norm = _log(p.post_norm_gain**2) - np.logaddexp(f.raw_branch, _log(float(a.norm_eps)))
+    inner = inner + np.where(p.placement == SANDWICH, second_norm, 0.0)
+    scale = blocks.safe_exp(inner)
+    maps = blocks.BranchBackward(*(scale * column for column in maps))
+    out = {(point, name): np.empty((n, *lead)) for point in POINTS for name in ("log", "r")}
+    log_g: Array = np.zeros(lead) if lead else 0.0
+    rho: Array = np.broadcast_to(np.asarray(top, float), lead).copy() if lead else float(top)
+    memory_g: tuple[Array, Array] = (log_g + _NO_SIGNAL, log_g)  # log variance, covariance in its units
+    placements, parallels = p.placement.tolist(), p.parallel.tolist()
+    held: tuple[Array, Array, Array] | None = None  # the parallel feed-forward's share: log, variance, covariance
+    for i in range(n - 1, -1, -1):
+        if a.kind == "encoder-decoder" and i == 2 * a.n_layers - 1:
+            log_g, rho = memory_g[0] - f.memory_norm + _log(p.head.final_norm_gain**2), memory_g[1]
+        out["stream_out", "log"][i], out["stream_out", "r"][i] = log_g, rho
+        log_sum = log_g
+        if placements[i] == POST:
+            log_sum = log_g + _row(norm_gain, i)
+        out["branch", "log"][i] = log_sum + _row(log_branch2, i)
+        out["branch", "r"][i] = rho
+        back_v = _row(maps.vv, i) + _row(maps.vc, i) * rho
+        back_c = _row(maps.cv, i) + _row(maps.cc, i) * rho
+        if p.kind[i] == 1:
+            memory_v = _row(to_memory.vv, i) + _row(to_memory.vc, i) * rho
+            memory_c = _row(to_memory.cv, i) + _row(to_memory.cc, i) * rho
+            sent = log_sum + _row(log_branch2, i) + _log(memory_v)
+            memory_g = _add(memory_g, sent, blocks._correlation(memory_c, memory_v))
+        if parallels[i]:
+            held = (log_sum, back_v, back_c)
+            variance, covariance = 1.0 + back_v, rho + back_c  # provisional: the layer input's total comes with attention
+        else:
+            lam2 = _row(skip2, i)
+            variance, covariance = lam2 + back_v, lam2 * rho + back_c
+            if held is not None:
+                variance, covariance = variance + held[1], covariance + held[2]
+        new_log = log_sum + _log(variance)
+        new_rho = blocks._correlation(covariance, variance)
+        if parallels[i]:
+            out["stream_in", "log"][i], out["stream_in", "r"][i] = new_log, new_rho
+            continue  # attention writes to the same stream: it meets the gradient at the layer's output
+        if held is not None:  # both rows read one tensor: its total gradient stands on both
+            out["stream_in", "log"][i + 1], out["stream_in", "r"][i + 1] = new_log, new_rho
+            held = None
+        out["stream_in", "log"][i], out["stream_in", "r"][i] = new_log, new_rho
+        log_g, rho = new_log, new_rho
+    last = out["stream_out", "log"][n - 1].copy()
+
+    def series(point: str) -> Series:
+        return Series.of(
+            log_variance=np.moveaxis(out[point, "log"] - last, 0, -1),
+            token_correlation=np.moveaxis(out[point, "r"], 0, -1),
+        )
+
+    return {point: series(point) for point in POINTS}
+
+
+def _backward_maps(
+    p: Parametrization, rows: blocks.Rows, f: _Forward
+) -> tuple[blocks.BranchBackward, blocks.BranchBackward]:
+    """Backward maps of all sublayers, (..., n); and of cross-attention to the encoder's output."""
+    shape = p.skip.shape
+    maps = blocks.BranchBackward(*(np.zeros(shape) for _ in range(4)))
+    to_memory = blocks.BranchBackward(*(np.zeros(shape) for _ in range(4)))
+
+    def put(target: blocks.BranchBackward, where: Any, values: blocks.BranchBackward) -> None:
+        for column, value in zip(target, values, strict=True):
+            column[..., where] = value
+
+    for stack in sorted(set(p.stack.tolist())):
+        for kind in (0, 1, 2):
+            where = np.flatnonzero((p.stack == stack) & (p.kind == kind))
+            if not len(where):
+                continue
+            shape_of = blocks.shape_of(p.architecture, stack, cross=kind == 1)
+            second, r = f.second[..., where], f.r_read[..., where]
+            if kind == 2:
+                put(maps, where, blocks.feed_forward_backward(rows, where, shape_of, second, r))
+            elif kind == 0:
+                put(maps, where, blocks.self_attention_backward(rows, where, shape_of, second, r))
+            else:
+                assert f.memory is not None
+                key = tuple(np.broadcast_to(np.asarray(m)[..., None], second.shape) for m in f.memory)
+                query, memory = blocks.cross_attention_backward(rows, where, shape_of, (second, r), (key[0], key[1]))
+                put(maps, where, query)
+                put(to_memory, where, memory)
+    return maps, to_memory
+
+
+def _add(state: tuple[Array, Array], log_v: Array, r: Array) -> tuple[Array, Array]:
+    total = _log_add(state[0], log_v)
+    share = _exp(log_v - total)
+    return total, share * r + (1 - share) * state[1]
+
+
+def _row(column: FloatArray, i: int) -> Array:
+    value = column[..., i]
+    return float(value) if value.ndim == 0 else value
+
+
+def _plain(value: Array) -> Array:
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def _log(value: Array) -> Array:
+    if isinstance(value, float):
+        return math.log(value) if value > 0 else _NO_SIGNAL
+    with np.errstate(divide="ignore"):
+        return np.maximum(np.log(value), _NO_SIGNAL)
+
+
+def _log_add(x: Array, y: Array) -> Array:
+    """log(exp(x) + exp(y)); an order of magnitude faster than NumPy's for plain floats."""
+    if isinstance(x, float) and isinstance(y, float):
+        high, low = (x, y) if x > y else (y, x)
+        return high + math.log1p(math.exp(max(low - high, -700.0)))
+    return np.logaddexp(x, y)
+
+
+def _exp(x: Array) -> Array:
+    return math.exp(max(x, -745.0)) if isinstance(x, float) else np.exp(x)

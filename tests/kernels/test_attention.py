@@ -1,0 +1,141 @@
+"""Token-kernel attention against explicit sums and against Monte Carlo over weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.kernels.attention import TokenAttention, rotation, row_moments
+from signalprop.theory.softmax import exact_softmax_moments
+
+
+def mixing(length: int, causal: bool) -> np.ndarray:
+    """The matrix M itself."""
+    seen = np.tril(np.ones((length, length))) if causal else np.ones((length, length))
+    return seen / seen.sum(1, keepdims=True)
+
+
+def kernel_of(length: int, seed: int, correlation: float = 0.4) -> np.ndarray:
+    """A random correlation matrix with unit diagonal."""
+    rng = np.random.default_rng(seed)
+    x = np.sqrt(correlation) * rng.normal(size=(1, 40)) + np.sqrt(1 - correlation) * rng.normal(size=(length, 40))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    return x @ x.T
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_without_scores_attention_is_the_mean_of_what_a_row_sees(causal: bool) -> None:
+    """qk = 0: forward M S M^T, backward M^T G M plus what one query does, by explicit matrices."""
+    length = 23
+    s, g = kernel_of(length, 0), kernel_of(length, 1)
+    m = mixing(length, causal)
+    attention = TokenAttention(s, qk=0.0, d_model=64, causal=causal)
+    np.testing.assert_allclose(attention.forward(), m @ s @ m.T, atol=1e-12)
+    np.testing.assert_allclose(attention.backward(g), m.T @ g @ m, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
+    length = 9
+    s, h = kernel_of(length, 2), kernel_of(length, 3)
+    m = mixing(length, causal)
+    seen = (m > 0).astype(float)
+    ms, msm = m @ s, m @ s @ m.T
+    bracket = (
+        s[None, None, :, :]
+        - ms[:, None, None, :]
+        - ms[None, :, :, None]
+        + msm[:, :, None, None]
+    )
+    expected = np.einsum("ik,jl,ij,ijkl->kl", seen, seen, h, bracket)
+    found = TokenAttention(s, qk=1.0, d_model=64, causal=causal)._centred_sum(h)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_forward_and_backward_agree_with_random_heads(causal: bool) -> None:
+    """Monte Carlo over W_Q, W_K, W_V and the arriving gradient; 5 standard errors, and 4 % for what the theory leaves out."""
+    rng = np.random.default_rng(4)
+    length, d, dk, draws, s0 = 24, 96, 48, 300, 1.0
+    correlation = 0.5
+    common = rng.normal(size=d)
+    common *= np.sqrt(d) / np.linalg.norm(common)
+    x = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.normal(size=(length, d))
+    x *= np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True)
+    s = x @ x.T / d
+    g_corr = 0.3
+    hidden = np.where(np.tril(np.ones((length, length))) > 0, 0.0, -np.inf) if causal else 0.0
+    outs, backs = [], []
+    for _ in range(draws):
+        wq, wk = rng.normal(size=(2, d, dk)) / np.sqrt(d)
+        wv = rng.normal(size=(d, dk)) / np.sqrt(d)
+        q, k, v = x @ wq, x @ wk, x @ wv
+        scores = q @ k.T / np.sqrt(dk) + hidden
+        a = np.exp(scores - scores.max(1, keepdims=True))
+        a /= a.sum(1, keepdims=True)
+        outs.append((a @ v) @ (a @ v).T / dk)
+        g = np.sqrt(g_corr) * rng.normal(size=(1, dk)) + np.sqrt(1 - g_corr) * rng.normal(size=(length, dk))
+        da = g @ v.T
+        ds = a * (da - (a * da).sum(1, keepdims=True)) / np.sqrt(dk)
+        gx = (a.T @ g) @ wv.T + (ds @ k) @ wq.T + (ds.T @ q) @ wk.T
+        backs.append(gx @ gx.T / d)
+    theory = TokenAttention(s, qk=s0, d_model=d, causal=causal)
+    gradient = np.full((length, length), g_corr)
+    np.fill_diagonal(gradient, 1.0)
+    # units: forward d sigma_v^2 = 1; backward d_v sigma_v^2 = dk / d
+    for samples, predicted, name in ((outs, theory.forward(), "forward"), (backs, theory.backward(gradient) * dk / d, "back")):
+        stack = np.stack(samples)
+        for take, what in ((np.trace, "own"), (np.sum, "all")):
+            values = np.array([take(sample) for sample in stack])
+            error = abs(values.mean() - take(predicted))
+            allowed = 5 * values.std(ddof=1) / np.sqrt(draws) + 0.04 * values.mean()
+            assert error < allowed, f"{name} {what}: {take(predicted)} against {values.mean()}"
+        first = stack[:, 0, 0]
+        assert abs(first.mean() - predicted[0, 0]) < 5 * first.std(ddof=1) / np.sqrt(draws) + 0.1 * first.mean(), name
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    length=st.integers(1, 40),
+    qk=st.floats(0, 30),
+    correlation=st.floats(0, 0.999),
+    dropout=st.floats(0, 0.9),
+    causal=st.booleans(),
+    rotary=st.booleans(),
+)
+def test_no_nan_and_no_negative_variance(
+    length: int, qk: float, correlation: float, dropout: float, causal: bool, rotary: bool
+) -> None:
+    rho, omega = rotation(length, 16, 1e4, 1.0, causal) if rotary else (None, None)
+    attention = TokenAttention(kernel_of(length, 5, correlation), qk, 32, causal, dropout, rho, omega)
+    for out in (attention.forward(), attention.backward(kernel_of(length, 6))):
+        assert np.isfinite(out).all()
+        assert (np.diagonal(out) >= -1e-12).all()
+        np.testing.assert_allclose(out, out.T, atol=1e-9 * max(1.0, np.abs(out).max()))
+
+
+def test_row_moments_interpolate_the_exact_integrals() -> None:
+    lengths = np.arange(1, 301, dtype=float)
+    s = np.full(300, 0.7)
+    second, jacobian = row_moments(s, lengths)
+    for n in (1, 2, 7, 50, 123, 300):
+        exact = exact_softmax_moments(0.7, n)
+        assert second[n - 1] == pytest.approx(float(exact.second), rel=0.01)
+        assert jacobian[n - 1] == pytest.approx(float(exact.jacobian), rel=0.015, abs=1e-12)
+
+
+def test_rotation_is_the_mean_cosine() -> None:
+    length, d_head, base = 17, 8, 100.0
+    theta = base ** (-np.arange(0, d_head, 2) / d_head)
+    angle = np.arange(length)[:, None] * theta
+    rho, omega = rotation(length, d_head, base, 1.0, True)
+    lag = np.subtract.outer(np.arange(length), np.arange(length))
+    explicit = np.cos(lag[..., None] * theta).mean(-1)
+    np.testing.assert_allclose(rho[np.abs(lag)], explicit, atol=1e-12)
+    for n in (1, 5, 17):
+        phases = np.abs(np.exp(1j * angle[:n]).mean(0)) ** 2
+        assert omega[n - 1] == pytest.approx(phases.mean(), abs=1e-12)
+    _, bidirectional = rotation(length, d_head, base, 1.0, False)
+    np.testing.assert_allclose(bidirectional, omega[-1])

@@ -1,0 +1,370 @@
+"""The reference transformer: what a sublayer computes, what is drawn, what a Parametrization's numbers do."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from signalprop.architecture import Architecture
+from signalprop.data import Batch
+from signalprop.errors import InputError
+from signalprop.models import build
+from signalprop.models.activations import TORCH_FUNCTIONS, torch_activation
+from signalprop.models.ends import sinusoidal_table
+from signalprop.models.sublayers import Surroundings
+from signalprop.models.transformer import batch_tensors
+from signalprop.models.weights import draw
+from signalprop.parametrization import Distribution, Embedding, Parametrization
+from signalprop.probes import measure
+from signalprop.profile import POINTS
+from signalprop.schemes import scheme
+from signalprop.simulation import simulate
+from signalprop.theory import activations
+
+SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 30, "seq_len": 8}
+TOKENS = torch.tensor([[3, 7, 7, 1, 9, 3, 2, 8], [5, 5, 1, 4, 9, 8, 3, 2]])
+
+
+def table(**changes: Any) -> Parametrization:
+    return scheme("xavier")(Architecture(**{**SMALL, **changes}))
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "truncated_normal", "measured"])
+def test_drawn_weights_have_the_asked_standard_deviation(distribution: Distribution) -> None:
+    tensor = torch.empty(400, 500)
+    draw(tensor, 0.3, distribution, 0, "place", "role")
+    # standard error of a standard deviation: at most std / sqrt(2 n)
+    assert float(tensor.std()) == pytest.approx(0.3, abs=4 * 0.3 / math.sqrt(2 * 200_000))
+    assert float(tensor.mean()) == pytest.approx(0.0, abs=4 * 0.3 / math.sqrt(200_000))
+    largest = {"uniform": 0.3 * math.sqrt(3), "truncated_normal": 2 * 0.3 / 0.8796256610342398}
+    if distribution in largest:
+        assert float(tensor.abs().max()) == pytest.approx(largest[distribution], rel=1e-3)
+
+
+def test_weights_differ_by_place_role_and_seed_and_not_by_precision() -> None:
+    def drawn(dtype: torch.dtype, *where: Any) -> torch.Tensor:
+        tensor = torch.empty(4, 5, dtype=dtype)
+        draw(tensor, 1.0, "normal", *where)
+        return tensor
+
+    first = drawn(torch.float32, 0, "1", "up")
+    assert torch.equal(first.double(), drawn(torch.float64, 0, "1", "up"))
+    assert torch.equal(first.bfloat16(), drawn(torch.bfloat16, 0, "1", "up"))
+    for other in ((1, "1", "up"), (0, "2", "up"), (0, "1", "down")):
+        assert not torch.equal(first, drawn(torch.float32, *other))
+
+
+def test_every_role_gets_its_column() -> None:
+    p = table(gated=True, d_model=64, d_ff=128, n_kv_heads=1, bias=True)
+    rng = np.random.default_rng(0)
+    weights = {f"weight__{role}": rng.uniform(0.5, 2, p.n_sublayers) * (std > 0) for role, std in p.weights.items()}
+    biases = {f"bias__{role}": np.where(std > 0, 0.5, 0.0) for role, std in p.weights.items()}
+    p = p.with_columns(**weights, **biases, norm_gain=0.7)
+    model = build(p, seed=0)
+    for i, sublayer in enumerate(model.sublayers()):
+        assert torch.equal(sublayer.norm.weight, torch.full((64,), 0.7))
+        for role, linear in sublayer.branch.function.named_children():
+            for values, std in ((linear.weight.detach(), p.weights[role][i]), (linear.bias.detach(), 0.5)):
+                error = std / math.sqrt(2 * values.numel())
+                assert float(values.std()) == pytest.approx(std, abs=4 * error), (i, role)
+
+
+def test_seed_decides_everything_and_its_default_comes_from_pytorch() -> None:
+    p = table(dropout=0.0)
+    one, same, other = (build(p, seed=seed)(TOKENS).logits for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    torch.manual_seed(4)
+    first = build(p)(TOKENS).logits
+    second = build(p)(TOKENS).logits
+    torch.manual_seed(4)
+    assert torch.equal(first, build(p)(TOKENS).logits) and not torch.equal(first, second)
+
+
+# --- what a sublayer computes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_placements(placement: Any, norm: Any) -> None:
+    p = table(norm_placement=placement, norm=norm, n_layers=1, norm_eps=1e-6)
+    p = p.with_columns(skip=0.8, branch=0.6, norm_gain=1.3, post_norm_gain=0.5)
+    sublayer = build(p, seed=0, dtype=torch.float64).sublayers()[1]
+    x = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def normed(values: torch.Tensor) -> torch.Tensor:
+        centred = values - values.mean(-1, keepdim=True) if norm == "layernorm" else values
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    def f(values: torch.Tensor) -> torch.Tensor:
+        up, down = sublayer.branch.function.up, sublayer.branch.function.down
+        return nn.functional.gelu(values @ up.weight.T) @ down.weight.T
+
+    expected = {
+        "pre": lambda: 0.8 * x + 0.6 * f(1.3 * normed(x)),
+        "post": lambda: 1.3 * normed(0.8 * x + 0.6 * f(x)),
+        "sandwich": lambda: 0.8 * x + 0.6 * 0.5 * normed(f(1.3 * normed(x))),
+        "none": lambda: 0.8 * x + 0.6 * f(x),
+    }[placement]()
+    torch.testing.assert_close(sublayer(x, Surroundings()), expected)
+
+
+def test_parallel_sublayers_read_the_same_stream_and_the_skip_counts_once() -> None:
+    p = table(parallel=True, n_layers=1).with_columns(skip=0.5, branch=[2.0, 3.0])
+    model = build(p, seed=0, dtype=torch.float64)
+    attention, feed_forward = model.sublayers()
+    seen: list[torch.Tensor] = []
+    for sublayer in (attention, feed_forward):
+        sublayer.branch.register_forward_hook(lambda _, __, out: seen.append(out))
+    attention.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.encoder.final_norm = None
+    hidden = model(TOKENS).hidden
+    x, first, second = seen
+    torch.testing.assert_close(hidden, 0.5 * x + 2 * first + 3 * second)
+    torch.testing.assert_close(second, feed_forward.branch(feed_forward.norm(x), Surroundings()))
+
+
+def test_decoder_sees_no_later_token_and_encoder_does() -> None:
+    changed = TOKENS.clone()
+    changed[:, -1] = 0
+    for kind, equal in (("decoder", True), ("encoder", False)):
+        model = build(table(kind=kind), seed=0)
+        same = torch.allclose(model(TOKENS).logits[:, :-1], model(changed).logits[:, :-1], atol=1e-5)
+        assert same is equal
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_padding_does_not_change_real_tokens(kind: Any) -> None:
+    model = build(table(kind=kind, positions="rotary"), seed=0, dtype=torch.float64)
+    keep = torch.arange(8).expand(2, -1) < torch.tensor([[8], [5]])
+    padded = model(TOKENS, keep=keep).logits
+    short = model(TOKENS[1:, :5]).logits
+    torch.testing.assert_close(padded[1:, :5], short)
+    assert torch.isfinite(padded).all()
+
+
+def test_left_padding_gives_finite_numbers() -> None:
+    keep = torch.arange(8).expand(2, -1) >= torch.tensor([[0], [3]])
+    assert torch.isfinite(build(table(kind="decoder"), seed=0)(TOKENS, keep=keep).logits).all()
+
+
+def test_score_scale_and_qk_norm() -> None:
+    p = table(qk_norm=True)
+    model, larger = build(p, seed=0), build(p.with_columns(weight__query=9 * p.weights["query"]), seed=0)
+    torch.testing.assert_close(model(TOKENS).logits, larger(TOKENS).logits, rtol=1e-3, atol=1e-3)
+    scaled = build(p.with_columns(score_scale=4.0), seed=0)
+    assert not torch.allclose(model(TOKENS).logits, scaled(TOKENS).logits, atol=1e-2)
+    plain = table()
+    twice = plain.with_columns(weight__query=2 * plain.weights["query"])
+    torch.testing.assert_close(
+        build(twice, seed=0)(TOKENS).logits,
+        build(plain.with_columns(score_scale=2 * plain.score_scale), seed=0)(TOKENS).logits,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_dropout_only_in_training_mode() -> None:
+    model = build(table(dropout=0.5), seed=0)
+    assert not torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+    model.eval()
+    assert torch.equal(model(TOKENS).logits, model(TOKENS).logits)
+
+
+# --- the two ends -----------------------------------------------------------------------------------------------------
+
+
+def test_embeddings_add_scale_and_norm() -> None:
+    a = Architecture(**{**SMALL, "n_segments": 2, "embedding_norm": True, "embedding_scale": 3.0, "dropout": 0.0})
+    p = replace(
+        scheme("xavier")(a), embedding=Embedding(token=1.0, position=2.0, segment=0.5, scale=3.0, norm_gain=0.4)
+    )
+    e = build(p, seed=0, dtype=torch.float64).encoder.embedding
+    segments = (torch.arange(8) > 4).long().expand(2, -1)
+    total = 3.0 * (e.token.weight[TOKENS] + e.position.weight[:8] + e.segment.weight[segments])
+    torch.testing.assert_close(e(TOKENS, segments), 0.4 * nn.functional.layer_norm(total, (16,), eps=a.norm_eps))
+
+
+def test_sinusoidal_table_has_its_root_mean_square_and_shifts_by_rotation() -> None:
+    rows = sinusoidal_table(50, 64).double()
+    assert float(rows.square().mean()) == pytest.approx(1.0, abs=1e-6)
+    products = rows @ rows.T  # a function of the distance alone
+    torch.testing.assert_close(products.diagonal(3), products[0, 3].expand(47), rtol=1e-4, atol=1e-4)
+    p = table(positions="sinusoidal")
+    stream = build(replace(p, embedding=Embedding(token=0.0, position=0.3)), seed=0).encoder.embedding(TOKENS)
+    torch.testing.assert_close(stream[0], 0.3 * sinusoidal_table(8, 16))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_head_is_the_token_table(tied: bool) -> None:
+    model = build(table(tied_embeddings=tied), seed=0)
+    assert (model.head.weight is model.encoder.embedding.token.weight) is tied
+
+
+def test_both_stacks_share_the_token_table() -> None:
+    model = build(table(kind="encoder-decoder"), seed=0)
+    assert model.encoder.embedding.token is model.decoder.embedding.token
+    assert model.encoder.embedding.position is not model.decoder.embedding.position
+
+
+def test_loss_is_the_mean_over_positions_with_a_target() -> None:
+    model = build(table(), seed=0)
+    targets = torch.where(TOKENS > 4, TOKENS, -1)
+    out = model(TOKENS, targets=targets)
+    rows = out.logits.log_softmax(-1)[targets >= 0]
+    expected = -rows[torch.arange(len(rows)), targets[targets >= 0]].mean()
+    torch.testing.assert_close(out.loss, expected)
+
+
+def test_class_head_and_no_head() -> None:
+    out = build(table(head="classes", n_classes=7), seed=0)(TOKENS, targets=torch.tensor([1, 6]))
+    assert out.logits.shape == (2, 7) and torch.isfinite(out.loss)
+    bare = build(table(head="none"), seed=0)(TOKENS)
+    assert bare.logits is None and bare.loss is None and bare.hidden.shape == (2, 8, 16)
+
+
+# --- numbers of the table that are no weights -------------------------------------------------------------------------
+
+
+def test_fixed_multipliers_are_no_tensors() -> None:
+    p = table().with_columns(skip=0.9, branch=0.3)
+    model = build(p, seed=0)
+    names = set(model.state_dict())
+    assert names == set(build(table(), seed=0).state_dict())
+    assert list(model.buffers()) == []
+    empty = model.to(device="meta").to_empty(device="cpu")
+    assert all((s.skip, s.multiplier) == (0.9, 0.3) for s in empty.sublayers())
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("scalar", (1,)), ("channel", (16,))])
+def test_trainable_multipliers_are_parameters(kind: Any, shape: tuple[int, ...]) -> None:
+    p = replace(table().with_columns(branch=0.3), branch_trainable=kind)
+    model, fixed = build(p, seed=0), build(table().with_columns(branch=0.3), seed=0)
+    assert torch.equal(model(TOKENS).logits, fixed(TOKENS).logits)
+    extra = set(model.state_dict()) - set(fixed.state_dict())
+    assert extra == {f"encoder.sublayers.{i}.multiplier" for i in range(4)}
+    model(TOKENS, targets=TOKENS).loss.backward()
+    assert all(s.multiplier.shape == shape and s.multiplier.grad.abs().sum() > 0 for s in model.sublayers())
+
+
+def test_it_can_be_pickled_and_copied() -> None:
+    for name in ("relu2", "quick_gelu", "identity"):
+        model = build(table(activation=name), seed=0)
+        for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            assert torch.equal(other(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_it_trains() -> None:
+    model = build(table(dropout=0.1), seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = model(TOKENS, targets=TOKENS).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_bfloat16() -> None:
+    p = table(kind="decoder", positions="rotary", norm="rmsnorm")
+    out = build(p, seed=0, dtype=torch.bfloat16)(TOKENS, targets=TOKENS)
+    expected = build(p, seed=0)(TOKENS, targets=TOKENS)
+    assert out.logits.dtype == torch.bfloat16 and out.loss.dtype == torch.float32
+    assert out.loss.item() == pytest.approx(expected.loss.item(), rel=0.02)
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(activations.ACTIVATIONS))
+def test_activation_is_that_of_the_theory(name: str) -> None:
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64).add(0.013).requires_grad_()
+    registered = activations.activation(name)
+    assert registered.name in TORCH_FUNCTIONS
+    y = torch_activation(name)(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    np.testing.assert_allclose(y.detach(), registered.function(x.detach().numpy()), atol=1e-12)
+    np.testing.assert_allclose(slope, registered.derivative(x.detach().numpy()), atol=1e-12)
+
+
+def test_registered_activation_needs_no_second_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "ACTIVATIONS", dict(activations.ACTIVATIONS))
+    activations.register("softsign", lambda x: x / (1 + np.abs(x)), lambda x: 1 / (1 + np.abs(x)) ** 2)
+    x = torch.linspace(-3, 3, 7, requires_grad=True)
+    y = torch_activation("softsign")(x)
+    torch.testing.assert_close(y, nn.functional.softsign(x))
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(nn.functional.softsign(x).sum(), x)[0]
+    )
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+FORMS: dict[str, dict[str, Any]] = {
+    "pre": {"n_segments": 2},
+    "post": {"norm_placement": "post", "embedding_norm": True},
+    "sandwich": {"norm_placement": "sandwich", "gated": True, "activation": "silu"},
+    "none": {"norm_placement": "none"},
+    "mixture": {"norm_placement": ("post", "pre")},
+    "neox": {"kind": "decoder", "parallel": True, "positions": "rotary"},
+    "bart": {"kind": "encoder-decoder", "norm_placement": "post"},
+    "t5": {"kind": "encoder-decoder", "positions": "relative", "norm": "rmsnorm"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_measured_is_simulated(form: str) -> None:
+    p = table(**FORMS[form])
+    rng = np.random.default_rng(0)
+    p = p.with_columns(skip=rng.uniform(0.6, 1, p.n_sublayers), branch=rng.uniform(0.5, 1, p.n_sublayers))
+    keep = np.arange(8) < np.array([[8], [6]])
+    decoder = p.architecture.kind == "encoder-decoder"
+    targets = TOKENS.numpy() if decoder else np.where(keep, TOKENS.numpy(), -1)
+    batch = Batch(TOKENS.numpy(), targets, keep=keep, decoder_tokens=TOKENS.numpy()[:, ::-1] if decoder else None)
+    model = build(p, seed=3)
+    measured, simulated = measure(model, batch), simulate(p, batch=batch, n_seeds=1, seed=3)
+    assert measured.gradient is not None and simulated.gradient is not None
+    assert measured.gradient_scale == pytest.approx(simulated.gradient_scale, rel=1e-4)
+    for point in POINTS:
+        for ours, theirs in ((simulated.forward, measured.forward), (simulated.gradient, measured.gradient)):
+            np.testing.assert_allclose(ours[point].variance, theirs[point].variance, rtol=1e-4)
+            np.testing.assert_allclose(ours[point].token_correlation, theirs[point].token_correlation, atol=1e-4)
+    ratios = simulated.sensitivity_ratios
+    np.testing.assert_allclose(ratios, measured.sensitivity_ratios, rtol=1e-4)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_refuses_a_sweep() -> None:
+    with pytest.raises(InputError, match="sweep of shape"):
+        build(Parametrization.sweep([table(), table()]))
+
+
+def test_refuses_wrong_inputs() -> None:
+    model = build(table(), seed=0)
+    with pytest.raises(InputError, match="position table 8 rows"):
+        model(TOKENS.repeat(1, 2))
+    with pytest.raises(InputError, match=r"expected ids \(batch, tokens\)"):
+        model(TOKENS[0])
+    with pytest.raises(InputError, match="needs decoder_tokens"):
+        build(table(kind="encoder-decoder"), seed=0)(TOKENS)
+
+
+def test_batch_tensors_are_the_arguments() -> None:
+    batch = Batch(TOKENS.numpy()[:, ::-1], TOKENS.numpy())
+    arguments = batch_tensors(batch)
+    assert set(arguments) == {"inputs", "segments", "keep", "decoder_tokens", "targets"}
+    assert torch.equal(arguments["inputs"], TOKENS.flip(1)) and arguments["keep"] is None

@@ -1,0 +1,97 @@
+"""Tiny models of every supported Hugging Face family, built from configurations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+transformers = pytest.importorskip("transformers")
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+VOCABULARY = 97
+
+
+def _common(**changes: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 40, "initializer_range": 0.2, "pad_token_id": 1,
+        "bos_token_id": 2, "eos_token_id": 3,
+    } | changes  # fmt: skip
+
+
+def _gpt2(**changes: Any) -> dict[str, Any]:
+    return {
+        "n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 40,
+        "initializer_range": 0.2, "bos_token_id": 2, "eos_token_id": 3,
+    } | changes  # fmt: skip
+
+
+def _t5(**changes: Any) -> dict[str, Any]:
+    return {
+        "d_model": 32, "d_kv": 6, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,
+        "vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 0,
+    } | changes  # fmt: skip
+
+
+def _vit(**changes: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+        "image_size": 16, "patch_size": 4, "num_channels": 3, "num_labels": 10, "initializer_range": 0.2,
+    } | changes  # fmt: skip
+
+
+_DROP = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+_GQA = {"num_key_value_heads": 2}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", "BertConfig", _common(**_DROP)),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", _common(**_DROP)),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", _gpt2()),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _common(**_GQA)),
+    "mistral": ("MistralForCausalLM", "MistralConfig", _common(**_GQA)),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _common(**_GQA)),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _common(**_GQA, head_dim=6)),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),
+    "vit": ("ViTForImageClassification", "ViTConfig", _vit(**_DROP)),
+    "t5": ("T5ForConditionalGeneration", "T5Config", _t5()),
+    "t5-gated": ("T5ForConditionalGeneration", "T5Config", _t5(feed_forward_proj="gated-gelu")),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _common(hidden_dropout=0.1)),
+    "gpt_neox-sequential": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _common(use_parallel_residual=False)),
+    "bert-bare": ("BertModel", "BertConfig", _common(**_DROP)),
+    "gpt2-bare": ("GPT2Model", "GPT2Config", _gpt2()),
+    "llama-bare": ("LlamaModel", "LlamaConfig", _common(**_GQA)),
+    "t5-encoder": ("T5EncoderModel", "T5Config", _t5()),
+    "bert-classes": ("BertForSequenceClassification", "BertConfig", _common(**_DROP)),
+}
+Build = Callable[..., nn.Module]
+
+
+@pytest.fixture
+def build() -> Build:
+    """build(name, **changes of the config) -> a freshly seeded model."""
+
+    def make(name: str, seed: int = 0, **changes: Any) -> nn.Module:
+        torch.manual_seed(seed)
+        model_class, config_class, options = MODELS[name]
+        model: nn.Module = getattr(transformers, model_class)(
+            getattr(transformers, config_class)(**{**options, **changes})
+        )
+        for (
+            name_,
+            p,
+        ) in model.named_parameters():  # biases and gains away from 0 and 1, so that nothing hides behind them
+            if p.ndim == 1 and "score" not in name_:
+                with torch.no_grad():
+                    p.add_(0.1 * torch.randn_like(p))
+        return model
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

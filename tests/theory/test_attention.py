@@ -1,0 +1,287 @@
+"""Attention moments against a head written out in NumPy, exact limits and invariants."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from signalprop.theory import attention
+
+Matrix = NDArray[np.float64]
+
+
+def _rotate(x: Matrix, sign: float = 1.0) -> Matrix:
+    half = x.shape[1] // 2
+    angle = np.arange(len(x))[:, None] * 1e4 ** (-np.arange(half) / half)
+    turned = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * sign * angle)
+    return np.concatenate([turned.real, turned.imag], axis=1)
+
+
+def _tokens(rng: np.random.Generator, n: int, width: int, r: float) -> tuple[Matrix, Matrix]:
+    common = rng.standard_normal(width)
+    common *= math.sqrt(width) / np.linalg.norm(common)
+    return math.sqrt(r) * common + math.sqrt(1 - r) * rng.standard_normal((n, width)), common
+
+
+def _moments(x: Matrix) -> list[float]:
+    n = len(x)
+    square = (x**2).sum()
+    return [square / x.size, ((x.sum(axis=0) ** 2).sum() - square) / (x.size * (n - 1))]
+
+
+def _head(rng, *, n_keys, d, head, p, s0, r, r_g, n_queries=None, r_query=None, causal=False, rotary=False, bias=0.0):  # type: ignore[no-untyped-def]
+    """One draw: forward, gradient at queries, at keys/values, at both; then control variates of expectation 0."""
+    y, y_common = _tokens(rng, n_keys, d, r)
+    x, x_common = (y, y_common) if n_queries is None else _tokens(rng, n_queries, d, r_query)
+    g, g_common = _tokens(rng, len(x), head, r_g)
+    wq, wk, wv = (rng.standard_normal((d, head)) / math.sqrt(d) for _ in range(3))
+    weight = (s0 * (1 - bias)) ** 0.25
+    b = rng.standard_normal(head) * math.sqrt(bias * s0) / weight
+    q, k, v = x @ wq * weight + b, y @ wk * weight, y @ wv
+    if rotary:
+        q, k = _rotate(q), _rotate(k)
+    scores = q @ k.T / math.sqrt(head)
+    if causal:
+        scores[np.triu_indices(n_keys, 1)] = -np.inf
+    a = np.exp(scores - scores.max(axis=1, keepdims=True))
+    a /= a.sum(axis=1, keepdims=True)
+    dropped = a * (rng.random(a.shape) >= p) / (1 - p)
+    ds = dropped * (g @ v.T)
+    ds = (ds - a * ds.sum(axis=1, keepdims=True)) / math.sqrt(head)
+    dq, dk = ds @ k, ds.T @ q
+    if rotary:
+        dq, dk = _rotate(dq, -1), _rotate(dk, -1)
+    unit = math.sqrt(d / head)
+    at_query, at_key = dq @ wq.T * weight * unit, (dk @ wk.T * weight + dropped.T @ g @ wv.T) * unit
+    both = at_query + at_key if n_queries is None else at_key
+    controls = [
+        ((y_common @ wv) ** 2).sum() / head - 1,
+        ((wv @ g_common) ** 2).sum() / head - 1,
+        (wv**2).sum() / head - 1,
+        ((wk @ (x_common @ wq * weight + b) * weight) ** 2).sum() / (head * s0) - 1,
+        ((wq.T @ wq) * (wk.T @ wk)).sum() / head - 1,
+        (y**2).mean() - 1,
+        (g**2).mean() - 1,
+    ]
+    return _moments(dropped @ v) + _moments(both) + _moments(at_query), controls
+
+
+def _simulate(samples: int, seed: int = 0, **case):  # type: ignore[no-untyped-def]
+    """Mean and standard error of each moment, after regression on the controls."""
+    rng = np.random.default_rng(seed)
+    drawn = [_head(rng, **case) for _ in range(samples)]
+    raw, controls = np.array([x[0] for x in drawn]), np.array([x[1] for x in drawn])
+    design = np.column_stack([np.ones(samples), controls])
+    fit = np.linalg.lstsq(design, raw, rcond=None)[0]
+    rest = ((raw - design @ fit) ** 2).sum(axis=0) / (samples - design.shape[1])
+    return fit[0], np.sqrt(rest * np.linalg.inv(design.T @ design)[0, 0])
+
+
+def _assert_close(predicted, simulated, error, tolerance=0.02):  # type: ignore[no-untyped-def]
+    """Within `tolerance` (the formula's own error) of the variance before it, plus four standard errors."""
+    scale = np.repeat(np.asarray(simulated)[::2], 2)
+    size = np.maximum(np.abs(simulated), 0.1 * scale)
+    assert np.all(np.abs(np.asarray(predicted) - simulated) < tolerance * size + 4 * error), (
+        predicted, simulated, error,
+    )
+
+
+_SHAPE = {"n_keys": 256, "d": 128, "head": 64, "p": 0.1}
+_CASES = [
+    {"s0": 0.01, "r": 0.3, "r_g": 0.3},
+    {"s0": 1.0, "r": 0.5, "r_g": 0.5},
+    {"s0": 1.0, "r": 0.0, "r_g": 0.0},
+    {"s0": 1.0, "r": 0.9, "r_g": 0.1, "p": 0.5},
+]
+
+
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize(
+    ("causal", "rotary", "tolerance"),
+    [(False, False, 0.02), (True, False, 0.02), (False, True, 0.03), (True, True, 0.05)],
+)
+def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignore[no-untyped-def]
+    case = _SHAPE | case
+    simulated, error = _simulate(150, causal=causal, rotary=rotary, **case)
+    options = {}
+    if rotary:
+        options = {
+            "omega": attention.rotary_coherence(256, 64, causal="pairs" if causal else None),
+            "omega_rows": attention.rotary_coherence(256, 64, causal="rows" if causal else None),
+        }
+    shape = (case["s0"], case["n_keys"], case["d"], case["head"], case["p"])
+    predicted = [
+        *attention.forward(case["r"], *shape, causal=causal, **options),
+        *attention.backward(case["r"], case["r_g"], *shape, causal=causal, **options),
+    ]
+    _assert_close(predicted, simulated[:4], error[:4], tolerance)
+
+
+@pytest.mark.parametrize("r", [0.1, 0.5])
+def test_large_scores(r: float) -> None:
+    case = _SHAPE | {"s0": 4.0, "r": r, "r_g": 0.3, "d": 256}
+    simulated, error = _simulate(150, **case)
+    shape = (4.0, 256, 256, 64, 0.1)
+    _assert_close(attention.forward(r, *shape), simulated[:2], error[:2], 0.03)
+    _assert_close(attention.backward(r, 0.3, *shape), simulated[2:4], error[2:4], 0.10)
+
+
+@pytest.mark.parametrize(
+    ("n_queries", "r_query", "r", "bias"), [(64, 0.5, 0.2, 0.0), (300, 0.0, 0.7, 0.0), (200, 0.9, 0.3, 0.5)]
+)
+def test_cross_attention(n_queries: int, r_query: float, r: float, bias: float) -> None:
+    case = _SHAPE | {"s0": 1.0, "r": r, "r_g": 0.3}
+    simulated, error = _simulate(200, n_queries=n_queries, r_query=r_query, bias=bias, **case)
+    shape = (128, 64, 0.1)
+    query, key = attention.cross_backward(r_query, r, 0.3, 1.0, n_queries, 256, *shape, query_bias=bias)
+    predicted = [*attention.cross_forward(r_query, r, 1.0, 256, *shape, query_bias=bias), *key, *query]
+    _assert_close(predicted, simulated, error, 0.03)
+
+
+def test_query_bias_in_self_attention_and_key_bias_without_effect() -> None:
+    case = _SHAPE | {"s0": 1.0, "r": 0.2, "r_g": 0.5}
+    simulated, error = _simulate(150, bias=0.6, **case)
+    shape = (1.0, 256, 128, 64, 0.1)
+    _assert_close(attention.backward(0.2, 0.5, *shape, query_bias=0.6), simulated[2:4], error[2:4], 0.03)
+    plain = attention.backward(0.2, 0.5, *shape)
+    assert plain[0] < 0.95 * simulated[2]  # the bias does matter here
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("length", [1, 2, 7, 300])
+def test_uniform_weights_are_exact(length: int, p: float) -> None:
+    r, r_g = 0.3, 0.6
+    variance, covariance = attention.forward(r, 0.0, length, 100, 32, p)
+    assert variance == pytest.approx(r + (1 - r) / length / (1 - p) + r * p / (1 - p) / length)
+    assert covariance == pytest.approx(min(r + (1 - r) / length, variance))
+    variance, covariance = attention.backward(r, r_g, 0.0, length, 100, 32, p)
+    assert variance == pytest.approx(1 / length / (1 - p) + r_g * (length - 1) / length)
+    if length > 1:
+        assert covariance == pytest.approx(r_g + (1 - r_g) / length)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 300])
+def test_uniform_causal_weights_are_exact(length: int) -> None:
+    """Position averages of 1/i weights, summed directly; the table is interpolated over positions, hence 0.3 %."""
+    i = np.arange(1, length + 1)
+    m = np.tril(np.ones((length, length))) / i[:, None]
+    r, r_g, p = 0.3, 0.6, 0.4
+    kernel = np.full((length, length), r) + (1 - r) * np.eye(length)
+    gradient = np.full((length, length), r_g) + (1 - r_g) * np.eye(length)
+    out, back = m @ kernel @ m.T, m.T @ gradient @ m
+    extra = p / (1 - p) * (m**2)
+    off = ~np.eye(length, dtype=bool)
+    variance, covariance = attention.forward(r, 0.0, length, 100, 32, p, causal=True)
+    assert variance == pytest.approx((out.diagonal() + extra.sum(axis=1)).mean(), rel=3e-3)
+    if length > 1:
+        assert covariance == pytest.approx(out[off].mean(), rel=1e-6)
+    variance, covariance = attention.backward(r, r_g, 0.0, length, 100, 32, p, causal=True)
+    assert variance == pytest.approx((back.diagonal() + extra.sum(axis=0)).mean(), rel=3e-3)
+    if length > 1:
+        assert covariance == pytest.approx(back[off].mean(), rel=3e-3)
+
+
+def test_hard_attention_copies_one_value() -> None:
+    variance, covariance = attention.forward(0.3, 1e6, 100, 1000, 64, 0.2)
+    assert variance == pytest.approx(1 / 0.8, rel=0.02)
+    assert 0.3 <= covariance < 0.8
+
+
+def test_self_attention_is_cross_attention_with_itself() -> None:
+    shape = (100, 300, 64, 0.1)
+    query, key = attention.cross_backward(0.3, 0.3, 0.2, 0.7, 100, *shape)
+    total = attention.backward(0.3, 0.2, 0.7, *shape)
+    assert total == pytest.approx((query[0] + key[0], query[1] + key[1]))
+    assert attention.cross_forward(0.3, 0.3, 0.7, *shape) == pytest.approx(attention.forward(0.3, 0.7, *shape))
+
+
+def test_arrays_agree_with_numbers() -> None:
+    r = np.array([0.0, 0.4, 1.0])[:, None]
+    length, d = np.array([1.0, 50.0, 300.0, 300.0]), np.array([64.0, 64.0, 128.0, 64.0])
+    variance, covariance = attention.backward(r, 0.3, 2.0, length, d, 32, 0.1, causal=True)
+    assert np.shape(variance) == np.shape(covariance) == (3, 4)
+    for i in range(3):
+        for j in range(4):
+            one = attention.backward(float(r[i, 0]), 0.3, 2.0, int(length[j]), int(d[j]), 32, 0.1, causal=True)
+            assert one == pytest.approx((variance[i, j], covariance[i, j]), rel=1e-12)
+            assert isinstance(one[0], float)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    r=st.floats(-1, 1),
+    r_g=st.floats(-1, 1),
+    s0=st.one_of(st.floats(0, 1e6), st.floats(0, 10)),
+    length=st.sampled_from([1, 2, 3, 17, 300, 100_000]),
+    d=st.sampled_from([1, 2, 16, 1024]),
+    head=st.sampled_from([1, 2, 64]),
+    p=st.floats(0, 0.99),
+    causal=st.booleans(),
+    omega=st.floats(0, 1),
+    query_bias=st.floats(0, 1),
+)
+def test_invariants(r, r_g, s0, length, d, head, p, causal, omega, query_bias) -> None:  # type: ignore[no-untyped-def]
+    options = {"causal": causal, "omega": omega, "query_bias": query_bias}
+    for variance, covariance in (
+        attention.forward(r, s0, length, d, head, p, **options),
+        attention.backward(r, r_g, s0, length, d, head, p, **options),
+        *attention.cross_backward(r, r_g, r_g, s0, 2 * length, length, d, head, p),
+    ):
+        assert math.isfinite(variance) and math.isfinite(covariance)
+        assert variance >= 0 and abs(covariance) <= variance * (1 + 1e-9)
+
+
+def test_score_variance_and_bias_share() -> None:
+    rng = np.random.default_rng(0)
+    d, head, vq, vk, vb = 64, 16, 0.03, 0.01, 0.5
+    found = []
+    for _ in range(4000):
+        q = rng.standard_normal(d) @ rng.standard_normal((d, head)) * math.sqrt(vq)
+        q += math.sqrt(vb) * rng.standard_normal(head)
+        k = 1.5 * rng.standard_normal(d) @ rng.standard_normal((d, head)) * math.sqrt(vk)
+        found.append(0.2 * q @ k)
+    expected = attention.score_variance(d, vq, vk, head, scale=0.2, key_second_moment=2.25, query_bias_variance=vb)
+    assert expected == pytest.approx(np.var(found), rel=4 * math.sqrt(2 / 4000) * 1.5)
+    assert attention.score_variance(d, 1 / d, 1 / d, head) == pytest.approx(1.0)
+    assert attention.score_variance(d, vq, vk, head, qk_norm=(4.0, 0.25)) == pytest.approx(1.0)
+    assert attention.query_bias_share(d, vq, vb) == pytest.approx(vb / (vb + d * vq))
+    assert attention.query_bias_share(d, 0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("length", "head", "fraction"), [(1, 64, 1.0), (256, 64, 1.0), (300, 64, 0.5), (50, 8, 0.0)])
+def test_rotary_coherence_is_the_sum_it_replaces(length: int, head: int, fraction: float) -> None:
+    rotated = round(fraction * head)
+    theta = 1e4 ** (-np.arange(0, rotated, 2) / max(rotated, 1))
+    waves = np.exp(1j * np.arange(length)[:, None] * theta)
+    prefix = np.abs(np.cumsum(waves, axis=0) / np.arange(1, length + 1)[:, None]) ** 2
+    per_row = 1 - fraction + fraction * (prefix.mean(axis=1) if rotated else 0.0)
+    per_row = np.broadcast_to(per_row, (length,))
+    assert attention.rotary_coherence(length, head, fraction=fraction) == pytest.approx(per_row[-1])
+    n = np.arange(1, length + 1)
+    pairs = attention.rotary_coherence(length, head, fraction=fraction, causal="pairs")
+    assert pairs == pytest.approx(per_row.mean(), rel=5e-3)
+    if length > 1:
+        weight = (1 - 1 / n) / n
+        expected = (weight * per_row).sum() / weight.sum()
+        rows = attention.rotary_coherence(length, head, fraction=fraction, causal="rows")
+        assert rows == pytest.approx(expected, rel=5e-3)
+
+
+def test_fast_enough_for_deep_networks_and_sweeps() -> None:
+    """Numbers: 768 layers, forward and backward. Arrays: one layer of a sweep. Bounds are ten times what is typical."""
+    r = np.linspace(0, 1, 10_000)
+    attention.backward(r, 0.2, 1.0, 256, 512, 64, 0.1)
+    start = time.process_time()
+    for _ in range(768):
+        attention.forward(0.3, 1.0, 256, 512, 64, 0.1)
+        attention.backward(0.3, 0.2, 1.0, 256, 512, 64, 0.1)
+    assert time.process_time() - start < 0.3
+    start = time.process_time()
+    attention.backward(r, 0.2, 1.0, 256, 512, 64, 0.1)
+    assert time.process_time() - start < 0.03

@@ -1,0 +1,128 @@
+"""Fixed points, growth orders and relative strength against independent closed forms and the recursion itself."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.schemes import scheme
+from signalprop.theory.growth import fixed_point, growth_order, growth_orders, relative_strength
+from signalprop.theory.network import predict_moments
+
+LONG = 100_000  # tokens: the closed forms below are for many
+
+
+def tgs(**changes: object) -> Architecture:
+    return Architecture.preset("tgs", **{"n_layers": 2, "d_model": 1024, "seq_len": LONG, **changes})
+
+
+def relu_map(r: float) -> float:
+    """Q(r)/Q(1) of ReLU."""
+    return r + (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
+
+
+def slope_map(r: float) -> float:
+    return 0.5 + math.asin(r) / math.pi
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.2])
+def test_pre_norm_fixed_point_solves_the_two_equations(p: float) -> None:
+    """r* = (a r + C2 (1-p) f(r)) / (C1 r + C2) and kappa r_g = 1 - C2/a (1 - (1-p) phi(r)), Xavier: a = 1, F = 0.32."""
+    found = fixed_point(scheme("xavier")(tgs(dropout=p)))
+    c1, c2 = 1 / (1 - p), 0.32 / (1 - p)
+    r = found.token_correlation
+    assert r == pytest.approx((r + c2 * (1 - p) * relu_map(r)) / (c1 * r + c2), abs=1e-3)
+    c = r * (1 - r)
+    kappa = math.exp(c) * (1 + c)
+    r_g = (1 - c2 * (1 - (1 - p) * slope_map(r))) / kappa
+    assert found.gradient_correlation == pytest.approx(r_g, rel=5e-3)
+    assert found.variance_per_layer == pytest.approx(c1 * r + c2, rel=2e-3)
+    assert found.gradient_exponent == pytest.approx((kappa * r_g + c2) / (c1 * r + c2), rel=5e-3)
+
+
+@pytest.mark.parametrize(("p", "rate"), [(0.0, 1.0), (0.05, 0.9718), (0.1, 0.9583), (0.2, 0.9350), (0.3, 0.9109)])
+def test_post_norm_rate_is_a_dropout_effect(p: float, rate: float) -> None:
+    found = fixed_point(scheme("xavier")(tgs(dropout=p, norm_placement="post")))
+    assert found.gradient_rate == pytest.approx(rate, abs=2e-4)
+    if p == 0:
+        assert found.token_correlation == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_recursion_arrives_at_the_fixed_point() -> None:
+    a = tgs(n_layers=300, norm_placement="post", seq_len=512)
+    p = scheme("xavier")(a)
+    profile = predict_moments(p, InputStatistics(kind="stream", token_correlation=0.2, target_correlation=0.3))
+    found = fixed_point(p)
+    assert profile.forward["stream_out"].token_correlation[-1] == pytest.approx(found.token_correlation, abs=1e-9)
+    assert profile.gradient is not None
+    logs = profile.gradient["stream_in"].log_variance
+    assert found.gradient_rate is not None
+    assert logs[100] - logs[102] == pytest.approx(math.log(found.gradient_rate), abs=1e-7)
+    assert profile.gradient["stream_in"].token_correlation[200] == pytest.approx(found.gradient_correlation, abs=1e-5)
+
+
+def test_fixed_points_are_refused_where_they_do_not_exist() -> None:
+    with pytest.raises(InputError, match="bidirectional"):
+        fixed_point(scheme("gpt2")(Architecture.preset("gpt2")))
+    with pytest.raises(InputError, match="skip 1"):
+        fixed_point(scheme("deepscalelm")(tgs()))
+
+
+DEPTHS = np.array([64, 256, 1024, 4096])
+
+
+@pytest.mark.parametrize(
+    ("values", "order", "exponent"),
+    [
+        (2.0 + 0 * DEPTHS, "constant", 0.0),
+        (3.0 * DEPTHS**1.5, "power", 1.5),
+        (0.7 * DEPTHS**-0.5, "power", -0.5),
+        (1.0 + np.log(DEPTHS), "log", None),
+        (np.exp(-0.04 * DEPTHS), "exp", -0.04),
+    ],
+)
+def test_growth_order_names_known_laws(values: np.ndarray, order: str, exponent: float | None) -> None:
+    found = growth_order(DEPTHS, np.log(values))
+    assert found.order == order
+    if exponent is not None:
+        assert found.exponent == pytest.approx(exponent, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "expected"),
+    [
+        ("xavier", "pre", {"forward": "power", "gradient": "power", "sensitivity_mean": "log", "sensitivity_median": "constant"}),
+        ("xavier", "post", {"forward": "constant", "gradient": "exp", "sensitivity_mean": "power"}),
+        ("deepscalelm", "pre", dict.fromkeys(["forward", "gradient", "sensitivity_mean", "sensitivity_median"], "constant")),
+        ("deepscalelm", "post", dict.fromkeys(["forward", "gradient", "sensitivity_mean"], "constant")),
+    ],
+)
+def test_growth_orders_of_tgs_table_3(name: str, placement: str, expected: dict[str, str]) -> None:
+    inputs = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
+    profiles = {
+        int(n): predict_moments(scheme(name)(tgs(n_layers=int(n), seq_len=512, norm_placement=placement), inputs), inputs)
+        for n in DEPTHS
+    }
+    found = growth_orders(profiles)
+    assert {key: found[key].order for key in expected} == expected
+    if name == "xavier" and placement == "pre":
+        assert found["forward"].exponent == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
+def test_relative_strength_collapses_depths(alpha: float) -> None:
+    """ln(G_0/G_N) / (k N^(1-alpha)) hardly depends on N (reference values -.31, -.30, -.30 for the simple scheme)."""
+    ratios = []
+    for n in (64, 256, 1024):
+        inputs = InputStatistics(kind="stream", token_correlation=0.204, target_correlation=0.3)
+        p = scheme("deepscalelm-simple", alpha=alpha)(tgs(n_layers=n, seq_len=1024), inputs)
+        profile = predict_moments(p, inputs)
+        assert profile.gradient is not None
+        ratios.append(profile.gradient["stream_in"].log_variance[0] / relative_strength(n, 2.0, alpha))
+    assert max(ratios) - min(ratios) < 0.05
+    assert all(-0.45 < ratio < -0.2 for ratio in ratios)

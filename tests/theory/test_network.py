@@ -1,0 +1,156 @@
+"""The whole-network recursion: against independent recursions, against itself (sweeps), and against random networks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop.architecture import Architecture
+from signalprop.data import Batch, image_batch, text_batch
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.schemes import scheme
+from signalprop.simulation import simulate
+from signalprop.theory import attention
+from signalprop.theory.network import predict_moments
+
+STREAM = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
+
+
+def independent_pre_norm(n_layers: int, p: float, length: int, d: int, r: float, r_g: float) -> tuple[list[float], list[float]]:
+    """Xavier, ReLU, pre-norm, written out from the block formulas: (variance after, gradient before) each sublayer."""
+
+    def f(r: float) -> float:
+        return r + (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
+
+    variance, correlation, states = 1.0, r, []
+    for _ in range(n_layers):
+        t, k = attention.forward(correlation, 1.0, length, d, 64, p)
+        states.append(("attention", variance, correlation))
+        new = variance + t / (1 - p)
+        correlation = (variance * correlation + k) / new
+        variance = new
+        states.append(("feed_forward", variance, correlation))
+        new = variance + 0.32 / (1 - p)
+        correlation = (variance * correlation + 0.32 * f(correlation)) / new
+        variance = new
+    forward = [s[1] for s in states[1:]] + [variance]
+    g, gamma, backward = 1.0, r_g, []
+    for kind, v, c in reversed(states):
+        if kind == "feed_forward":
+            back_g, back_gamma = 0.32 / (1 - p) * g, 0.32 * (0.5 + math.asin(c) / math.pi) * gamma
+        else:
+            t, k = attention.backward(c, (1 - p) * gamma / g, 1.0, length, d, 64, p)
+            back_g, back_gamma = t * g / (1 - p), k * g / (1 - p)
+        g, gamma = g + back_g / v, gamma + back_gamma / v
+        backward.append(g)
+    return forward, backward[::-1]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_pre_norm_recursion_written_out(p: float) -> None:
+    a = Architecture.preset("tgs", n_layers=24, d_model=1024, seq_len=1024, dropout=p, norm_eps=0.0)
+    profile = predict_moments(scheme("xavier")(a), STREAM)
+    forward, backward = independent_pre_norm(24, p, 1024, 1024, 0.227, 0.3)
+    np.testing.assert_allclose(profile.forward["stream_out"].variance, forward, rtol=1e-9)
+    assert profile.gradient is not None
+    np.testing.assert_allclose(profile.gradient["stream_in"].variance, backward, rtol=1e-6)
+
+
+def test_published_values_of_the_recursion() -> None:
+    """Xavier, p = .1, d = L = 1024, r_0 = .227, r_g = .3 at the top (independent recursion of the theory's notes)."""
+    for n, variance, gradient in ((12, 13.5, 16.6), (48, 59, 68.6), (192, 247, 270), (768, 1007, 1032)):
+        a = Architecture.preset("tgs", n_layers=n, d_model=1024, seq_len=1024)
+        profile = predict_moments(scheme("xavier")(a), STREAM)
+        assert profile.forward["stream_out"].variance[-1] == pytest.approx(variance, rel=0.01)
+        assert profile.gradient is not None
+        assert profile.gradient["stream_in"].variance[0] == pytest.approx(gradient, rel=0.015)
+
+
+def test_a_sweep_is_its_members() -> None:
+    a = Architecture.preset("tgs", n_layers=5, d_model=64, seq_len=32)
+    items = [scheme("xavier", gain=g, qk_gain=q)(a) for g, q in ((0.5, 1.0), (1.0, 2.0), (1.5, 0.3))]
+    together = predict_moments(Parametrization.sweep(items), STREAM)
+    assert together.gradient is not None
+    for k, item in enumerate(items):
+        alone = predict_moments(item, STREAM)
+        assert alone.gradient is not None
+        for point in ("stream_in", "branch", "stream_out"):
+            for mine, theirs in ((together.forward, alone.forward), (together.gradient, alone.gradient)):
+                np.testing.assert_allclose(mine[point].log_variance[k], theirs[point].log_variance, rtol=1e-9, atol=1e-9)
+                np.testing.assert_allclose(mine[point].token_correlation[k], theirs[point].token_correlation, atol=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none"])
+def test_branch_zero_is_the_identity(placement: Any) -> None:
+    """beta = 0: the stream and the gradient do not change, whatever the placement."""
+    a = Architecture(n_layers=7, d_model=32, seq_len=16, norm_placement=placement, norm_eps=0.0, head="none")
+    profile = predict_moments(scheme("xavier")(a).with_columns(branch=0.0), STREAM)
+    assert profile.gradient is not None
+    np.testing.assert_allclose(profile.forward["stream_out"].variance, 1.0)
+    np.testing.assert_allclose(profile.forward["stream_out"].token_correlation, 0.227)
+    np.testing.assert_allclose(profile.gradient["stream_in"].variance, 1.0)
+    assert (profile.gradient["branch"].variance == 0).all()
+
+
+def test_parallel_layers_read_one_stream() -> None:
+    """Both rows of a parallel layer have the layer's input and, being one tensor, one gradient."""
+    a = Architecture(n_layers=4, d_model=64, seq_len=32, parallel=True)
+    profile = predict_moments(scheme("xavier")(a), STREAM)
+    assert profile.gradient is not None
+    for series in (profile.forward["stream_in"], profile.gradient["stream_in"]):
+        np.testing.assert_array_equal(series.log_variance[0::2], series.log_variance[1::2])
+    sequential = predict_moments(scheme("xavier")(a.replace(parallel=False)), STREAM)
+    assert profile.forward["branch"].variance[1] != sequential.forward["branch"].variance[1] or a.n_layers == 1
+
+
+BASE = {"n_layers": 4, "d_model": 192, "n_heads": 6, "seq_len": 64, "vocab_size": 5000}
+VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
+    "pre": ({"dropout": 0.1}, "xavier"),
+    "post": ({"dropout": 0.1, "norm_placement": "post"}, "xavier"),
+    "sandwich": ({"norm_placement": "sandwich"}, "xavier"),
+    "mixture": ({"norm_placement": ("post", "post", "pre", "pre")}, "xavier"),
+    "none": ({"norm_placement": "none", "activation": "relu"}, "deepscalelm"),
+    "parallel": ({"parallel": True}, "xavier"),
+    "gated, grouped heads": ({"gated": True, "activation": "silu", "n_kv_heads": 2, "norm": "rmsnorm"}, "xavier"),
+    "biases": ({"head": "none"}, "pytorch"),
+    "decoder": ({"kind": "decoder", "dropout": 0.1}, "gpt2"),
+    "rotary decoder": ({"kind": "decoder", "positions": "rotary", "norm": "rmsnorm"}, "xavier"),
+    "parallel decoder": ({"kind": "decoder", "positions": "rotary", "parallel": True}, "xavier"),
+    "post-norm decoder": ({"kind": "decoder", "norm_placement": "post"}, "deepscalelm"),
+    "encoder-decoder": ({"kind": "encoder-decoder", "target_len": 48}, "xavier"),
+    "post-norm encoder-decoder": ({"kind": "encoder-decoder", "norm_placement": "post"}, "deepscalelm"),
+    "image": ({"input": "patches", "patch_dim": 48, "class_token": True, "seq_len": 17, "head": "classes"}, "xavier"),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_agree_with_random_networks(name: str, word_stream: np.ndarray) -> None:
+    """Median error over sublayers within 3 standard errors plus 4 % (width 192: terms of order 1/d are left out)."""
+    fields, chosen = VARIANTS[name]
+    a = Architecture(**{**BASE, **fields})
+    p = scheme(chosen)(a)
+    batch: Batch = image_batch(a, 4, 0) if a.input == "patches" else text_batch(a, word_stream, 2, 0)
+    measured = simulate(p, batch=batch, n_seeds=12)
+    predicted = predict(p, batch.statistics(a))
+    assert predicted.gradient is not None and measured.gradient is not None
+    assert math.isclose(predicted.input["variance"], measured.input["variance"], rel_tol=0.03)
+    for what, ours, theirs in (
+        ("forward", predicted.forward["stream_out"], measured.forward["stream_out"]),
+        ("branch", predicted.forward["branch"], measured.forward["branch"]),
+        ("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"]),
+    ):
+        errors = np.abs(np.expm1(ours.log_variance - theirs.log_variance))
+        assert theirs.variance_se is not None
+        allowed = 0.04 + 3 * float(np.median(theirs.variance_se))
+        assert float(np.median(errors)) < allowed, f"{what} variance off by {errors.round(3)}"
+    r_error = np.abs(
+        predicted.forward["stream_out"].token_correlation - measured.forward["stream_out"].token_correlation
+    )
+    r_se = measured.forward["stream_out"].token_correlation_se
+    assert r_se is not None
+    assert float(np.median(r_error)) < 0.015 + 3 * float(np.median(r_se)), r_error.round(3)

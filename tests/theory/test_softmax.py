@@ -1,0 +1,141 @@
+"""Softmax moments against mpmath, Monte Carlo and exact limits."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.errors import InputError
+from signalprop.moments import Moments
+from signalprop.theory.softmax import (
+    asymptotic_softmax_moments,
+    exact_softmax_moments,
+    softmax,
+    softmax_backward,
+    softmax_moments,
+)
+
+
+def _two_logits_by_mpmath(s: float) -> tuple[float, float, float, float]:
+    """For L = 2, A = (σ(y), σ(-y)) with y ~ N(0, 2s): everything is a one-dimensional integral."""
+
+    def expect(function):  # type: ignore[no-untyped-def]
+        density = lambda y: mpmath.exp(-(y**2) / (4 * s)) / mpmath.sqrt(4 * mpmath.pi * s)  # noqa: E731
+        edges = [0, 0.5, 2, 5, 10, 20, 40, 15 * mpmath.sqrt(2 * s) + 41]
+        return float(2 * mpmath.quad(lambda y: function(1 / (1 + mpmath.exp(-y))) * density(y), edges))
+
+    return (
+        expect(lambda a: a**2 + (1 - a) ** 2),
+        expect(lambda a: a**3 + (1 - a) ** 3),
+        expect(lambda a: (a**2 + (1 - a) ** 2) ** 2),
+        expect(lambda a: 4 * (a * (1 - a)) ** 2),
+    )
+
+
+@pytest.mark.parametrize("s", [0.01, 0.7, 4.0, 100.0, 4000.0])
+def test_two_logits_agree_with_mpmath(s: float) -> None:
+    expected = _two_logits_by_mpmath(s)
+    exact, fast = exact_softmax_moments(s, 2), softmax_moments(s, 2)
+    for i, value in enumerate(expected):
+        assert float(exact[i]) == pytest.approx(value, rel=1e-5)  # J is a small difference at large s
+        assert float(fast[i]) == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize(("length", "s"), [(10, 4.0), (300, 1.0), (300, 25.0), (1000, 9.0)])
+def test_monte_carlo(length: int, s: float) -> None:
+    rng = np.random.default_rng(length)
+    z = rng.standard_normal((1_000_000 // length, length))
+    a = np.exp(np.sqrt(s) * (z - z.max(axis=1, keepdims=True)))
+    a /= a.sum(axis=1, keepdims=True)
+    p, third = (a**2).sum(axis=1), (a**3).sum(axis=1)
+    samples = np.stack([p, third, p**2, p - 2 * third + p**2, (a * z).sum(axis=1) ** 2])
+    error = samples.std(axis=1) / np.sqrt(samples.shape[1])
+    assert np.all(np.abs(np.array(softmax_moments(s, length)) - samples.mean(axis=1)) < 4 * error)
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 300, 10_000, 1_000_000])
+def test_interpolation_error(length: int) -> None:
+    s = np.concatenate([[0.0, 1e-6], np.geomspace(1e-3, 1e4, 150)])
+    exact, fast = exact_softmax_moments(s, length), softmax_moments(s, length)
+    for name in ("second", "third", "jacobian", "mean_score_squared"):
+        assert np.max(np.abs(getattr(fast, name) / getattr(exact, name) - 1)) < 1e-4, name
+    assert np.max(np.abs(fast.second_squared / exact.second_squared - 1)) < 1e-3
+
+
+def test_one_value_at_a_time_agrees_with_an_array() -> None:
+    s = np.array([0.0, 0.3, 7.0, 1e5])
+    together = softmax_moments(s, 50)
+    for i, value in enumerate(s):
+        assert softmax_moments(float(value), 50) == pytest.approx([field[i] for field in together], rel=1e-12)
+
+
+def test_asymptotic_form_for_long_rows() -> None:
+    p2, jacobian = asymptotic_softmax_moments(1.0, 100_000)
+    exact = exact_softmax_moments(1.0, 100_000)
+    assert p2 == pytest.approx(float(exact.second), rel=1e-5)
+    assert jacobian == pytest.approx(float(exact.jacobian), rel=1e-5)
+
+
+def test_uniform_and_one_hot_limits() -> None:
+    flat = softmax_moments(0.0, 40)
+    assert float(flat.second) == pytest.approx(1 / 40, rel=1e-9)
+    assert float(flat.jacobian) == pytest.approx((1 - 1 / 40) / 40, rel=1e-5)
+    hard = softmax_moments(1e12, 40)
+    assert float(hard.second) == pytest.approx(1.0, abs=1e-4)
+    assert float(hard.jacobian) < 1e-4
+    single = softmax_moments(np.array([0.0, 5.0]), 1)
+    assert single.second.tolist() == [1.0, 1.0] and single.jacobian.tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    s=st.floats(0, 1e6),
+    length=st.sampled_from([1, 2, 3, 10, 64, 1000, 30_000, 1_000_000]),
+)
+def test_invariants(s: float, length: int) -> None:
+    m = softmax_moments(s, length)
+    assert 1 / length <= float(m.second) <= 1.0
+    assert float(m.second) ** 2 <= float(m.second_squared) * (1 + 1e-3) <= float(m.second) * (1 + 2e-3)
+    assert 0 <= float(m.jacobian) <= float(m.second) + 1e-12
+    assert np.all(np.isfinite(np.array(m)))
+
+
+def test_component_forward_and_backward_by_simulation() -> None:
+    rng = np.random.default_rng(3)
+    length, rows = 300, 4000
+    common, g_common = rng.standard_normal((2, rows, 1))
+    x = 0.8 * (np.sqrt(0.4) * common + np.sqrt(0.6) * rng.standard_normal((rows, length)))
+    g = np.sqrt(0.3) * g_common + np.sqrt(0.7) * rng.standard_normal((rows, length))
+    a = np.exp(x)
+    a /= a.sum(axis=1, keepdims=True)
+    back = a * (g - (a * g).sum(axis=1, keepdims=True))
+    inputs = Moments(0.0, 0.64, 0.0, 0.4)
+    out, gradient = softmax(inputs, length), softmax_backward(Moments(0.0, 1.0, 0.0, 0.3), inputs, length)
+    assert out.mean == pytest.approx(a.mean())
+    assert out.variance == pytest.approx(a.var(), rel=0.01)
+    assert out.feature_correlation == pytest.approx(-1 / (length - 1))
+    assert gradient.variance == pytest.approx((back**2).mean(), rel=0.01)
+
+
+def test_component_token_correlation_by_simulation() -> None:
+    rng = np.random.default_rng(4)
+    common = rng.standard_normal((4000, 300))
+    a, b = (np.exp(np.sqrt(0.5) * common + np.sqrt(0.5) * rng.standard_normal(common.shape)) for _ in range(2))
+    a, b = a / a.sum(axis=1, keepdims=True), b / b.sum(axis=1, keepdims=True)
+    assert softmax(Moments(0.0, 1.0, 0.5), 300).token_correlation == pytest.approx(
+        np.corrcoef(a.ravel(), b.ravel())[0, 1], abs=0.02
+    )
+
+
+def test_small_variance_keeps_its_digits() -> None:
+    out = softmax(Moments(variance=1e-4), 10_000)
+    assert out.variance == pytest.approx(1e-4 / 1e8, rel=2e-3)
+
+
+@pytest.mark.parametrize(("variance", "length"), [(-1.0, 10), (1.0, 0), (1.0, 10_000_000), (float("nan"), 10)])
+def test_bad_input_is_refused(variance: float, length: int) -> None:
+    with pytest.raises(InputError, match="expected"):
+        softmax_moments(variance, length)
