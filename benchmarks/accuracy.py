@@ -1,9 +1,10 @@
 """How well predictions agree with random-weight networks on real text, cell by cell: writes docs/accuracy.md.
 
-    python -m benchmarks.accuracy --minutes 60     # continue docs/accuracy.json where it stopped, then write the page
-    python -m benchmarks.accuracy --minutes 0      # only write the page
+    python -m benchmarks.accuracy --minutes 60     # simulate what out/accuracy/ lacks, predict anew, write the page
+    python -m benchmarks.accuracy --minutes 0      # only predict anew and write the page
 
-Networks scatter, so a cell draws networks until the standard error of every quantity is half its target, or until its share of the
+Measured profiles are kept in out/accuracy/ (one file per cell), so that a change of a formula needs no new simulation; the page's
+numbers are in docs/accuracy.json. Networks scatter, so a cell draws networks until the standard error of every quantity is half its target, or until its share of the
 time is spent; a cell whose standard error stays above half of the target is marked and does not count.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ import numpy as np
 
 from signalprop.architecture import Architecture
 from signalprop.comparison import r_squared, relative_errors
-from signalprop.data import load_text, text_batch, word_ids
+from signalprop.data import Batch, load_text, text_batch, word_ids
+from signalprop.inputs import IntArray
 from signalprop.prediction import predict
 from signalprop.profile import Profile, Series, average
 from signalprop.schemes import scheme
-from signalprop.storage import read_json, write_json, write_text
+from signalprop.storage import write_json, write_text
 
 STORE = Path("docs/accuracy.json")
+MEASURED = Path("out/accuracy")
 PAGE = Path("docs/accuracy.md")
 MIN_SEEDS = 3
 
@@ -49,7 +53,17 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return "/".join(str(value) for value in asdict(self).values())
+        """All fields, as a file name."""
+        return "_".join(str(value) for value in asdict(self).values()).replace("/", "-").replace(" ", "-")
+
+    @property
+    def file(self) -> Path:
+        """Where the measured profile is kept."""
+        return MEASURED / f"{self.name}.json"
+
+    def batch(self, architecture: Architecture) -> Batch:
+        """The one real batch that the cell reads."""
+        return text_batch(architecture, _ids(architecture.vocab_size), self.batch_size, 0, "sotu")
 
     def architecture(self) -> Architecture:
         changes: dict[str, Any] = {"n_layers": self.n_layers, "d_model": self.d_model, "seq_len": self.seq_len}
@@ -99,7 +113,7 @@ def gradient_target(cell: Cell) -> float:
     return 0.06 if cell.group == "bidirectional" and cell.placement == "post" else TARGETS[cell.group][1]
 
 
-def summary(predicted: Series, reference: Series, n_seeds: int) -> dict[str, float | None]:
+def summary(predicted: Series, reference: Series) -> dict[str, float | None]:
     """Errors and standard errors of one quantity over the sublayers."""
     errors, r_errors = relative_errors(predicted, reference)
     assert reference.variance_se is not None and reference.token_correlation_se is not None
@@ -115,46 +129,60 @@ def summary(predicted: Series, reference: Series, n_seeds: int) -> dict[str, flo
     }
 
 
-def run_cell(cell: Cell, seconds: float, ids_by_vocabulary: dict[int, Any]) -> dict[str, Any]:
-    """Simulate a cell until its standard errors are small or its time is up; the row of the store."""
+@lru_cache(maxsize=4)
+def _ids(vocab_size: int) -> IntArray:
+    return word_ids(load_text(), vocab_size)
+
+
+def simulate_cell(cell: Cell, seconds: float) -> Profile:
+    """Draw networks until the standard errors are half the targets or the time is up; keep the mean profile."""
     from signalprop.simulation import simulate
 
     a = cell.architecture()
-    p = cell.parametrization(a)
-    if a.vocab_size not in ids_by_vocabulary:
-        ids_by_vocabulary[a.vocab_size] = word_ids(load_text(), a.vocab_size)
-    batch = text_batch(a, ids_by_vocabulary[a.vocab_size], cell.batch_size, 0, "sotu")
+    p, batch = cell.parametrization(a), cell.batch(a)
     started = time.perf_counter()
-    predicted = predict(p, batch.statistics(a))
-    predict_seconds = time.perf_counter() - started
     profiles: list[Profile] = []
-    forward_goal, gradient_goal = TARGETS[cell.group][0] / 2, gradient_target(cell) / 2
     while True:
         profiles.append(simulate(p, batch=batch, n_seeds=1, seed=len(profiles)))
         spent = time.perf_counter() - started
-        if len(profiles) < MIN_SEEDS:
-            continue
-        measured = average(profiles)
-        row = measure_row(predicted, measured)
-        done = row["forward"]["se"] <= forward_goal and row["forward"]["r_se"] <= forward_goal
-        done &= row["gradient"]["se"] <= gradient_goal
-        if done or spent + spent / len(profiles) > seconds:
-            return asdict(cell) | row | {
-                "n_seeds": len(profiles),
-                "seconds": round(spent, 1),
-                "predict_seconds": predict_seconds,
-                "fidelity": predicted.fidelity,
-            }
+        if len(profiles) >= MIN_SEEDS:
+            measured = average(profiles)
+            if precise(cell, measured) or spent + spent / len(profiles) > seconds:
+                measured = replace(measured, statistics={"seconds": round(spent, 1)})
+                measured.save(cell.file)
+                return measured
+
+
+def precise(cell: Cell, measured: Profile) -> bool:
+    """Whether every standard error is at most half of its target."""
+    forward, gradient = measured.forward["stream_out"], measured.gradient
+    assert gradient is not None and forward.variance_se is not None and forward.token_correlation_se is not None
+    gradient_se = gradient["stream_in"].variance_se
+    assert gradient_se is not None
+    r_se = forward.token_correlation_se / np.maximum(np.abs(forward.token_correlation), 0.1)
+    goal = TARGETS[cell.group][0] / 2
+    small = np.median(forward.variance_se) <= goal and np.median(r_se) <= goal
+    return bool(small and np.median(gradient_se) <= gradient_target(cell) / 2)
+
+
+def row_of(cell: Cell, measured: Profile) -> dict[str, Any]:
+    """Predict the cell and compare: its row of the store."""
+    a = cell.architecture()
+    predicted = predict(cell.parametrization(a), cell.batch(a).statistics(a))
+    return asdict(cell) | measure_row(predicted, measured) | {
+        "n_seeds": measured.n_seeds,
+        "seconds": measured.statistics["seconds"],
+        "fidelity": predicted.fidelity,
+    }
 
 
 def measure_row(predicted: Profile, measured: Profile) -> dict[str, Any]:
     """Agreement of one cell, in the form of the store."""
     assert predicted.gradient is not None and measured.gradient is not None
-    n = measured.n_seeds or 1
     top, bottom = predicted.gradient["stream_in"].log_variance[0], measured.gradient["stream_in"].log_variance[0]
     return {
-        "forward": summary(predicted.forward["stream_out"], measured.forward["stream_out"], n),
-        "gradient": summary(predicted.gradient["stream_in"], measured.gradient["stream_in"], n),
+        "forward": summary(predicted.forward["stream_out"], measured.forward["stream_out"]),
+        "gradient": summary(predicted.gradient["stream_in"], measured.gradient["stream_in"]),
         "growth_predicted": float(np.exp(top)),
         "growth_measured": float(np.exp(bottom)),
         "growth_se": float(measured.gradient["stream_in"].variance_se[0]),  # type: ignore[index]
@@ -162,24 +190,18 @@ def measure_row(predicted: Profile, measured: Profile) -> dict[str, Any]:
 
 
 def run(minutes: float, only: str | None) -> list[dict[str, Any]]:
-    """Fill the store for as long as allowed; rows that exist are kept."""
-    rows: list[dict[str, Any]] = read_json(STORE)["cells"] if STORE.exists() else []
-    known = {Cell(**{k: row[k] for k in Cell.__dataclass_fields__}).name for row in rows}
-    todo = [cell for cell in grid() if cell.name not in known and (only is None or cell.group == only)]
+    """Simulate for as long as allowed; then predict every cell that has been measured."""
+    MEASURED.mkdir(parents=True, exist_ok=True)
+    cells = list(grid())
+    todo = [cell for cell in cells if not cell.file.exists() and (only is None or cell.group == only)]
     deadline = time.monotonic() + 60 * minutes
-    ids: dict[int, Any] = {}
     while todo and time.monotonic() < deadline:
         cell = todo.pop(0)
-        share = max(20.0, (deadline - time.monotonic()) / (len(todo) + 1))
-        rows.append(run_cell(cell, share, ids))
-        row = rows[-1]
-        print(
-            f"{cell.name}: {row['n_seeds']} networks, {row['seconds']} s, forward {row['forward']['median']:.2%}"
-            f" (se {row['forward']['se']:.2%}), r {row['forward']['r_median']:.2%},"
-            f" gradient {row['gradient']['median']:.2%} (se {row['gradient']['se']:.2%})",
-            flush=True,
-        )
-        write_json(STORE, {"schema": "signalprop/accuracy/1", "cells": rows})
+        share = max(15.0, (deadline - time.monotonic()) / (len(todo) + 1))
+        measured = simulate_cell(cell, share)
+        print(f"{cell.name}: {measured.n_seeds} networks, {measured.statistics['seconds']} s", flush=True)
+    rows = [row_of(cell, Profile.load(cell.file)) for cell in cells if cell.file.exists()]
+    write_json(STORE, {"schema": "signalprop/accuracy/1", "cells": rows})
     return rows
 
 

@@ -104,7 +104,7 @@ def _relu2_closed(s: FloatArray, r: FloatArray) -> Five:
 
 def _gelu_closed(s: FloatArray, r: FloatArray) -> Five:
     one = 1 + s
-    square = (one - r * s) * (one + r * s)
+    square = (1 + s * (1 - r)) * (1 + s * (1 + r))  # no cancellation for large s
     delta = np.sqrt(square)
     mean = s / np.sqrt(2 * np.pi * one)
     share = s / one
@@ -124,7 +124,7 @@ def _erf_closed(s: FloatArray, r: FloatArray) -> Five:
     share = 2 * s / one
     variance = 2 / np.pi * np.arcsin(share)
     covariance = 2 / np.pi * np.arcsin(r * share)
-    slope = 4 / np.pi / np.sqrt((one - 2 * r * s) * (one + 2 * r * s))
+    slope = 4 / np.pi / np.sqrt((1 + 2 * s * (1 - r)) * (1 + 2 * s * (1 + r)))
     return 0 * s, variance, covariance, 4 / np.pi / np.sqrt(1 + 4 * s), slope
 
 

@@ -119,7 +119,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
         if not parallels[i]:
             layer_in = (log_v, r, mean)
         read_v, read_r, read_mean = layer_in
-        second, r_read, norm = _read(a, p, i, placements[i], read_v, read_r, read_mean)
+        second, r_read, norm, beyond = _read(a, p, i, placements[i], read_v, read_r, read_mean)
         if kinds[i] == "feed_forward":
             made = blocks.feed_forward(rows, i, shapes[stack, False], second, r_read)
         elif kinds[i] == "attention":
@@ -132,7 +132,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
         if placements[i] == SANDWICH:
             branch_v = _row(log_post_gain2, i) + raw - _log_add(epsilon, raw)
         if norm is None:  # a stream that is read as it is may be of any size: the branch was computed at a held one
-            branch_v = branch_v + (read_v - _held(read_v))
+            branch_v = branch_v + beyond
             norm = 0.0
         log_skip = log_v if parallels[i] else _row(log_skip2, i) + log_v
         log_branch = _row(log_branch2, i) + branch_v
@@ -181,16 +181,26 @@ def _start(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array
 
 def _read(
     a: Architecture, p: Parametrization, i: int, placement: int, log_v: Array, r: Array, mean: Array
-) -> tuple[Array, Array, Array | None]:
-    """(second moment, correlation of second moments) of what the branch reads, and log of what the norm divides by."""
+) -> tuple[Array, Array, Array | None, Array]:
+    """What the branch reads: second moment, correlation of second moments; log of what the norm divides by (None: no
+    norm); and log of what a second moment of extreme size was divided by, 0 with a norm."""
+    log_mean2 = _log(mean**2)
     if placement in (PRE, SANDWICH):
-        ratio_mean = mean**2 * blocks.safe_exp(-log_v) if a.norm == "rmsnorm" else 0.0 * mean
-        norm = _log_add(log_v + _log(1 + ratio_mean), _log(float(a.norm_eps)))
-        second = (1 + ratio_mean) * blocks.safe_exp(log_v - norm) * _row(p.norm_gain, i) ** 2
-        return _plain(second), (r + ratio_mean) / (1 + ratio_mean), norm
-    held = blocks.safe_exp(_held(log_v))
-    ratio_mean = mean**2 * blocks.safe_exp(-log_v)
-    return _plain(held * (1 + ratio_mean)), (r + ratio_mean) / (1 + ratio_mean), None
+        if a.norm == "layernorm":
+            log_mean2 = log_mean2 * 0.0 + _NO_SIGNAL  # the norm takes the mean away
+        log_second = _log_add(log_v, log_mean2)
+        norm = _log_add(log_second, _log(float(a.norm_eps)))
+        second = blocks.safe_exp(log_second - norm) * _row(p.norm_gain, i) ** 2
+        return _plain(second), _with_mean(log_second, log_mean2, r), norm, log_v * 0.0
+    log_second = _log_add(log_v, log_mean2)
+    held = _held(log_second)
+    return _plain(blocks.safe_exp(held)), _with_mean(log_second, log_mean2, r), None, log_second - held
+
+
+def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
+    """Correlation of second moments: a mean is shared by all tokens."""
+    share = _exp(log_mean2 - log_second)
+    return share + (1 - share) * r
 
 
 def _held(log_v: Array) -> Array:
