@@ -100,15 +100,17 @@ def main() -> None:
     parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [compare(vocab, options.groups) for vocab in options.vocab]
     print("| vocabulary | bare step | " + " | ".join(VARIANTS[1:]) + " |")
-    print("| --- | --- | " + " | ".join("---" for _ in VARIANTS[1:]) + " |")
-    for row in rows:
+    print("| --- | --- | " + " | ".join("---" for _ in VARIANTS[1:]) + " |", flush=True)
+    rows = []
+    for vocab in options.vocab:
+        row = compare(vocab, options.groups)
+        rows.append(row)
         cells = [
             f"{r['median']:.3f} ± {r['standard_error']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
             for r in row["ratios"].values()
         ]
-        print(f"| {row['vocab']} | {1000 * row['bare_seconds']:.0f} ms | " + " | ".join(cells) + " |")
+        print(f"| {vocab} | {1000 * row['bare_seconds']:.0f} ms | " + " | ".join(cells) + " |", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump({"torch": torch.__version__, "python": sys.version.split()[0], "rows": rows}, file, indent=1)

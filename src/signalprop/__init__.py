@@ -1,0 +1,60 @@
+"""Signal propagation in deep transformers: predict it, measure it, compare.
+
+    import signalprop as sp
+
+    architecture = sp.Architecture.preset("tgs", n_layers=48)
+    parametrization = sp.scheme("deepscalelm")(architecture)
+    profile = sp.predict(parametrization)
+
+`measure`, `simulate`, `build` and `Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from signalprop.architecture import Architecture as Architecture
+from signalprop.comparison import Agreement as Agreement
+from signalprop.comparison import Comparison as Comparison
+from signalprop.comparison import compare as compare
+from signalprop.errors import InputError as InputError
+from signalprop.errors import MissingExtra as MissingExtra
+from signalprop.inputs import InputStatistics as InputStatistics
+from signalprop.moments import Moments as Moments
+from signalprop.parametrization import Parametrization as Parametrization
+from signalprop.prediction import predict as predict
+from signalprop.profile import Profile as Profile
+from signalprop.profile import Series as Series
+from signalprop.profile import average as average
+from signalprop.schemes import SCHEMES as SCHEMES
+from signalprop.schemes import Scheme as Scheme
+from signalprop.schemes import scheme as scheme
+
+if TYPE_CHECKING:
+    from signalprop.models import build as build
+    from signalprop.probes import Probe as Probe
+    from signalprop.probes import measure as measure
+    from signalprop.simulation import simulate as simulate
+
+__version__ = "0.1.0"
+
+_NEEDS_TORCH = {
+    "build": "signalprop.models",
+    "Probe": "signalprop.probes",
+    "measure": "signalprop.probes",
+    "simulate": "signalprop.simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'signalprop' has no attribute {name!r}")
+    from signalprop.errors import require
+
+    require("torch", "models")
+    return getattr(import_module(_NEEDS_TORCH[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NEEDS_TORCH])

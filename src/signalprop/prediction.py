@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from signalprop.data import default_statistics
-from signalprop.errors import InputError
+from signalprop.errors import InputError, require
 from signalprop.inputs import InputStatistics
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
@@ -36,7 +36,7 @@ def predict(
         InputError: the fidelity does not cover the architecture.
     """
     statistics = inputs or default_statistics(parametrization.architecture)
-    chosen = fidelity
+    chosen: Fidelity = check_fidelity(fidelity)
     note = ""
     if fidelity == "auto":
         chosen, note = _cheapest(parametrization)
@@ -48,13 +48,23 @@ def predict(
         from signalprop.kernels.tokens import predict_token_kernels
 
         profile = predict_token_kernels(parametrization, statistics, backward=backward)
-    elif chosen == "simulate":
+    else:
+        require("torch", "models")
         from signalprop.simulation import simulate
 
         profile = simulate(parametrization, statistics, backward=backward)
-    else:
-        raise InputError(f"unknown fidelity {fidelity!r}; choose auto, moments, kernel or simulate")
     return replace(profile, notes=(*profile.notes, note)) if note else profile
+
+
+def check_fidelity(name: str) -> Fidelity:
+    """The fidelity of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in get_args(Fidelity):
+        raise InputError(f"unknown fidelity {name!r}; choose {', '.join(get_args(Fidelity))}")
+    return cast(Fidelity, name)
 
 
 def _cheapest(parametrization: Parametrization) -> tuple[Fidelity, str]:

@@ -213,20 +213,26 @@ class Profile:
         Needs `statistics["branch_gain"]`, the squared ratio (beta / lambda)^2 per sublayer; 1 where it is absent.
         """
         gain = np.asarray(self.statistics.get("branch_gain", 1.0), np.float64)
-        log_ratio = self.forward["branch"].log_variance - self.forward["stream_in"].log_variance
-        return gain * np.exp(np.clip(log_ratio, -700, 700))
+        branch, stream = self.forward["branch"].log_variance, self.forward["stream_in"].log_variance
+        with np.errstate(invalid="ignore"):
+            log_ratio = np.where(branch == -np.inf, -np.inf, branch - stream)  # no branch: 0, also on no stream
+        return np.asarray(gain * np.exp(np.clip(log_ratio, -700, 300)))
 
     def sensitivity(self) -> dict[str, float]:
         """Mean and median over layers of branch variance over stream variance, times the number of layers.
 
-        A layer counts with the sum over its sublayers. TGS section 4.6 by the definition on `docs/theory/network.md`
-        (the printed one inverts the ratio). Not for sweeps.
+        A layer counts with the sum of its sublayers' branches over the stream that enters the layer. TGS section 4.6 by
+        the definition on `docs/theory/network.md` (the printed one inverts the ratio). Not for sweeps.
         """
-        if self.forward["branch"].variance.ndim != 1:
+        stream = self.forward["stream_in"].log_variance
+        if stream.ndim != 1:
             raise InputError("sensitivity needs a single profile, this is a sweep; select one of its members")
         rows = layout(self.architecture)
         starts = np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1))
-        layers = np.add.reduceat(self.sensitivity_ratios, starts)
+        entering = np.repeat(stream[starts], np.diff(starts, append=len(stream)))
+        with np.errstate(invalid="ignore"):
+            shift = np.where(stream == entering, 0.0, stream - entering)
+        layers = np.add.reduceat(self.sensitivity_ratios * np.exp(np.clip(shift, -700, 300)), starts)
         return {"mean": float(np.sum(layers)), "median": float(np.median(layers)) * len(layers)}
 
     def to_json(self) -> dict[str, Any]:

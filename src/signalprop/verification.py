@@ -197,7 +197,7 @@ def _simulate(component: Component, case: Case, seed: int, samples: int) -> tupl
     drawn = [component.sample(case, generator) for _ in range(samples)]
     raw = np.array([s.raw for s in drawn])
     controls = np.array([s.controls for s in drawn])
-    fitted = controls.shape[1] if samples >= 4 * controls.shape[1] else 0
+    fitted = controls.shape[1] if samples >= 3 * controls.shape[1] else 0
     if fitted:
         design = np.column_stack([np.ones(samples), controls])
         slope = np.linalg.lstsq(design, raw, rcond=None)[0][1:]

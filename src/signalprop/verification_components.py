@@ -73,6 +73,11 @@ def _tokens(
     return case.get(prefix + "mean", 0.0) + std * (math.sqrt(r) * common + math.sqrt(1 - r) * own), common
 
 
+def _of_mean(r: float, n: int) -> float:
+    """Variance of the mean of n tokens of variance 1 and correlation r."""
+    return r + (1.0 - r) / n
+
+
 def _input_controls(case: Case, x: Tensor, prefix: str = "") -> list[float]:
     """The input's own raw moments less their expectations."""
     mean, variance = case.get(prefix + "mean", 0.0), case.get(prefix + "variance", 1.0)
@@ -140,16 +145,17 @@ def _draw_softmax(rng: np.random.Generator) -> Case:
 def _through(case: Case, generator: Generator, function: Callable[[Tensor], Tensor]) -> Sample:
     """Forward, and backward by autograd, through a function of one (tokens, features) tensor."""
     x, e = _tokens(case, case["length"], case["width"], generator)
-    g, g_common = _tokens(case, case["length"], case["width"], generator, "g_")
+    g, _ = _tokens(case, case["length"], case["width"], generator, "g_")
     x.requires_grad_()
     y = function(x)
     y.backward(g)  # type: ignore[no-untyped-call]
     assert x.grad is not None
     raw = [*_raw(y.detach(), mean=True), *_raw(x.grad)]
-    # Hermite polynomials of the common vector, alone and times its gradient's square
-    square = e.square()
+    # Hermite polynomials of the common vector, alone and times the mean gradient's square
+    square, energy = e.square(), g.mean(0).square()
     hermite = [e, square - 1.0, e * (square - 3.0), square * (square - 6.0) + 3.0]
-    shared = [float(h.mean()) for h in hermite] + [float((g_common.square() * h).mean()) for h in hermite[:2]]
+    shared = [float(h.mean()) for h in hermite] + [float((energy * h).mean()) for h in hermite[:2]]
+    shared.append(float(energy.mean()) - case["g_variance"] * _of_mean(case["g_r"], len(g)))
     return Sample(raw, _input_controls(case, x.detach()) + _input_controls(case, g, "g_") + shared)
 
 
@@ -158,22 +164,23 @@ def _sample_linear(case: Case, generator: Generator) -> Sample:
 
     n_in, n_out, variance = case["fan_in"], case["fan_out"], case["weight_variance"]
     weight = torch.randn(n_in, n_out, generator=generator) * math.sqrt(variance)
-    x, common = _tokens(case, case["length"], n_in, generator, rescale=True)
-    g, g_common = _tokens(case, case["length"], n_out, generator, "g_", rescale=True)
+    x, _ = _tokens(case, case["length"], n_in, generator, rescale=True)
+    g, _ = _tokens(case, case["length"], n_out, generator, "g_", rescale=True)
     x.requires_grad_()
     y = x @ weight
     y.backward(g)  # type: ignore[no-untyped-call]
     assert x.grad is not None
-    shared = case["mean"] + math.sqrt(case["variance"] * case["r"]) * common
-    seen, seen_back = shared @ weight, weight @ g_common
-    energy = float(shared.square().sum()) * variance
+    mean_token, mean_gradient = x.detach().mean(0), g.mean(0)
+    seen, seen_back = mean_token @ weight, weight @ mean_gradient
+    energy, energy_back = float(mean_token.square().sum()), float(mean_gradient.square().sum())
     controls = [
         float(seen.mean()),
-        float(seen.square().mean()) - energy,
-        float(seen_back.square().mean()) / (n_out * variance) - 1.0,
+        float(seen.square().mean()) - energy * variance,
+        float(seen_back.square().mean()) - energy_back * variance,
         float(weight.square().mean()) / variance - 1.0,
-        float(shared.sum() - case["mean"] * n_in),
-        float(energy / variance / n_in - case["mean"] ** 2 - case["variance"] * case["r"]),
+        float(mean_token.mean()) - case["mean"],
+        energy / n_in - case["mean"] ** 2 - case["variance"] * _of_mean(case["r"], len(x)),
+        energy_back / n_out - case["g_variance"] * _of_mean(case["g_r"], len(g)),
         *_input_controls(case, g, "g_"),
     ]
     return Sample([*_raw(y.detach(), mean=True), *_raw(x.grad)], controls)
@@ -329,8 +336,8 @@ def _sample_attention(case: Case, generator: Generator, *, causal: bool = False,
     unit = math.sqrt(d / head)  # gradients are in units of d_v σ_v² = head/d
     at_query, at_key = grad_q @ wq.T * unit, (grad_k @ wk.T + grad_v @ wv.T) * unit
     # energy of the mean token and of the mean gradient after W_V, less their expectations
-    value_energy = float((y.mean(0) @ wv).square().sum()) / head - case["r"] - (1 - case["r"]) / len(y)
-    gradient_energy = float((wv @ g.mean(0)).square().sum()) / head - case["g_r"] - (1 - case["g_r"]) / len(x)
+    value_energy = float((y.mean(0) @ wv).square().sum()) / head - _of_mean(case["r"], len(y))
+    gradient_energy = float((wv @ g.mean(0)).square().sum()) / head - _of_mean(case["g_r"], len(x))
     shared_scores = float((wk @ (x_common @ wq)).square().sum()) / (head * s0) - 1.0
     controls = [
         float((y_common @ wv).mean()),

@@ -1,0 +1,67 @@
+"""The command line. Commands are thin: they parse, call the library, and print; heavy imports happen inside them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from signalprop.cli.compare import compare
+from signalprop.cli.compute import compute
+from signalprop.cli.measure import measure
+from signalprop.cli.predict import predict
+from signalprop.cli.schemes import schemes
+from signalprop.cli.verify import verify
+from signalprop.errors import InputError, MissingExtra
+
+app = typer.Typer(
+    name="signalprop",
+    help="Predict, measure and compare the signal in deep transformers: variance, token correlation and gradient, layer by layer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (predict, measure, compare, verify, schemes, compute):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from signalprop import __version__
+
+        typer.echo(f"signalprop {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line: exit status 0, 2 for bad input (one line on stderr), 1 for a failure."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run with these arguments; the exit status."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except (InputError, MissingExtra) as error:
+        return _fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader of a pipe has left, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # of click, which typer brings under a name of its own
+        if usage is not None:
+            return _fail(usage() or f"usage: see {' '.join(['signalprop', *arguments[:1], '--help'])}", 2)
+        if os.environ.get("SIGNALPROP_DEBUG"):
+            raise
+        return _fail(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, status: int) -> int:
+    print("signalprop: " + " ".join(message.split()), file=sys.stderr)
+    return status

@@ -374,8 +374,8 @@ def _arguments(
 def _free_of(padding_id: int | None, ids: IntArray | None, vocab_size: int) -> IntArray | None:
     """The ids with the model's padding id renamed to the highest id that is not among them.
 
-    A batch without `keep` has no padding. The row of the padding id is zero (and RoBERTa gives it no position), so where
-    a numbering of words uses that id for a word, the model would read a hole.
+    A batch without `keep` has no padding. The row of the padding id is zero (and RoBERTa gives it no position), so
+    where a numbering of words uses that id for a word, the model would read a hole.
     """
     if ids is None or padding_id is None or not (ids == padding_id).any():
         return ids

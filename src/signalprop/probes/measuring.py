@@ -70,7 +70,9 @@ def measure(
         arguments = dict(batch)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if device.type == "meta":
-        raise InputError("the model's parameters are on the meta device and hold no numbers; load or initialise it first")
+        raise InputError(
+            "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
+        )
     arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}
     recorder = Recorder(model, mapping, plan(model, mapping), backward=backward)
     try:

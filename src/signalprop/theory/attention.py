@@ -44,12 +44,11 @@ class _Scores(NamedTuple):
     r_query: Array  # correlation of two query vectors, bias included
     s: Array
     c: Array
-    u: Array  # damped by (1 - P)⁴
-    v: Array
     q0: Array
     rows: RowMoments
     value_overlap: Array  # Λ_V
     jacobian_overlap: Array  # Λ_J
+    weighted_overlap: Array  # E c_ij Λ_J(c_ij)
 
 
 def _setting(*values: Array) -> tuple[Any, _Setting]:
@@ -78,14 +77,20 @@ def _scores(xp: Any, x: _Setting, causal: bool) -> _Scores:
     c = xp.maximum(r_query * own, 0.0)
     v = 2.0 / x.d_head + 4.0 / x.d
     rows = row_moments(s, c, x.n_keys, v, causal)
-    u = ((1.0 - r_query) * own * rows.remaining_pair**2) ** 2
-    shared = c / xp.maximum(s, 1e-300)
-    value = 0.25 * v * u + 0.5 * (rows.log_shared + shared * rows.log_pair)
-    jacobian = 0.25 * v * u + shared * rows.log_pair_jacobian
+    # c_ij varies between pairs of queries with this variance; Λ grows with it like exp(slope c_ij), slope 1 for small s
+    spread = 0.5 * v * (1.0 + r_query * r_query) * own * own
+    safe = xp.maximum(s, 1e-300)
+    value_slope = xp.minimum(xp.maximum(rows.log_pair / safe, 0.0), 1.0)
+    jacobian_slope = xp.minimum(xp.maximum(rows.log_pair_jacobian / safe, 0.0), 1.0)
+    value = 0.5 * (rows.log_shared + c / safe * rows.log_pair + spread * value_slope**2)
+    jacobian = c / safe * rows.log_pair_jacobian + 0.5 * spread * jacobian_slope**2
     # Cauchy-Schwarz: two rows overlap at most like one with itself
     value_overlap = xp.exp(xp.minimum(value, rows.log_pair))
     jacobian_overlap = xp.exp(xp.minimum(jacobian, rows.log_pair_jacobian))
-    return _Scores(r_query, s, c, u, v, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap)
+    weighted = xp.minimum(jacobian_overlap * (c + spread * jacobian_slope), x.n_keys * rows.weighted_jacobian * s)
+    return _Scores(
+        r_query, s, c, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap, weighted
+    )
 
 
 def _pairs(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
@@ -145,9 +150,7 @@ def _backward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array, Array, 
     noise = kept - x.r_key  # what the values' fluctuations contribute to one score's gradient
 
     through_value = per_key * kept * rows.second + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
-    coherent = scores.jacobian_overlap * (scores.c * (1.0 + scores.v * scores.c) + scores.u / x.d_head)
-    coherent = xp.minimum(coherent, x.n_keys * rows.weighted_jacobian * scores.s)  # Cauchy-Schwarz
-    through_key = x.r_g * score_pairs * coherent + per_key * rows.weighted_jacobian * x.s0 * noise
+    through_key = x.r_g * score_pairs * scores.weighted_overlap + per_key * rows.weighted_jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * rows.remaining + rows.jacobian * scores.s * noise) * weights_only, 0.0)

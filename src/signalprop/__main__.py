@@ -1,0 +1,5 @@
+"""`python -m signalprop`: the command line."""
+
+from signalprop.cli import main
+
+main()

@@ -1,0 +1,53 @@
+"""`signalprop compute`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from signalprop.cli import options as opt
+
+
+def compute(
+    arch: opt.Arch,
+    layers: opt.Layers = None,
+    d_model: opt.DModel = None,
+    heads: opt.Heads = None,
+    seq_len: opt.SeqLen = None,
+    vocab_size: opt.VocabSize = None,
+    assignments: opt.Set = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 256,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps.")] = 100_000,
+    output_fraction: Annotated[
+        float | None, typer.Option("--output-fraction", help="Share of positions that go through the head.")
+    ] = None,
+    json_file: opt.Json = None,
+) -> None:
+    """Count parameters exactly, and training FLOPs by ELECTRA's accounting (that of the papers' Table 24).
+
+    Example: signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
+    """
+    from signalprop.compute import count_parameters, train_flops
+    from signalprop.report.tables import text_table
+
+    opt.check_json(json_file)
+    changed = opt.changes(layers, d_model, heads, seq_len, None, None, None, None, vocab_size, assignments)
+    architecture = opt.read_architecture(arch, changed)
+    parameters = count_parameters(architecture)
+    flops = train_flops(architecture, batch_size, steps, output_fraction)
+    result = {
+        "schema": "signalprop/compute/1",
+        "architecture": architecture.model_dump(mode="json", exclude_defaults=True),
+        "parameters": parameters,
+        "train_flops": flops,
+        "batch_size": batch_size,
+        "steps": steps,
+    }
+    if opt.write_result(json_file, result):
+        return
+    rows = [
+        [part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"]
+        for part, count in parameters.items()
+    ]
+    typer.echo(text_table(["part", "parameters", f"FLOPs of {steps:,} steps"], rows))
