@@ -53,7 +53,11 @@ def test_monte_carlo(length: int, s: float) -> None:
     p, third = (a**2).sum(axis=1), (a**3).sum(axis=1)
     samples = np.stack([p, third, p**2, p - 2 * third + p**2, (a * z).sum(axis=1) ** 2])
     error = samples.std(axis=1) / np.sqrt(samples.shape[1])
-    assert np.all(np.abs(np.array(softmax_moments(s, length)) - samples.mean(axis=1)) < 4 * error)
+    found = softmax_moments(s, length)
+    assert np.all(np.abs(np.array(found[:5]) - samples.mean(axis=1)) < 4 * error)
+    excess = (a**2 * z**2).sum(axis=1) - p  # unbiased given the second moment
+    tilt = excess / (4 * s * float(found.second))
+    assert abs(float(found.squared_tilt) - tilt.mean()) < 4 * tilt.std() / np.sqrt(len(tilt))
 
 
 @pytest.mark.parametrize("length", [2, 3, 17, 300, 10_000, 1_000_000])
@@ -63,6 +67,7 @@ def test_interpolation_error(length: int) -> None:
     for name in ("second", "third", "jacobian", "mean_score_squared"):
         assert np.max(np.abs(getattr(fast, name) / getattr(exact, name) - 1)) < 1e-4, name
     assert np.max(np.abs(fast.second_squared / exact.second_squared - 1)) < 1e-3
+    assert np.max(np.abs(fast.squared_tilt - exact.squared_tilt)) < 1e-4
 
 
 def test_one_value_at_a_time_agrees_with_an_array() -> None:

@@ -120,7 +120,8 @@ def top_kernel(
         pairs = (_coincidences(y, y), _coincidences(read, read), (crossed + crossed.T) / 2)
     else:
         f = inputs.loss_fraction
-        both, one, pairs = np.full((t, t), f * f), np.full(t, f), (mean.targets, mean.tokens, mean.crossed)
+        both, one = np.full((t, t), f * f), np.full(t, f)
+        pairs = (np.full((t, t), mean.targets), np.full((t, t), mean.tokens), np.full((t, t), mean.crossed))
     kernel = both * np.asarray(top.covariance(*pairs)) / np.asarray(top.variance(mean.copied))
     np.fill_diagonal(kernel, one)
     return np.asarray(kernel)
@@ -134,7 +135,7 @@ def _coincidences(left: IntArray, right: IntArray) -> FloatArray:
         both = np.outer(x >= 0, y >= 0)
         counted += both
         equal += both & (x[:, None] == y[None, :])
-    return equal / np.maximum(counted, 1)
+    return np.asarray(equal / np.maximum(counted, 1))
 
 
 _ANGLES = np.linspace(0.0, math.pi, 4097)
@@ -152,7 +153,7 @@ def dual_of_kernel(name: str, variance: float, correlation: FloatArray) -> tuple
     share = place - left
 
     def pick(values: FloatArray) -> FloatArray:
-        return values[left] * (1 - share) + values[left + 1] * share
+        return np.asarray(values[left] * (1 - share) + values[left + 1] * share)
 
     return pick(np.asarray(q.covariance_moment)), pick(np.asarray(q.slope_moment))
 
@@ -230,7 +231,7 @@ class _Stack:
             out = q * (up if self.a.gated else 1.0) * rows.down[i] + rows.down_bias[i]
         diagonal = np.diagonal(out) / keep
         np.fill_diagonal(out, diagonal)
-        return out
+        return np.asarray(out)
 
     def _pre_activation(self, i: int, kernel: FloatArray) -> tuple[FloatArray, float, FloatArray]:
         """(correlation, variance of the non-linear pre-activation, kernel of the linear one).
@@ -253,15 +254,15 @@ class _Stack:
         q, slope = dual_of_kernel(self.a.activation, s, r)
         back = float(rows.down_back[i]) * rows.wide
         if self.a.gated:
-            return back * (float(rows.up[i]) * q + float(rows.gate[i]) * up * slope)
-        return back * float(rows.up[i]) * slope
+            return np.asarray(back * (float(rows.up[i]) * q + float(rows.gate[i]) * up * slope))
+        return np.asarray(back * float(rows.up[i]) * slope)
 
     def branch_back(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at what the branch reads, from the one at the branch's output."""
         dropped = gradient.copy()
         np.fill_diagonal(dropped, np.diagonal(gradient) / (1 - self.a.dropout))
         if self.p.kind[i] == 0:
-            factor = self.rows.output_back[i] * self.rows.value_back[i]
+            factor = float(self.rows.output_back[i] * self.rows.value_back[i])
             return self.attention(i, kernel).backward(dropped) * factor
         return dropped * self.feed_forward_back(i, kernel)
 

@@ -126,7 +126,7 @@ def _forward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     own = kept * rows.second
-    variance = x.r_key * (1.0 + x.p * own) + (1.0 - x.r_key) * own + scores.q0 * rows.response
+    variance = x.r_key * (1.0 + x.p * own) + (1.0 - x.r_key) * own + scores.q0 * (rows.response + 4.0 * x.p * own * rows.squared_tilt)
     if causal:
         value_pairs, score_pairs = _pairs(xp, x, causal)
         uniform = value_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
@@ -147,13 +147,20 @@ def _backward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array, Array, 
     other_queries = xp.maximum(x.n_queries - 1.0, 1.0)
     other_keys = xp.maximum(x.n_keys - 1.0, 1.0)
     value_pairs, score_pairs = _pairs(xp, x, causal)
-    noise = kept - x.r_key  # what the values' fluctuations contribute to one score's gradient
+    # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
+    # w as the output is, which adds q₀, more under dropout
+    h = x.p * kept
+    tilt = rows.squared_tilt * scores.q0
+    noise = kept - x.r_key + (4.0 * h + 1.0) * tilt
+    half_spread = 1.0 / x.d_head + 2.0 / x.d
+    # the same tilt and the value's own part lengthen the keys that a query's gradient sums up
+    longer = noise * (1.0 + half_spread * scores.s * rows.squared_tilt) + 2.0 * kept * (1.0 - x.r_key) / x.d
 
     through_value = per_key * kept * rows.second + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
     through_key = x.r_g * score_pairs * scores.weighted_overlap + per_key * rows.weighted_jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
-    query = xp.maximum((scores.q0 * rows.remaining + rows.jacobian * scores.s * noise) * weights_only, 0.0)
+    query = xp.maximum((scores.q0 * rows.remaining + rows.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
     same_keys = score_pairs * scores.jacobian_overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key)
     query_covariance = x.r_g * (scores.q0 * (1.0 - rows.second) ** 2 + same_keys) * weights_only

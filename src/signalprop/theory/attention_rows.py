@@ -51,6 +51,7 @@ class RowMoments(NamedTuple):
         weighted_jacobian: E J(s_i) s_i / s, rows with larger scores counting more.
         response: how far the scores' own direction is tilted, (E(ΣAz)² - P)/s.
         remaining: E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the query.
+        squared_tilt: how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
         log_pair: ln(n P) of a row of length n, the number of keys that two queries have in common (`_pair_length`).
         log_pair_jacobian: ln(n J) of such a row.
         log_shared: ln(n P) of such a row of score variance c, the part of the scores that two queries share.
@@ -62,6 +63,7 @@ class RowMoments(NamedTuple):
     weighted_jacobian: Array
     response: Array
     remaining: Array
+    squared_tilt: Array
     log_pair: Array
     log_pair_jacobian: Array
     log_shared: Array
@@ -88,13 +90,13 @@ def _pair_length(length: int, causal: bool) -> int:
 
 
 def _columns(m: SoftmaxMoments) -> FloatArray:
-    """ΣA², J, response: what rows contribute, at the nodes."""
-    return np.stack([m.second, m.jacobian, linear_response(m)], axis=1)
+    """ΣA², J, response, ΣA² squared_tilt: what rows contribute, at the nodes."""
+    return np.stack([m.second, m.jacobian, linear_response(m), m.second * m.squared_tilt], axis=1)
 
 
 @lru_cache(maxsize=1024)
 def _row_table(length: int, spread: float, causal: bool) -> Spline:
-    """RowMoments' first seven fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
+    """RowMoments' first eight fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
     causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
     full = _columns(node_moments(_pair_length(length, causal)))
     mean, remaining = full, (1.0 - full[:, 0]) ** 2
@@ -110,12 +112,13 @@ def _row_table(length: int, spread: float, causal: bool) -> Spline:
         _log(mean[:, 1] / far),
         mean[:, 2] / far**2,
         remaining / far**2,
+        mean[:, 3] / mean[:, 0] / far**2,
         _log(full[:, 0]),
         _log(full[:, 1] / far),
     ]
     log_spread = math.log1p(spread)
     factor = np.exp(math.sqrt(log_spread) * _HERMITE_X - 0.5 * log_spread)
-    p, j, response, rest, p_full, j_full = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
+    p, j, response, rest, tilt, p_full, j_full = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
     slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
     averaged = [
         np.log(np.exp(p) @ _HERMITE_W),
@@ -123,6 +126,7 @@ def _row_table(length: int, spread: float, causal: bool) -> Spline:
         np.log((np.exp(j) * slower * factor) @ _HERMITE_W),
         (response * slower**2 * factor) @ _HERMITE_W,
         (rest * slower**2) @ _HERMITE_W,
+        (tilt * slower**2 * factor) @ _HERMITE_W,
         np.log(np.exp(p_full) @ _HERMITE_W),
         np.log((np.exp(j_full) * slower) @ _HERMITE_W),
     ]
@@ -140,7 +144,7 @@ def _shared_table(length: int) -> Spline:
 
 def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: bool) -> RowMoments:
     xp = namespace(s, c)
-    p, j, weighted, response, rest, log_pair, log_pair_jacobian = _row_table(length, spread, causal)(s)
+    p, j, weighted, response, rest, tilt, log_pair, log_pair_jacobian = _row_table(length, spread, causal)(s)
     n = _pair_length(length, causal)
     (shared,) = _shared_table(n)(c)
     far = vanishing(s)
@@ -151,6 +155,7 @@ def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: b
         xp.exp(weighted) * far,
         response * far**2,
         rest * far**2,
+        tilt * far**2,
         log_pair + log_n,
         log_pair_jacobian + xp.log(far) + log_n,
         shared + log_n,

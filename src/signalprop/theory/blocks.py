@@ -7,17 +7,21 @@ and features of one token are uncorrelated.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.architecture import Architecture
 from signalprop.moments import Array, FloatArray
 from signalprop.parametrization import KINDS, Parametrization
 from signalprop.theory import attention
 from signalprop.theory.activations import dual
+from signalprop.theory.logs import correlation, row
+
+
+Rowset = NDArray[np.intp]  # indices of sublayers
 
 
 class Branch(NamedTuple):
@@ -138,11 +142,6 @@ class Rows:
         )
 
 
-def _row(column: FloatArray, i: int | FloatArray) -> Array:
-    value = column[..., i]
-    return float(value) if value.ndim == 0 else value
-
-
 def feed_forward(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> Branch:
     """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
 
@@ -151,24 +150,24 @@ def feed_forward(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> B
     """
     keep = 1 - shape.dropout
     gate_or_up = (rows.gate, rows.gate_bias) if shape.gated else (rows.up, rows.up_bias)
-    s = _row(gate_or_up[0], i) * second + _row(gate_or_up[1], i)
-    shared = _row(gate_or_up[0], i) * second * r + _row(gate_or_up[1], i)
-    q = dual(shape.activation, s, _correlation(shared, s))
+    s = row(gate_or_up[0], i) * second + row(gate_or_up[1], i)
+    shared = row(gate_or_up[0], i) * second * r + row(gate_or_up[1], i)
+    q = dual(shape.activation, s, correlation(shared, s))
     one, cross = q.second_moment, q.covariance_moment
     if shape.gated:
-        one = one * (_row(rows.up, i) * second + _row(rows.up_bias, i))
-        cross = cross * (_row(rows.up, i) * second * r + _row(rows.up_bias, i))
-    down, bias = _row(rows.down, i), _row(rows.down_bias, i)
+        one = one * (row(rows.up, i) * second + row(rows.up_bias, i))
+        cross = cross * (row(rows.up, i) * second * r + row(rows.up_bias, i))
+    down, bias = row(rows.down, i), row(rows.down_bias, i)
     return Branch((down * one + bias) / keep, down * cross + bias)
 
 
-def feed_forward_backward(rows: Rows, i: FloatArray, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
+def feed_forward_backward(rows: Rows, i: Rowset, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
     """The backward map of `feed_forward`, for many sublayers `i` at once; arrays (..., len(i))."""
     keep = 1 - shape.dropout
     gate_or_up = (rows.gate, rows.gate_bias) if shape.gated else (rows.up, rows.up_bias)
     s = gate_or_up[0][..., i] * second + gate_or_up[1][..., i]
     shared = gate_or_up[0][..., i] * second * r + gate_or_up[1][..., i]
-    q = dual(shape.activation, s, _correlation(shared, s))
+    q = dual(shape.activation, s, correlation(shared, s))
     back = rows.down_back[..., i] * rows.wide  # d_ff sigma_down^2; the way back fans out over d_ff again
     if shape.gated:
         up = rows.up[..., i] * second + rows.up_bias[..., i]
@@ -182,14 +181,17 @@ def feed_forward_backward(rows: Rows, i: FloatArray, shape: Shape, second: Float
     return BranchBackward(back * one / keep, zero, zero, back * cross)
 
 
-def scores(rows: Rows, i: int | FloatArray, second_query: Array, second_key: Array) -> tuple[Array, Array]:
+def scores(rows: Rows, i: int | Rowset, second_query: Array, second_key: Array) -> tuple[Array, Array]:
     """(s0, share of a query bias in it): variance of one raw score, and how much of it is the same for every query."""
-    qk = _row(rows.qk, i)
+    qk, bias = _entry(rows.qk, i), _entry(rows.query_bias, i)
     if rows.qk_norm:
         return qk, 0.0
-    bias = _row(rows.query_bias, i)
     total = second_query + bias
-    return qk * total * second_key, _correlation(bias, total)
+    return qk * total * second_key, correlation(bias, total)
+
+
+def _entry(column: FloatArray, i: int | Rowset) -> Array:
+    return column[..., i] if isinstance(i, np.ndarray) else row(column, i)
 
 
 def self_attention(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> Branch:
@@ -212,15 +214,15 @@ def cross_attention(rows: Rows, i: int, shape: Shape, query: tuple[Array, Array]
 
 
 def _through_output(rows: Rows, i: int, shape: Shape, second: Array, variance: Array, covariance: Array) -> Branch:
-    value, bias = _row(rows.value, i) * second, _row(rows.value_bias, i)
+    value, bias = row(rows.value, i) * second, row(rows.value_bias, i)
     # rows of attention weights sum to 1, so a value bias passes; dropout on them is felt at O(1/L) only
-    output, output_bias = _row(rows.output, i), _row(rows.output_bias, i)
+    output, output_bias = row(rows.output, i), row(rows.output_bias, i)
     v = output * (value * variance + bias) + output_bias
     c = output * (value * covariance + bias) + output_bias
     return Branch(v / (1 - shape.dropout), c)
 
 
-def self_attention_backward(rows: Rows, i: FloatArray, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
+def self_attention_backward(rows: Rows, i: Rowset, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
     """The backward map of `self_attention` over all three paths, for many sublayers `i` at once."""
     s0, bias = scores(rows, i, second, second)
     args = (s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout)
@@ -232,7 +234,7 @@ def self_attention_backward(rows: Rows, i: FloatArray, shape: Shape, second: Flo
 
 
 def cross_attention_backward(
-    rows: Rows, i: FloatArray, shape: Shape, query: tuple[FloatArray, FloatArray], key: tuple[FloatArray, FloatArray]
+    rows: Rows, i: Rowset, shape: Shape, query: tuple[FloatArray, FloatArray], key: tuple[FloatArray, FloatArray]
 ) -> tuple[BranchBackward, BranchBackward]:
     """Backward maps of `cross_attention`: to the query stream, and to the encoder's output."""
     s0, bias = scores(rows, i, query[0], key[0])
@@ -246,7 +248,7 @@ def cross_attention_backward(
 
 
 def _linear_in_correlation(
-    rows: Rows, i: FloatArray, shape: Shape, at_zero: tuple[Array, Array], at_one: tuple[Array, Array]
+    rows: Rows, i: Rowset, shape: Shape, at_zero: tuple[Array, Array], at_one: tuple[Array, Array]
 ) -> BranchBackward:
     """Attention's backward moments are linear in the gradient's covariance, so two evaluations give the map.
 
@@ -263,21 +265,6 @@ def _linear_in_correlation(
     )
 
 
-def _correlation(shared: Array, total: Array) -> Array:
-    if isinstance(total, float):
-        return min(1.0, max(-1.0, float(shared) / total)) if total > 0 else 0.0
-    top, bottom = np.broadcast_arrays(np.asarray(shared, float), np.asarray(total, float))
-    out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
-    return np.clip(out, -1.0, 1.0)
-
-
 def kinds_of(p: Parametrization) -> list[str]:
     """Kind of every sublayer by name."""
     return [KINDS[k] for k in p.kind]
-
-
-def safe_exp(x: Array) -> Array:
-    """exp with its argument held where the result is a normal double, so that extreme streams saturate, not overflow."""
-    if isinstance(x, float):
-        return math.exp(min(max(x, -600.0), 600.0))
-    return np.exp(np.clip(x, -600.0, 600.0))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.architecture import Architecture
-from signalprop.inputs import InputStatistics
+from signalprop.inputs import InputStatistics, IntArray
 from signalprop.moments import Array
 from signalprop.parametrization import Parametrization
 from signalprop.theory.activations import dual
@@ -48,7 +48,7 @@ def coincidences(architecture: Architecture, inputs: InputStatistics) -> Coincid
     return Coincidences(c, inputs.token_correlation, c, c)
 
 
-def _counted(tokens: np.ndarray, targets: np.ndarray) -> Coincidences:  # type: ignore[type-arg]
+def _counted(tokens: IntArray, targets: IntArray) -> Coincidences:
     totals = np.zeros(4)
     pairs = positions = 0
     for row, aims in zip(tokens, targets, strict=True):
@@ -57,7 +57,7 @@ def _counted(tokens: np.ndarray, targets: np.ndarray) -> Coincidences:  # type: 
         size = int(max(t.max(initial=0), y.max(initial=0))) + 1
         n_t, n_y = np.bincount(np.maximum(t, 0), minlength=size), np.bincount(y, minlength=size)
         same = int((t == y).sum())
-        totals += (n_y @ n_y - len(y), n_t @ n_t - len(t), n_t @ n_y - same, same)
+        totals += [float(n_y @ n_y) - len(y), float(n_t @ n_t) - len(t), float(n_t @ n_y) - same, same]
         pairs += len(y) * (len(y) - 1)
         positions += len(y)
     shares = totals / np.maximum([pairs, pairs, pairs, positions], 1)

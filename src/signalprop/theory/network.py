@@ -21,8 +21,8 @@ from signalprop.profile import POINTS, Profile, Series
 from signalprop.theory import blocks
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import top_gradient_correlation
+from signalprop.theory.logs import NO_SIGNAL, correlation, exp, log, log_add, plain, row, safe_exp
 
-_NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
 PRE, POST, SANDWICH = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich"))
 
 
@@ -104,9 +104,9 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
     kinds = blocks.kinds_of(p)
     shapes = {(s, c): blocks.shape_of(a, s, cross=c) for s, c in {(int(s), False) for s in p.stack} | {(1, True)}}
     placements, parallels = p.placement.tolist(), p.parallel.tolist()
-    log_skip2, log_branch2 = _log(p.skip**2), _log(p.branch**2)
-    log_gain2, log_post_gain2 = _log(p.norm_gain**2), _log(p.post_norm_gain**2)
-    epsilon = _log(float(a.norm_eps))
+    log_skip2, log_branch2 = log(p.skip**2), log(p.branch**2)
+    log_gain2, log_post_gain2 = log(p.norm_gain**2), log(p.post_norm_gain**2)
+    epsilon = log(float(a.norm_eps))
     log_v, r, mean = _start(start, lead)
     memory: tuple[Array, Array] | None = None
     memory_norm: Array = 0.0
@@ -127,22 +127,22 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
         else:
             assert memory is not None
             made = blocks.cross_attention(rows, i, shapes[1, True], (second, r_read), memory)
-        raw = _log(made.variance)
-        branch_v, branch_r = raw, blocks._correlation(made.covariance, made.variance)
+        raw = log(made.variance)
+        branch_v, branch_r = raw, correlation(made.covariance, made.variance)
         if placements[i] == SANDWICH:
-            branch_v = _row(log_post_gain2, i) + raw - _log_add(epsilon, raw)
+            branch_v = row(log_post_gain2, i) + raw - log_add(epsilon, raw)
         if norm is None:  # a stream that is read as it is may be of any size: the branch was computed at a held one
             branch_v = branch_v + beyond
             norm = 0.0
-        log_skip = log_v if parallels[i] else _row(log_skip2, i) + log_v
-        log_branch = _row(log_branch2, i) + branch_v
-        total = _log_add(log_skip, log_branch)
-        share = _exp(log_branch - total)  # of the branch in the sum's variance
+        log_skip = log_v if parallels[i] else row(log_skip2, i) + log_v
+        log_branch = row(log_branch2, i) + branch_v
+        total = log_add(log_skip, log_branch)
+        share = exp(log_branch - total)  # of the branch in the sum's variance
         new_r = share * branch_r + (1 - share) * r
-        new_mean = mean * (1.0 if parallels[i] else _row(p.skip, i))
+        new_mean = mean * (1.0 if parallels[i] else row(p.skip, i))
         if placements[i] == POST:
-            norm = _log_add(total, epsilon)
-            total, new_mean = total - norm + _row(log_gain2, i), mean * 0.0
+            norm = log_add(total, epsilon)
+            total, new_mean = total - norm + row(log_gain2, i), mean * 0.0
         for name, value in zip(
             names,
             (read_v, total, branch_v, read_r, new_r, branch_r, read_mean, new_mean, second, r_read, norm, raw),
@@ -167,14 +167,14 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     start = math.log(e.scale**2)
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
-        start += math.log(e.norm_gain**2 / total) if total > 0 and e.norm_gain > 0 else _NO_SIGNAL
-    steps = np.where(p.parallel, 0.0, _log(p.skip**2))
-    steps = steps + np.where(p.placement == POST, _log(p.norm_gain**2) - log_norm, 0.0)
-    return start + np.sum(np.where(last, steps, 0.0), axis=-1)
+        start += math.log(e.norm_gain**2 / total) if total > 0 and e.norm_gain > 0 else NO_SIGNAL
+    steps = np.where(p.parallel, 0.0, log(p.skip**2))
+    steps = steps + np.where(p.placement == POST, log(p.norm_gain**2) - log_norm, 0.0)
+    return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
 
 
 def _start(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    log_v = _log(float(moments.variance))
+    log_v = log(float(moments.variance))
     values = (log_v, float(moments.token_correlation), float(moments.mean))
     return tuple(np.full(lead, v) if lead else v for v in values)  # type: ignore[return-value]
 
@@ -184,22 +184,22 @@ def _read(
 ) -> tuple[Array, Array, Array | None, Array]:
     """What the branch reads: second moment, correlation of second moments; log of what the norm divides by (None: no
     norm); and log of what a second moment of extreme size was divided by, 0 with a norm."""
-    log_mean2 = _log(mean**2)
+    log_mean2 = log(mean**2)
     if placement in (PRE, SANDWICH):
         if a.norm == "layernorm":
-            log_mean2 = log_mean2 * 0.0 + _NO_SIGNAL  # the norm takes the mean away
-        log_second = _log_add(log_v, log_mean2)
-        norm = _log_add(log_second, _log(float(a.norm_eps)))
-        second = blocks.safe_exp(log_second - norm) * _row(p.norm_gain, i) ** 2
-        return _plain(second), _with_mean(log_second, log_mean2, r), norm, log_v * 0.0
-    log_second = _log_add(log_v, log_mean2)
+            log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
+        log_second = log_add(log_v, log_mean2)
+        norm = log_add(log_second, log(float(a.norm_eps)))
+        second = safe_exp(log_second - norm) * row(p.norm_gain, i) ** 2
+        return plain(second), _with_mean(log_second, log_mean2, r), norm, log_v * 0.0
+    log_second = log_add(log_v, log_mean2)
     held = _held(log_second)
-    return _plain(blocks.safe_exp(held)), _with_mean(log_second, log_mean2, r), None, log_second - held
+    return plain(safe_exp(held)), _with_mean(log_second, log_mean2, r), None, log_second - held
 
 
 def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
     """Correlation of second moments: a mean is shared by all tokens."""
-    share = _exp(log_mean2 - log_second)
+    share = exp(log_mean2 - log_second)
     return share + (1 - share) * r
 
 
@@ -211,58 +211,54 @@ def _held(log_v: Array) -> Array:
 
 def _memory(a: Architecture, p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
     if not a.has_final_norm:
-        return (blocks.safe_exp(log_v), r), log_v * 0.0
-    norm = _log_add(log_v, _log(float(a.norm_eps)))
-    return (blocks.safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
+        return (safe_exp(log_v), r), log_v * 0.0
+    norm = log_add(log_v, log(float(a.norm_eps)))
+    return (safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
 
 
 def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) -> dict[str, Series]:
     a = p.architecture
     n, lead = p.n_sublayers, p.skip.shape[:-1]
     maps, to_memory = _backward_maps(p, rows, f)
-    skip2, log_branch2 = p.skip**2, _log(p.branch**2)
+    skip2, log_branch2 = p.skip**2, log(p.branch**2)
     # what a norm makes of a gradient on its way to the stream, and on its way to the branch
-    norm_gain = _log(p.norm_gain**2) - f.norm
+    norm_gain = log(p.norm_gain**2) - f.norm
     inner = log_branch2 + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
-    second_norm = _log(p.post_norm_gain**2) - np.logaddexp(f.raw_branch, _log(float(a.norm_eps)))
+    second_norm = log(p.post_norm_gain**2) - np.logaddexp(f.raw_branch, log(float(a.norm_eps)))
     inner = inner + np.where(p.placement == SANDWICH, second_norm, 0.0)
-    scale = blocks.safe_exp(inner)
+    scale = safe_exp(inner)
     maps = blocks.BranchBackward(*(scale * column for column in maps))
     out = {(point, name): np.empty((n, *lead)) for point in POINTS for name in ("log", "r")}
     log_g: Array = np.zeros(lead) if lead else 0.0
     rho: Array = np.broadcast_to(np.asarray(top, float), lead).copy() if lead else float(top)
-    memory_g: tuple[Array, Array] = (log_g + _NO_SIGNAL, log_g)  # log variance, covariance in its units
+    memory_g: tuple[Array, Array] = (log_g + NO_SIGNAL, log_g)  # log variance, covariance in its units
     placements, parallels = p.placement.tolist(), p.parallel.tolist()
-    held: tuple[Array, Array, Array] | None = None  # the parallel feed-forward's share: log, variance, covariance
+    held: tuple[Array, Array] | None = None  # what a parallel feed-forward sends back: variance, covariance
     for i in range(n - 1, -1, -1):
         if a.kind == "encoder-decoder" and i == 2 * a.n_layers - 1:
-            log_g, rho = memory_g[0] - f.memory_norm + _log(p.head.final_norm_gain**2), memory_g[1]
+            log_g, rho = memory_g[0] - f.memory_norm + log(p.head.final_norm_gain**2), memory_g[1]
         out["stream_out", "log"][i], out["stream_out", "r"][i] = log_g, rho
         log_sum = log_g
         if placements[i] == POST:
-            log_sum = log_g + _row(norm_gain, i)
-        out["branch", "log"][i] = log_sum + _row(log_branch2, i)
+            log_sum = log_g + row(norm_gain, i)
+        out["branch", "log"][i] = log_sum + row(log_branch2, i)
         out["branch", "r"][i] = rho
-        back_v = _row(maps.vv, i) + _row(maps.vc, i) * rho
-        back_c = _row(maps.cv, i) + _row(maps.cc, i) * rho
+        back_v = row(maps.vv, i) + row(maps.vc, i) * rho
+        back_c = row(maps.cv, i) + row(maps.cc, i) * rho
         if p.kind[i] == 1:
-            memory_v = _row(to_memory.vv, i) + _row(to_memory.vc, i) * rho
-            memory_c = _row(to_memory.cv, i) + _row(to_memory.cc, i) * rho
-            sent = log_sum + _row(log_branch2, i) + _log(memory_v)
-            memory_g = _add(memory_g, sent, blocks._correlation(memory_c, memory_v))
-        if parallels[i]:
-            held = (log_sum, back_v, back_c)
-            variance, covariance = 1.0 + back_v, rho + back_c  # provisional: the layer input's total comes with attention
-        else:
-            lam2 = _row(skip2, i)
-            variance, covariance = lam2 + back_v, lam2 * rho + back_c
-            if held is not None:
-                variance, covariance = variance + held[1], covariance + held[2]
-        new_log = log_sum + _log(variance)
-        new_rho = blocks._correlation(covariance, variance)
-        if parallels[i]:
-            out["stream_in", "log"][i], out["stream_in", "r"][i] = new_log, new_rho
-            continue  # attention writes to the same stream: it meets the gradient at the layer's output
+            memory_v = row(to_memory.vv, i) + row(to_memory.vc, i) * rho
+            memory_c = row(to_memory.cv, i) + row(to_memory.cc, i) * rho
+            sent = log_sum + row(log_branch2, i) + log(memory_v)
+            memory_g = _add(memory_g, sent, correlation(memory_c, memory_v))
+        if parallels[i]:  # attention reads the same tensor and meets the same gradient: the total is made there
+            held = (back_v, back_c)
+            continue
+        lam2 = row(skip2, i)
+        variance, covariance = lam2 + back_v, lam2 * rho + back_c
+        if held is not None:
+            variance, covariance = variance + held[0], covariance + held[1]
+        new_log = log_sum + log(variance)
+        new_rho = correlation(covariance, variance)
         if held is not None:  # both rows read one tensor: its total gradient stands on both
             out["stream_in", "log"][i + 1], out["stream_in", "r"][i + 1] = new_log, new_rho
             held = None
@@ -312,34 +308,6 @@ def _backward_maps(
 
 
 def _add(state: tuple[Array, Array], log_v: Array, r: Array) -> tuple[Array, Array]:
-    total = _log_add(state[0], log_v)
-    share = _exp(log_v - total)
+    total = log_add(state[0], log_v)
+    share = exp(log_v - total)
     return total, share * r + (1 - share) * state[1]
-
-
-def _row(column: FloatArray, i: int) -> Array:
-    value = column[..., i]
-    return float(value) if value.ndim == 0 else value
-
-
-def _plain(value: Array) -> Array:
-    return float(value) if np.ndim(value) == 0 else value
-
-
-def _log(value: Array) -> Array:
-    if isinstance(value, float):
-        return math.log(value) if value > 0 else _NO_SIGNAL
-    with np.errstate(divide="ignore"):
-        return np.maximum(np.log(value), _NO_SIGNAL)
-
-
-def _log_add(x: Array, y: Array) -> Array:
-    """log(exp(x) + exp(y)); an order of magnitude faster than NumPy's for plain floats."""
-    if isinstance(x, float) and isinstance(y, float):
-        high, low = (x, y) if x > y else (y, x)
-        return high + math.log1p(math.exp(max(low - high, -700.0)))
-    return np.logaddexp(x, y)
-
-
-def _exp(x: Array) -> Array:
-    return math.exp(max(x, -745.0)) if isinstance(x, float) else np.exp(x)

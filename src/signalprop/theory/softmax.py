@@ -40,6 +40,7 @@ class SoftmaxMoments(NamedTuple):
         second_squared: E (ΣA²)².
         jacobian: E ‖diag A - AAᵀ‖²_F, the squared size of the softmax Jacobian.
         mean_score_squared: E (ΣAz)², z being the logits over their standard deviation.
+        squared_tilt: (E ΣA²z² - ΣA²)/(4 s ΣA²), 1 while weights are small and 0 for one-hot ones.
     """
 
     second: FloatArray
@@ -47,6 +48,7 @@ class SoftmaxMoments(NamedTuple):
     second_squared: FloatArray
     jacobian: FloatArray
     mean_score_squared: FloatArray
+    squared_tilt: FloatArray
 
 
 class _Laplace(NamedTuple):
@@ -124,7 +126,7 @@ def _laplace(stds: FloatArray) -> _Laplace:
 
 
 def _one_hot(one: FloatArray) -> SoftmaxMoments:
-    return SoftmaxMoments(one, one, one, 0.0 * one, one)
+    return SoftmaxMoments(one, one, one, 0.0 * one, one, 0.0 * one)
 
 
 def _integrate(laplace: _Laplace, length: int) -> SoftmaxMoments:
@@ -137,10 +139,13 @@ def _integrate(laplace: _Laplace, length: int) -> SoftmaxMoments:
 
     second = total(single * laplace.psi2)
     third = total(single * laplace.psi3) / 2.0
-    second_squared = total(single * laplace.psi4 + pair * laplace.psi2**2) / 6.0
+    fourth = total(single * laplace.psi4) / 6.0
+    second_squared = fourth + total(pair * laplace.psi2**2) / 6.0
     mean_score_squared = total(single * laplace.zz_psi2 + pair * laplace.z_psi1**2)
     jacobian = second - 2.0 * third + second_squared
-    return SoftmaxMoments(second, third, second_squared, jacobian, mean_score_squared)
+    # Gaussian integration by parts, twice: E z² f = E f + E f'', with f = A²
+    squared_tilt = 1.0 - (5.0 * third - 3.0 * fourth) / (2.0 * second)
+    return SoftmaxMoments(second, third, second_squared, jacobian, mean_score_squared, squared_tilt)
 
 
 def _check(variance: Array, length: Array) -> None:
@@ -258,7 +263,8 @@ def _table(length: int) -> Spline:
     excess = (length * m.second - 1.0) / (length - 1.0)
     scaled = np.append(_KNEE**2 / length, excess[1:] / _NODES[1:] ** 2)
     logs = [np.log(scaled), np.log(m.third), np.log(m.second_squared), np.log(m.jacobian / (1.0 - _NODES))]
-    return Spline(np.stack([*logs, linear_response(m) / (1.0 - _NODES) ** 2], axis=1))
+    slow = (1.0 - _NODES) ** 2
+    return Spline(np.stack([*logs, linear_response(m) / slow, m.squared_tilt / slow], axis=1))
 
 
 def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
@@ -279,7 +285,7 @@ def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
     s = np.asarray(variance, dtype=np.float64)
     if length == 1:
         return _one_hot(np.ones(s.shape))
-    scaled, a3, pp, j2, response = _table(int(length))(s)
+    scaled, a3, pp, j2, response, tilt = _table(int(length))(s)
     far = np.asarray(vanishing(s))
     second = (1.0 + (length - 1.0) * np.minimum(np.exp(scaled) * (1.0 - far) ** 2, 1.0)) / length
     return SoftmaxMoments(
@@ -288,6 +294,7 @@ def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
         np.minimum(np.exp(pp), 1.0),
         np.exp(j2) * far,
         second + s * response * far**2,
+        np.asarray(tilt * far**2),
     )
 
 

@@ -1,0 +1,65 @@
+"""Arithmetic on logarithms of variances, for plain floats (fast) and arrays (sweeps) alike."""
+
+from __future__ import annotations
+
+import math
+from typing import overload
+
+import numpy as np
+
+from signalprop.moments import Array, FloatArray
+
+NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
+
+
+@overload
+def log(value: float) -> float: ...
+@overload
+def log(value: FloatArray) -> FloatArray: ...
+@overload
+def log(value: Array) -> Array: ...
+def log(value: Array) -> Array:
+    """Natural logarithm; NO_SIGNAL for 0."""
+    if isinstance(value, float):
+        return math.log(value) if value > 0 else NO_SIGNAL
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.maximum(np.log(value), NO_SIGNAL))
+
+
+def log_add(x: Array, y: Array) -> Array:
+    """log(exp(x) + exp(y)); for plain floats an order of magnitude faster than NumPy's."""
+    if isinstance(x, float) and isinstance(y, float):
+        high, low = (x, y) if x > y else (y, x)
+        return high + math.log1p(math.exp(max(low - high, -700.0)))
+    return np.asarray(np.logaddexp(x, y))
+
+
+def exp(x: Array) -> Array:
+    """Exponential of a number that is not large; 0 for what underflows."""
+    return math.exp(max(x, -745.0)) if isinstance(x, float) else np.asarray(np.exp(x))
+
+
+def safe_exp(x: Array) -> Array:
+    """exp with its argument held where the result is a normal double, so that extreme streams saturate, not overflow."""
+    if isinstance(x, float):
+        return math.exp(min(max(x, -600.0), 600.0))
+    return np.asarray(np.exp(np.clip(x, -600.0, 600.0)))
+
+
+def row(column: FloatArray, i: int) -> Array:
+    """Entry i of the last axis: a plain float where there is no other axis."""
+    return plain(column[..., i])
+
+
+def plain(value: Array) -> Array:
+    """A float for anything without axes (NumPy's scalars slow plain arithmetic down), else the array."""
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)
+
+
+def correlation(shared: Array, total: Array) -> Array:
+    """shared / total within [-1, 1], and 0 where total is 0."""
+    if isinstance(total, float) and isinstance(shared, float):
+        return min(1.0, max(-1.0, shared / total)) if total > 0 else 0.0
+    top, bottom = np.broadcast_arrays(np.asarray(shared, float), np.asarray(total, float))
+    out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
+    return np.clip(out, -1.0, 1.0)
