@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from signalprop.architecture import Architecture
+from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
+from signalprop.parametrization import Parametrization
 from signalprop.schemes import SCHEMES, Scheme, scheme
 from signalprop.theory.activations import ACTIVATIONS
 
@@ -97,3 +99,11 @@ def statistics(architecture: Architecture) -> SearchStrategy[InputStatistics]:
         loss_fraction=share,
     )
     return stream | own
+
+
+def table_or_none(made_by: Scheme, architecture: Architecture, inputs: InputStatistics) -> Parametrization | None:
+    """The table of a scheme; None where it refuses (a family it does not know, or uncorrelated tokens)."""
+    try:
+        return made_by(architecture, inputs)
+    except InputError:
+        return None

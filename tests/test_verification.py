@@ -8,8 +8,8 @@ import pytest
 
 from signalprop.errors import InputError
 from signalprop.moments import Moments
-from signalprop.verification import EFFORTS, PAPER_TABLE_20, verify
-from signalprop.verification_components import COMPONENTS, Case
+from signalprop.verification import COMPONENTS, EFFORTS, PAPER_TABLE_20, verify
+from signalprop.verification_components import Case
 
 
 @pytest.mark.parametrize("name", ["softmax", "relu", "attention"])

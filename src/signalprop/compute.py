@@ -119,10 +119,10 @@ def train_flops(
 
 def _attention_flops(a: Architecture, queries: int, keys: int, n_norms: int) -> float:
     d, q, kv, heads = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head, a.n_heads
-    per_query = 2 * d * q + q * bool(a.qkv_bias)  # query
+    per_query: float = 2 * d * q + q * bool(a.qkv_bias)  # query
     per_query += 2 * q * d + d * a.bias + _ADD * d + _NORM * n_norms  # output, residual addition, norm
     per_query += _DROPOUT * d * (a.dropout > 0)
-    per_key = 2 * (2 * d * kv + kv * bool(a.qkv_bias))
+    per_key: float = 2 * (2 * d * kv + kv * bool(a.qkv_bias))
     per_score = 2 * q + 2 * q + heads * (1 + _SOFTMAX + _DROPOUT * ((a.attention_dropout or 0) > 0))
     per_score += heads * (a.positions == "relative")
     if a.positions == "rotary":

@@ -37,6 +37,8 @@ class InputStatistics:
         loss_fraction: share of positions that carry loss (0.15 in masked language modelling).
         tokens, targets: optional ids of shape (batch, tokens), -1 where a position is padding or carries no loss. The
             token-kernel fidelity uses them position by position.
+        second_moments: optional matrix (positions, positions) of E x_i x_j over batch and features of patches; the same
+            fidelity uses it, since patches at the border are much more alike than others.
         decoder: statistics of the decoder's input in an encoder-decoder (default: those of the encoder).
         source: where the numbers come from, in words.
 
@@ -53,6 +55,7 @@ class InputStatistics:
     loss_fraction: float = 1.0
     tokens: IntArray | None = None
     targets: IntArray | None = None
+    second_moments: FloatArray | None = None
     decoder: InputStatistics | None = None
     source: str = ""
 
@@ -223,7 +226,9 @@ def from_patches(patches: ArrayLike, *, source: str = "image patches") -> InputS
     Raises:
         InputError: as `tensor_moments`.
     """
-    return _of_tensor("patches", patches, source)
+    found = _of_tensor("patches", patches, source)
+    x = np.asarray(patches, np.float64)
+    return replace(found, second_moments=np.einsum("bid,bjd->ij", x, x) / (x.shape[0] * x.shape[2]))
 
 
 def measured(stream: ArrayLike, *, source: str = "measured") -> InputStatistics:

@@ -86,9 +86,9 @@ class Parametrization:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.skip.shape[-1:] != self.kind.shape:
+            raise InputError(f"skip has shape {self.skip.shape}; the table has {self.n_sublayers} rows")
         for name, column in self.columns().items():
-            if column.shape[-1:] != self.kind.shape:
-                raise InputError(f"{name} has {column.shape[-1]} rows; the table has {self.n_sublayers}")
             if column.shape != self.skip.shape:
                 raise InputError(f"{name} has shape {column.shape}, skip {self.skip.shape}; expected the same")
             sign = name.startswith(("weight", "bias"))

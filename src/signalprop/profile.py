@@ -129,10 +129,9 @@ class Series:
         columns = {name: _column(rows, name) for name in _NEEDED}
         extra = {name: _column(rows, name) for name in _OPTIONAL[1:] if any(name in row for row in rows)}
         series = Series.of(**columns, **extra)
-        own = series.log_variance.tolist()
-        logs = _column(
-            [{"log_variance": row.get("log_variance", own[i])} for i, row in enumerate(rows)], "log_variance"
-        )
+        logs = series.log_variance.copy()
+        given = [i for i, row in enumerate(rows) if "log_variance" in row]
+        logs[given] = _column(rows, "log_variance", given)
         if not (logs < np.inf).all():
             raise InputError("a log variance is NaN or infinite; expected finite numbers")
         return replace(series, log_variance=_logarithm(series.variance, logs))
@@ -163,9 +162,11 @@ def _logarithm(variance: FloatArray, given: FloatArray | None) -> FloatArray:
     return own if given is None else np.where(normal, own, given)
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> FloatArray:
-    values = [row.get(name) for row in rows]
-    for i, value in enumerate(values):
+def _column(rows: Sequence[Mapping[str, Any]], name: str, where: Sequence[int] | None = None) -> FloatArray:
+    """A name's numbers in some of the rows (default: in all)."""
+    indices = range(len(rows)) if where is None else where
+    values = [rows[i].get(name) for i in indices]
+    for i, value in zip(indices, values, strict=True):
         if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > _HUGE:
             raise InputError(f"{name} of sublayer {i} is {value!r:.60}; expected a number")
     return np.array(values, np.float64)
@@ -216,7 +217,7 @@ class Profile:
         branch, stream = self.forward["branch"].log_variance, self.forward["stream_in"].log_variance
         with np.errstate(invalid="ignore"):
             log_ratio = np.where(branch == -np.inf, -np.inf, branch - stream)  # no branch: 0, also on no stream
-        return np.asarray(gain * np.exp(np.clip(log_ratio, -700, 300)))
+        return np.asarray(gain * np.exp(np.minimum(log_ratio, 300)))
 
     def sensitivity(self) -> dict[str, float]:
         """Mean and median over layers of branch variance over stream variance, times the number of layers.
@@ -232,7 +233,7 @@ class Profile:
         entering = np.repeat(stream[starts], np.diff(starts, append=len(stream)))
         with np.errstate(invalid="ignore"):
             shift = np.where(stream == entering, 0.0, stream - entering)
-        layers = np.add.reduceat(self.sensitivity_ratios * np.exp(np.clip(shift, -700, 300)), starts)
+        layers = np.add.reduceat(self.sensitivity_ratios * np.exp(np.minimum(shift, 300)), starts)
         return {"mean": float(np.sum(layers)), "median": float(np.median(layers)) * len(layers)}
 
     def to_json(self) -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from signalprop.inputs import segment_correlation, zipf_token_correlation
 from signalprop.moments import Moments
-from signalprop.theory import attention, components
+from signalprop.theory import components
 from signalprop.theory.softmax import softmax, softmax_backward
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ Case = dict[str, Any]
 FORWARD = ("mean", "variance", "covariance")
 GRADIENT = ("gradient variance", "gradient covariance")
 SECOND_GRADIENT = ("key/value gradient variance", "key/value gradient covariance")
-LAYOUT = FORWARD + GRADIENT + SECOND_GRADIENT
+ALL = FORWARD + GRADIENT
+LAYOUT = ALL + SECOND_GRADIENT
 
 
 class Sample(NamedTuple):
@@ -46,7 +46,7 @@ class Component(NamedTuple):
     predict: Callable[[Case], list[Moments]]
 
 
-def _raw(x: Tensor, *, mean: bool = False) -> list[float]:
+def raw_moments(x: Tensor, *, mean: bool = False) -> list[float]:
     """(Mean,) mean square and mean product over pairs of rows (tokens) of a matrix (tokens, features)."""
     n, d = x.shape
     square, total = float(x.double().square().sum()), x.double().sum(0)
@@ -55,7 +55,7 @@ def _raw(x: Tensor, *, mean: bool = False) -> list[float]:
     return [float(total.sum()) / (n * d), *moments] if mean else moments
 
 
-def _tokens(
+def tokens(
     case: Case, length: int, width: int, generator: Generator, prefix: str = "", *, rescale: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Inputs of the standing form, and their common vector ε.
@@ -73,7 +73,7 @@ def _tokens(
     return case.get(prefix + "mean", 0.0) + std * (math.sqrt(r) * common + math.sqrt(1 - r) * own), common
 
 
-def _of_mean(r: float, n: int) -> float:
+def variance_of_mean(r: float, n: int) -> float:
     """Variance of the mean of n tokens of variance 1 and correlation r."""
     return r + (1.0 - r) / n
 
@@ -82,7 +82,7 @@ def _input_controls(case: Case, x: Tensor, prefix: str = "") -> list[float]:
     """The input's own raw moments less their expectations."""
     mean, variance = case.get(prefix + "mean", 0.0), case.get(prefix + "variance", 1.0)
     known = [mean, mean**2 + variance, mean**2 + case[prefix + "r"] * variance]
-    return [found - expected for found, expected in zip(_raw(x, mean=True), known, strict=True)]
+    return [found - expected for found, expected in zip(raw_moments(x, mean=True), known, strict=True)]
 
 
 def _moments(case: Case, prefix: str = "") -> Moments:
@@ -92,7 +92,7 @@ def _moments(case: Case, prefix: str = "") -> Moments:
 # --- components ----------------------------------------------------------------------------------------------------
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+def log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return float(np.exp(rng.uniform(math.log(low), math.log(high))))
 
 
@@ -104,9 +104,9 @@ def _base(rng: np.random.Generator, *, mean: bool) -> Case:
     return {
         "length": int(rng.choice([100, 300, 1000])),
         "mean": float(rng.uniform(-10, 10)) if mean else 0.0,
-        "variance": _log_uniform(rng, 0.1, 10),
+        "variance": log_uniform(rng, 0.1, 10),
         "r": _correlation(rng),
-        "g_variance": _log_uniform(rng, 0.1, 10),
+        "g_variance": log_uniform(rng, 0.1, 10),
         "g_r": _correlation(rng),
     }
 
@@ -130,32 +130,32 @@ def _draw_rms_norm(rng: np.random.Generator) -> Case:
 def _draw_linear(rng: np.random.Generator) -> Case:
     fan_in, fan_out = (int(rng.choice([10, 30, 100, 300, 1000])) for _ in range(2))
     shape = {"fan_in": fan_in, "fan_out": fan_out, "length": int(rng.choice([100, 300]))}
-    return _base(rng, mean=True) | shape | {"weight_variance": _log_uniform(rng, 0.01, 100) / fan_in}
+    return _base(rng, mean=True) | shape | {"weight_variance": log_uniform(rng, 0.01, 100) / fan_in}
 
 
 def _draw_softmax(rng: np.random.Generator) -> Case:
     return {
         "length": int(rng.choice([300, 1000, 3000, 10_000])),
-        "variance": _log_uniform(rng, 1e-4, 1.0),
-        "g_variance": _log_uniform(rng, 0.1, 10),
+        "variance": log_uniform(rng, 1e-4, 1.0),
+        "g_variance": log_uniform(rng, 0.1, 10),
         "g_r": float(rng.choice([0.0, 0.0, 0.5, 0.9])),
     }
 
 
 def _through(case: Case, generator: Generator, function: Callable[[Tensor], Tensor]) -> Sample:
     """Forward, and backward by autograd, through a function of one (tokens, features) tensor."""
-    x, e = _tokens(case, case["length"], case["width"], generator)
-    g, _ = _tokens(case, case["length"], case["width"], generator, "g_")
+    x, e = tokens(case, case["length"], case["width"], generator)
+    g, _ = tokens(case, case["length"], case["width"], generator, "g_")
     x.requires_grad_()
     y = function(x)
     y.backward(g)  # type: ignore[no-untyped-call]
     assert x.grad is not None
-    raw = [*_raw(y.detach(), mean=True), *_raw(x.grad)]
+    raw = [*raw_moments(y.detach(), mean=True), *raw_moments(x.grad)]
     # Hermite polynomials of the common vector, alone and times the mean gradient's square
     square, energy = e.square(), g.mean(0).square()
     hermite = [e, square - 1.0, e * (square - 3.0), square * (square - 6.0) + 3.0]
     shared = [float(h.mean()) for h in hermite] + [float((energy * h).mean()) for h in hermite[:2]]
-    shared.append(float(energy.mean()) - case["g_variance"] * _of_mean(case["g_r"], len(g)))
+    shared.append(float(energy.mean()) - case["g_variance"] * variance_of_mean(case["g_r"], len(g)))
     return Sample(raw, _input_controls(case, x.detach()) + _input_controls(case, g, "g_") + shared)
 
 
@@ -164,8 +164,8 @@ def _sample_linear(case: Case, generator: Generator) -> Sample:
 
     n_in, n_out, variance = case["fan_in"], case["fan_out"], case["weight_variance"]
     weight = torch.randn(n_in, n_out, generator=generator) * math.sqrt(variance)
-    x, _ = _tokens(case, case["length"], n_in, generator, rescale=True)
-    g, _ = _tokens(case, case["length"], n_out, generator, "g_", rescale=True)
+    x, _ = tokens(case, case["length"], n_in, generator, rescale=True)
+    g, _ = tokens(case, case["length"], n_out, generator, "g_", rescale=True)
     x.requires_grad_()
     y = x @ weight
     y.backward(g)  # type: ignore[no-untyped-call]
@@ -179,11 +179,11 @@ def _sample_linear(case: Case, generator: Generator) -> Sample:
         float(seen_back.square().mean()) - energy_back * variance,
         float(weight.square().mean()) / variance - 1.0,
         float(mean_token.mean()) - case["mean"],
-        energy / n_in - case["mean"] ** 2 - case["variance"] * _of_mean(case["r"], len(x)),
-        energy_back / n_out - case["g_variance"] * _of_mean(case["g_r"], len(g)),
+        energy / n_in - case["mean"] ** 2 - case["variance"] * variance_of_mean(case["r"], len(x)),
+        energy_back / n_out - case["g_variance"] * variance_of_mean(case["g_r"], len(g)),
         *_input_controls(case, g, "g_"),
     ]
-    return Sample([*_raw(y.detach(), mean=True), *_raw(x.grad)], controls)
+    return Sample([*raw_moments(y.detach(), mean=True), *raw_moments(x.grad)], controls)
 
 
 def _sample_softmax(case: Case, generator: Generator) -> Sample:
@@ -244,7 +244,7 @@ def _sample_embedding(case: Case, generator: Generator) -> Sample:
             segment = (torch.arange(length) >= boundary).long()
             x = x + torch.randn(2, width, generator=generator)[segment]
         keep = torch.rand(x.shape, generator=generator) >= case["p"]
-        found.append(_raw(x * keep / (1 - case["p"]), mean=True))
+        found.append(raw_moments(x * keep / (1 - case["p"]), mean=True))
     return Sample(np.mean(found, axis=0).tolist(), [])
 
 
@@ -253,148 +253,7 @@ def _predict_embedding(case: Case) -> list[Moments]:
     return [components.embedding_sum([1.0] * case["tables"], correlations, case["p"])]
 
 
-# --- attention -----------------------------------------------------------------------------------------------------
-
-_BLOCK = 1 << 21  # scores held in memory at a time
-
-
-def _draw_attention(rng: np.random.Generator, *, lengths: list[int], cross: bool = False) -> Case:
-    width = int(rng.choice([100, 300, 1000]))
-    case = {
-        "length": int(rng.choice(lengths)),
-        "width": width,
-        "head": int(rng.choice([d for d in (32, 64, 128, 256) if d <= width])),
-        "p": float(rng.choice([0.0, 0.1, 0.3, 0.5, 0.8])),
-        "s0": _log_uniform(rng, 0.01, 1.0),
-        "r": float(rng.choice([0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9])),
-        "g_r": float(rng.choice([0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9])),
-    }
-    if cross:
-        case["queries"] = int(rng.choice(lengths))
-        case["q_r"] = float(rng.choice([0.0, 0.1, 0.3, 0.5, 0.9]))
-    return case
-
-
-def _rotate(x: Tensor, base: float = 1e4) -> Tensor:
-    import torch
-
-    half = x.shape[1] // 2
-    angle = torch.arange(len(x))[:, None] * base ** (-torch.arange(half) / half)
-    cos, sin = torch.cos(angle), torch.sin(angle)
-    a, b = x[:, :half], x[:, half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=1)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool, generator: Generator
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and the gradients of q, k, v, by autograd over blocks of queries."""
-    import torch
-
-    out, grad_q = torch.empty(len(q), v.shape[1]), torch.empty_like(q)
-    grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
-    step = max(1, _BLOCK // len(k))
-    for start in range(0, len(q), step):
-        stop = min(start + step, len(q))
-        seen = stop if causal else len(k)
-        part = [t.detach().requires_grad_() for t in (q[start:stop], k[:seen], v[:seen])]
-        scores = part[0] @ part[1].T / math.sqrt(q.shape[1])
-        if causal:
-            later = torch.arange(seen) > torch.arange(start, stop)[:, None]
-            scores = scores.masked_fill(later, -math.inf)
-        weights = torch.softmax(scores, dim=-1)
-        if p:
-            weights = weights * (torch.rand(weights.shape, generator=generator) >= p) / (1 - p)
-        y = weights @ part[2]
-        gradient = torch.autograd.grad(y, part, g[start:stop])
-        out[start:stop], grad_q[start:stop] = y.detach(), gradient[0]
-        grad_k[:seen] += gradient[1]
-        grad_v[:seen] += gradient[2]
-    return out, grad_q, grad_k, grad_v
-
-
-def _sample_attention(case: Case, generator: Generator, *, causal: bool = False, rotary: bool = False) -> Sample:
-    """One head on inputs of second moment 1, in the units of `theory.attention`; cross-attention if `queries` is set.
-
-    Softmax weights are computed for all pairs of tokens; gradients come from autograd.
-    """
-    import torch
-
-    d, head, s0 = case["width"], case["head"], case["s0"]
-    y, y_common = _tokens(case, case["length"], d, generator, rescale=True)
-    x, x_common = y, y_common
-    if "queries" in case:
-        x, x_common = _tokens(case, case["queries"], d, generator, "q_", rescale=True)
-    g, _ = _tokens(case, len(x), head, generator, "g_", rescale=True)
-    wq, wk = (torch.randn(d, head, generator=generator) * (s0**0.25 / math.sqrt(d)) for _ in range(2))
-    wv = torch.randn(d, head, generator=generator) / math.sqrt(d)
-    q, k, v = x @ wq, y @ wk, y @ wv
-    turn = _rotate if rotary else lambda t: t
-    out, grad_q, grad_k, grad_v = _attend(turn(q), turn(k), v, g, case["p"], causal, generator)
-    if rotary:  # a rotation's transpose is its inverse, which conjugation turns into the rotation itself
-        grad_q, grad_k = (_conjugate(_rotate(_conjugate(t))) for t in (grad_q, grad_k))
-    unit = math.sqrt(d / head)  # gradients are in units of d_v σ_v² = head/d
-    at_query, at_key = grad_q @ wq.T * unit, (grad_k @ wk.T + grad_v @ wv.T) * unit
-    # energy of the mean token and of the mean gradient after W_V, less their expectations
-    value_energy = float((y.mean(0) @ wv).square().sum()) / head - _of_mean(case["r"], len(y))
-    gradient_energy = float((wv @ g.mean(0)).square().sum()) / head - _of_mean(case["g_r"], len(x))
-    shared_scores = float((wk @ (x_common @ wq)).square().sum()) / (head * s0) - 1.0
-    controls = [
-        float((y_common @ wv).mean()),
-        value_energy,
-        gradient_energy,
-        float(wv.square().sum()) / head - 1.0,
-        float((wq.T @ wq * (wk.T @ wk)).sum()) / (head * s0) - 1.0,
-        shared_scores,
-        float(y.square().mean()) - 1.0,
-        float(g.square().mean()) - 1.0,
-    ]
-    # Where too few samples are affordable to fit slopes, the dominant ones are known to leading order: the part of the
-    # output that all values share, and of the gradient that all queries share, of which keys get e^c (1 + c).
-    raw = np.array(_raw(out, mean=True))
-    raw -= np.array([math.sqrt(case["r"]) * controls[0], value_energy, value_energy])
-    if "queries" not in case:
-        c = case["r"] * (1.0 - case["r"]) * s0
-        growth = c * (2.0 + c) * math.exp(c)
-        gradient = np.array(_raw(at_query + at_key)) - gradient_energy * np.array([1.0 + growth, 1.0])
-        gradient[0] -= growth * case["g_r"] * shared_scores
-        return Sample([*raw.tolist(), *gradient.tolist()], controls)
-    return Sample([*raw.tolist(), *_raw(at_query), *_raw(at_key)], controls)
-
-
-def _conjugate(x: Tensor) -> Tensor:
-    import torch
-
-    half = x.shape[1] // 2
-    return torch.cat([x[:, :half], -x[:, half:]], dim=1)
-
-
-def _pair(variance: Any, covariance: Any) -> Moments:
-    return Moments(0.0, float(variance), float(covariance / variance))
-
-
-def _predict_attention(case: Case, *, causal: bool = False, rotary: bool = False) -> list[Moments]:
-    length, head = case["length"], case["head"]
-    options: dict[str, Any] = {"causal": causal}
-    if rotary:
-        options["omega"] = attention.rotary_coherence(length, head, causal="pairs" if causal else None)
-        options["omega_rows"] = attention.rotary_coherence(length, head, causal="rows" if causal else None)
-    shape = (case["s0"], length, case["width"], head, case["p"])
-    forward = attention.forward(case["r"], *shape, **options)
-    return [_pair(*forward), _pair(*attention.backward(case["r"], case["g_r"], *shape, **options))]
-
-
-def _predict_cross(case: Case) -> list[Moments]:
-    r, n_keys = (case["q_r"], case["r"]), case["length"]
-    rest = (case["width"], case["head"], case["p"])
-    at_query, at_key = attention.cross_backward(*r, case["g_r"], case["s0"], case["queries"], n_keys, *rest)
-    return [_pair(*attention.cross_forward(*r, case["s0"], n_keys, *rest)), _pair(*at_query), _pair(*at_key)]
-
-
 # --- the table -----------------------------------------------------------------------------------------------------
-
-_ALL = FORWARD + GRADIENT
-
 
 def _elementwise(name: str) -> Component:
     def function(x: Tensor) -> Tensor:
@@ -407,7 +266,7 @@ def _elementwise(name: str) -> Component:
         x, g = _moments(case), _moments(case, "g_")
         return [components.activate(x, name), components.activate_backward(g, x, name)]
 
-    return Component(_ALL, _draw_elementwise, lambda case, generator: _through(case, generator, function), predict)
+    return Component(ALL, _draw_elementwise, lambda case, generator: _through(case, generator, function), predict)
 
 
 def _sample_dropout(case: Case, generator: Generator) -> Sample:
@@ -446,34 +305,14 @@ def _predict_rms_norm(case: Case) -> list[Moments]:
     return [components.rms_norm(x, d), components.rms_norm_backward(g, x, d)]
 
 
-_SHA_LENGTHS = 9 * [300] + 7 * [1000] + 3 * [3000] + [10_000]
-
-
-def _attention(*, causal: bool = False, rotary: bool = False) -> Component:
-    lengths = [300, 1000] if causal or rotary else _SHA_LENGTHS
-    return Component(
-        _ALL,
-        partial(_draw_attention, lengths=lengths),
-        partial(_sample_attention, causal=causal, rotary=rotary),
-        partial(_predict_attention, causal=causal, rotary=rotary),
-    )
-
-
-COMPONENTS: dict[str, Component] = {
+ELEMENTARY: dict[str, Component] = {
     "embedding": Component(FORWARD, _draw_embedding, _sample_embedding, _predict_embedding),
-    "linear": Component(_ALL, _draw_linear, _sample_linear, _predict_linear),
-    "dropout": Component(_ALL, _draw_dropout, _sample_dropout, _predict_dropout),
+    "linear": Component(ALL, _draw_linear, _sample_linear, _predict_linear),
+    "dropout": Component(ALL, _draw_dropout, _sample_dropout, _predict_dropout),
     "relu": _elementwise("relu"),
     "gelu": _elementwise("gelu"),
     "silu": _elementwise("silu"),
-    "layer norm": Component(_ALL, _draw_norm, _sample_layer_norm, _predict_layer_norm),
-    "rms norm": Component(_ALL, _draw_rms_norm, _sample_rms_norm, _predict_rms_norm),
+    "layer norm": Component(ALL, _draw_norm, _sample_layer_norm, _predict_layer_norm),
+    "rms norm": Component(ALL, _draw_rms_norm, _sample_rms_norm, _predict_rms_norm),
     "softmax": Component(("mean", "variance", "gradient variance"), _draw_softmax, _sample_softmax, _predict_softmax),
-    "attention": _attention(),
-    "causal attention": _attention(causal=True),
-    "rotary attention": _attention(rotary=True),
-    "causal rotary attention": _attention(causal=True, rotary=True),
-    "cross attention": Component(
-        LAYOUT, partial(_draw_attention, lengths=[100, 300, 1000], cross=True), _sample_attention, _predict_cross
-    ),
 }

@@ -15,25 +15,31 @@ from signalprop.cli.schemes import schemes
 from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra
 
+COMMANDS = (predict, measure, compare, verify, schemes, compute)
+
 app = typer.Typer(
     name="signalprop",
-    help="Predict, measure and compare the signal in deep transformers: variance, token correlation and gradient, layer by layer.",
-    no_args_is_help=True,
+    help="Predict, measure and compare the signal in deep transformers: variance, token correlation, gradient.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text: the same on a terminal and in a pipe
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (predict, measure, compare, verify, schemes, compute):
+for command in COMMANDS:
     app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def _root(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+) -> None:
     if version:
         from signalprop import __version__
 
         typer.echo(f"signalprop {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
@@ -44,7 +50,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run with these arguments; the exit status."""
     try:
-        result = app(args=arguments, standalone_mode=False)
+        result = app(args=arguments, prog_name="signalprop", standalone_mode=False)
+        sys.stdout.flush()
     except (InputError, MissingExtra) as error:
         return _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -53,13 +60,19 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        usage = getattr(error, "format_message", None)  # of click, which typer brings under a name of its own
+        usage = getattr(error, "format_message", None)  # of click, which typer may bring under a name of its own
         if usage is not None:
-            return _fail(usage() or f"usage: see {' '.join(['signalprop', *arguments[:1], '--help'])}", 2)
+            return _fail(f"{usage().rstrip('.')}; see {_command_of(error)} --help", 2)
         if os.environ.get("SIGNALPROP_DEBUG"):
             raise
         return _fail(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)", 1)
     return result if isinstance(result, int) else 0
+
+
+def _command_of(error: Exception) -> str:
+    """The command that a usage error is about, as the user types it."""
+    context = getattr(error, "ctx", None)
+    return "signalprop" if context is None else str(context.command_path)
 
 
 def _fail(message: str, status: int) -> int:

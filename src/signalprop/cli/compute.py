@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from signalprop.cli import options as opt
+from signalprop.cli import output
+
+SCHEMA = "signalprop/compute/1"
 
 
 def compute(
@@ -24,30 +27,34 @@ def compute(
     ] = None,
     json_file: opt.Json = None,
 ) -> None:
-    """Count parameters exactly, and training FLOPs by ELECTRA's accounting (that of the papers' Table 24).
+    """Count parameters and training FLOPs.
 
-    Example: signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
+    Parameters are exact; FLOPs are counted as in ELECTRA and in the papers' Table 24.
+
+    \b
+    Example:
+      signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
     """
     from signalprop.compute import count_parameters, train_flops
     from signalprop.report.tables import text_table
 
-    opt.check_json(json_file)
-    changed = opt.changes(layers, d_model, heads, seq_len, None, None, None, None, vocab_size, assignments)
+    output.check_outputs(json_file)
+    changed = opt.changes(
+        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, vocab_size=vocab_size
+    )
     architecture = opt.read_architecture(arch, changed)
     parameters = count_parameters(architecture)
     flops = train_flops(architecture, batch_size, steps, output_fraction)
     result = {
-        "schema": "signalprop/compute/1",
+        "schema": SCHEMA,
         "architecture": architecture.model_dump(mode="json", exclude_defaults=True),
         "parameters": parameters,
         "train_flops": flops,
         "batch_size": batch_size,
         "steps": steps,
     }
-    if opt.write_result(json_file, result):
-        return
-    rows = [
-        [part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"]
-        for part, count in parameters.items()
-    ]
-    typer.echo(text_table(["part", "parameters", f"FLOPs of {steps:,} steps"], rows))
+    if output.write_result(json_file, result):
+        rows = [
+            [part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()
+        ]
+        typer.echo(text_table(["part", "parameters", f"FLOPs of {steps:,} steps"], rows))

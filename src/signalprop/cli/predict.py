@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from signalprop.cli import options as opt
+from signalprop.cli import output
+
+if TYPE_CHECKING:
+    from signalprop.inputs import InputStatistics
+    from signalprop.parametrization import Parametrization
+    from signalprop.profile import Profile
 
 
 def predict(
@@ -25,45 +31,59 @@ def predict(
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
-    fidelity: Annotated[str, typer.Option(help="auto, moments, kernel or simulate.")] = "auto",
+    fidelity: Annotated[str, typer.Option("--fidelity", help="auto, moments, kernel or simulate.")] = "auto",
     no_gradient: opt.NoGradient = False,
     batch_size: opt.BatchSize = 4,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks that fidelity simulate averages.")] = 8,
     seed: opt.Seed = 0,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
-    """Predict every layer's signal from a description, without PyTorch.
+    """Predict every layer's signal, without PyTorch.
 
     Token statistics follow Zipf's law unless --text names a file, whose exact statistics are then used.
 
-    Example: signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
+    \b
+    Example:
+      signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
     """
     from signalprop.data import default_batch
     from signalprop.prediction import check_fidelity
     from signalprop.prediction import predict as predicted
     from signalprop.report import findings, tables
 
-    opt.check_plot(plot)
-    opt.check_json(json_file)
+    output.check_outputs(json_file, plot)
     chosen = check_fidelity(fidelity)
     changed = opt.changes(
-        layers, d_model, heads, seq_len, dropout, activation, norm, norm_kind, vocab_size, assignments
-    )
+        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
+        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
+    )  # fmt: skip
     p = opt.parametrization(arch, changed, scheme, option, qk_scale)
     inputs = None
     if text is not None:
         inputs = default_batch(p.architecture, text=text, batch_size=batch_size, seed=seed).statistics(p.architecture)
-    profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
-    if plot is not None:
-        from signalprop.report.plots import save_plot
+    if chosen == "simulate":
+        profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient)
+    else:
+        profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
+    if output.write_outputs(profile, json_file, plot):
+        typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
+        output.echo_findings(findings.summary(profile), findings.warnings(profile), json_file, plot)
 
-        save_plot(plot, profile)
-    if opt.write_result(json_file, profile.to_json() if json_file else None):
-        return
-    typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-    typer.echo()
-    for line in findings.summary(profile):
-        typer.echo(line)
-    for line in findings.warnings(profile):
-        typer.echo(f"warning             {line}")
+
+def _simulated(
+    p: Parametrization, inputs: InputStatistics | None, seeds: int, seed: int, batch_size: int, backward: bool
+) -> Profile:
+    """As `signalprop.prediction.predict` at fidelity simulate, with all that simulations have to choose."""
+    from signalprop.data import default_statistics
+    from signalprop.errors import require
+
+    require("torch", "models")
+    from signalprop.simulation import simulate
+
+    with output.progress("simulating") as step:
+        return simulate(
+            p, inputs or default_statistics(p.architecture), n_seeds=seeds, seed=seed, backward=backward,
+            batch_size=batch_size, progress=step,
+        )  # fmt: skip

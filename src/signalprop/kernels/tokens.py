@@ -69,13 +69,8 @@ def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> F
     t = a.seq_len
     kernel = np.full((t, t), float(start.covariance))
     np.fill_diagonal(kernel, float(start.variance))
-    if inputs.kind == "patches" and a.class_token and t > 1:
-        # the class token is independent of the patches, and made of two rows of the position table's size
-        patches = embed(a.replace(class_token=False), p.embedding, inputs)
-        kernel = np.full((t, t), float(patches.covariance))
-        np.fill_diagonal(kernel, float(patches.variance))
-        kernel[0, :] = kernel[:, 0] = 0.0
-        kernel[0, 0] = 2 * (p.embedding.position * p.embedding.scale) ** 2 / (1 - (a.embedding_dropout or 0.0))
+    if inputs.kind == "patches":
+        return _patch_kernel(parametrization, inputs, kernel)
     if inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == t:
         equal = _coincidences(inputs.tokens, inputs.tokens)
         e = p.embedding
@@ -87,6 +82,22 @@ def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> F
         seen = (inputs.tokens >= 0).any(0)
         kernel = np.where(np.outer(seen, seen), shared, kernel)
         np.fill_diagonal(kernel, float(start.variance))
+    return kernel
+
+
+def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArray) -> FloatArray:
+    """Kernel of embedded patches, position by position where second moments are known, with the class token first."""
+    a, e = p.architecture, p.embedding
+    t, first = a.seq_len, int(a.class_token)
+    moments = inputs.second_moments
+    if a.embedding_norm or moments is None or len(moments) != t - first:
+        return average
+    kernel = np.zeros((t, t))
+    kernel[first:, first:] = (a.patch_dim * e.token**2 * moments + e.patch_bias**2) * e.scale**2
+    own: FloatArray = np.diagonal(kernel) + (e.position * e.scale) ** 2
+    if a.class_token:  # independent of the patches, and made of two rows of the position table's size
+        own[0] = 2 * (e.position * e.scale) ** 2
+    np.fill_diagonal(kernel, own / (1 - (a.embedding_dropout or 0.0)))
     return kernel
 
 

@@ -189,8 +189,9 @@ class HuggingFaceDefault(Scheme):
 
     BERT, RoBERTa, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, ViT: normal 0.02 everywhere (ViT's truncation lies
     100 standard deviations out). GPT-2: the same with output projections 0.02 / sqrt(2N). T5: queries
-    (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2; outputs fan_in^-1/2; embeddings 1. Biases are zero.
-    T5's random bias on scores, of standard deviation d^-1/2, has no column in the table.
+    (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2; outputs fan_in^-1/2; embeddings 1, and a tied head
+    reads its input times d^-1/2. Biases are zero. T5's random bias on scores, of standard deviation d^-1/2, has no
+    column in the table.
 
     Raises:
         InputError: the architecture has no family, or one whose initialisation is not known here.

@@ -126,7 +126,8 @@ def _forward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     own = kept * rows.second
-    variance = x.r_key * (1.0 + x.p * own) + (1.0 - x.r_key) * own + scores.q0 * (rows.response + 4.0 * x.p * own * rows.squared_tilt)
+    variance = x.r_key * (1.0 + x.p * own) + (1.0 - x.r_key) * own
+    variance = variance + scores.q0 * (rows.response + 4.0 * x.p * own * rows.squared_tilt)
     if causal:
         value_pairs, score_pairs = _pairs(xp, x, causal)
         uniform = value_pairs / xp.maximum(x.n_keys - 1.0, 1.0)

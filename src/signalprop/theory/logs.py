@@ -62,4 +62,4 @@ def correlation(shared: Array, total: Array) -> Array:
         return min(1.0, max(-1.0, shared / total)) if total > 0 else 0.0
     top, bottom = np.broadcast_arrays(np.asarray(shared, float), np.asarray(total, float))
     out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
-    return np.clip(out, -1.0, 1.0)
+    return np.asarray(np.clip(out, -1.0, 1.0))

@@ -1,0 +1,98 @@
+"""What commands do with a result: checks before the long work, JSON, plot, text, progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from signalprop.errors import InputError, require
+from signalprop.storage import write_json
+
+if TYPE_CHECKING:
+    from signalprop.comparison import Comparison
+    from signalprop.profile import Profile
+
+
+def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
+    """Refuse files that could not be written before the long work starts.
+
+    Raises:
+        InputError: no such directory, one without write permission, a directory in the file's place, or a picture of an
+            unknown format. MissingExtra: a picture without matplotlib.
+    """
+    if plot is not None:
+        from signalprop.report.plots import check_format
+
+        check_format(plot)
+        require("matplotlib", "report")
+    for name in (json_file, plot):
+        if name is None or str(name) == "-":
+            continue
+        path = Path(name).resolve()
+        if path.is_dir():
+            raise InputError(f"cannot write {name}: it is a directory")
+        if not path.parent.is_dir():
+            raise InputError(f"cannot write {name}: there is no directory {path.parent}")
+        if not os.access(path.parent, os.W_OK):
+            raise InputError(f"cannot write {name}: the directory {path.parent} is not writable")
+
+
+def write_outputs(result: Profile | Comparison, json_file: str | None, plot: Path | None) -> bool:
+    """Write plot and JSON where asked for; whether standard output is left for text."""
+    if plot is not None:
+        from signalprop.report.plots import save_plot
+
+        save_plot(plot, result)
+    if json_file is not None:
+        write_json(json_file, result.to_json())
+    return json_file != "-"
+
+
+def write_result(json_file: str | None, value: Any) -> bool:
+    """Write a JSON value where asked for; whether standard output is left for text."""
+    if json_file is not None:
+        write_json(json_file, value)
+    return json_file != "-"
+
+
+def echo_findings(lines: list[str], warnings: list[str], json_file: str | None, plot: Path | None) -> None:
+    """Print what stands under a table: numbers, warnings, and the files that were written."""
+    typer.echo()
+    for line in lines:
+        typer.echo(line)
+    for line in warnings:
+        typer.echo(f"{'warning':<20}{line}")
+    for name, path in (("json", json_file), ("plot", plot)):
+        if path is not None:
+            typer.echo(f"{name:<20}{path}")
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress on stderr: a bar on a terminal, else at most ten lines; yields a function (done, total) -> None."""
+    if not sys.stderr.isatty():
+
+        def report(done: int, total: int) -> None:
+            if 10 * done // total > 10 * (done - 1) // total:
+                print(f"{label}: {done} of {total}", file=sys.stderr)
+
+        yield report
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

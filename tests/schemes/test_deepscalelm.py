@@ -1,0 +1,261 @@
+"""DeepScaleLM: constants by hand, and the growth laws of the derivation that the recursion has to give back.
+
+The laws are those of L, d -> infinity; the networks here are of width and length 1024 or more, so numbers agree to
+about 1 %: what is left over is given at each test.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.profile import Profile
+from signalprop.schemes import scheme
+from signalprop.schemes.deepscalelm import DeepScaleLM, feed_forward_std, input_correlations
+from signalprop.theory.activations import ACTIVATIONS, dual
+
+STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.227, target_correlation=0.3)
+
+
+def encoder(n_layers: int, **changes: Any) -> Architecture:
+    return Architecture.preset("tgs", **{"n_layers": n_layers, "d_model": 1024, "seq_len": 1024, **changes})
+
+
+def predicted(name: str, a: Architecture, inputs: InputStatistics = STREAM, **options: float) -> Profile:
+    return predict(scheme(name, **options)(a, inputs), inputs, fidelity="moments")
+
+
+def gradient(profile: Profile, sublayer: int = 0) -> float:
+    assert profile.gradient is not None
+    return float(profile.gradient["stream_in"].variance[sublayer])
+
+
+class TestConstants:
+    """Every number of the papers' pseudo-code at d = 256, N = 48, p = 0.1."""
+
+    def table(self, name: str = "deepscalelm", **options: float) -> Parametrization:
+        return scheme(name, **options)(Architecture.preset("tgs", n_layers=48))
+
+    def test_multipliers(self) -> None:
+        table = self.table()
+        assert table.branch**2 == pytest.approx(np.full(96, 2 / 48))
+        assert table.skip**2 == pytest.approx(np.full(96, 46 / 48))
+
+    def test_embedding_queries_keys_and_feed_forward(self) -> None:
+        table = self.table()
+        e = table.embedding
+        assert (e.token**2, e.position**2, e.segment**2) == pytest.approx((0.3, 0.3, 0.3))
+        ffn = math.sqrt(0.9 / 2) / 256
+        for role, variance, kind in (("query", 1 / 256, 0), ("key", 1 / 256, 0), ("up", ffn, 1), ("down", ffn, 1)):
+            assert table.weights[role][kind::2] ** 2 == pytest.approx(np.full(48, variance))
+        assert (table.head.scale, table.head.weight) == pytest.approx((1 / 16, math.sqrt(0.3)))
+
+    def test_values_and_outputs_from_the_correlation_at_the_input_of_their_layer(self) -> None:
+        table = self.table()
+        r = (
+            0.9
+            * (float(sum(1 / i**2 for i in range(1, 32_001))) / sum(1 / i for i in range(1, 32_001)) ** 2 + 2 / 3)
+            / 3
+        )
+        skip, branch = 46 / 48, 2 / 48
+        for layer in range(48):
+            expected = math.sqrt(0.9 / r) / 256
+            assert table.weights["value"][2 * layer] ** 2 == pytest.approx(expected, rel=1e-12)
+            assert table.weights["output"][2 * layer] ** 2 == pytest.approx(expected, rel=1e-12)
+            r = skip * r + branch * 0.9
+            r = skip * r + branch * 0.9 * (r + (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi)
+
+    def test_the_simple_variant_has_one_number_for_all(self) -> None:
+        table = self.table("deepscalelm-simple")
+        for role in ("value", "output", "up", "down"):
+            column = table.weights[role]
+            assert column[column > 0] ** 2 == pytest.approx(np.full(48, math.sqrt(0.9 / 2) / 256))
+
+    def test_k_and_alpha(self) -> None:
+        table = self.table(k=0.5, alpha=1.5)
+        assert table.branch**2 == pytest.approx(np.full(96, 0.5 / 48**1.5))
+        assert table.skip**2 == pytest.approx(np.full(96, 1 - 0.5 / 48**1.5))
+        alone = self.table(k=100.0, alpha=0.0)
+        assert (alone.branch == 1).all() and not alone.skip.any()
+
+    def test_stacks_count_their_own_layers(self) -> None:
+        a = Architecture(n_layers=12, n_decoder_layers=6, kind="encoder-decoder", d_model=64, dropout=0.1)
+        table = scheme("deepscalelm")(a)
+        assert table.branch**2 == pytest.approx([2 / 12] * 24 + [2 / 6] * 18)
+        assert DeepScaleLM().branch_variances(a) == pytest.approx(table.branch**2)
+
+    def test_a_factor_on_scores_goes_into_the_queries(self) -> None:
+        a = Architecture.preset("t5-small")
+        table = scheme("deepscalelm")(a)
+        product = table.weights["query"][0] ** 2 * table.weights["key"][0] ** 2
+        assert 512**2 * product * a.d_head * a.score_scale**2 == pytest.approx(1.0)
+
+    def test_the_norm_of_the_embeddings_leaves_room_for_dropout(self) -> None:
+        a = Architecture.preset("bert-base")
+        assert predict(scheme("deepscalelm")(a)).input["variance"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_feed_forward_branch_has_variance_1(activation: str, gated: bool) -> None:
+    a = Architecture(n_layers=1, d_model=64, d_ff=200, activation=activation, gated=gated, dropout=0.3)
+    up, down = feed_forward_std(a)
+    second = float(dual(activation, 64 * up**2, 0.0).second_moment) * (64 * up**2 if gated else 1.0)
+    assert 200 * down**2 * second / 0.7 == pytest.approx(1.0)
+
+
+class TestCorrelations:
+    def test_cross_attention_reads_the_encoders_output(self) -> None:
+        a = Architecture(n_layers=3, n_decoder_layers=2, kind="encoder-decoder", d_model=1024, dropout=0.1)
+        beta2 = DeepScaleLM().branch_variances(a)
+        inputs = InputStatistics(token_correlation=0.6)
+        r = input_correlations(a, inputs, beta2)
+        profile = predict(scheme("deepscalelm")(a, inputs), inputs, fidelity="moments")
+        encoder_output = profile.forward["stream_out"].token_correlation[5]
+        assert r[7] == r[10] == pytest.approx(encoder_output, rel=0.01)
+
+    def test_the_decoder_has_an_input_of_its_own(self) -> None:
+        a = Architecture(n_layers=2, kind="encoder-decoder", d_model=64, positions="none")
+        inputs = InputStatistics(token_correlation=0.5, decoder=InputStatistics(token_correlation=0.1))
+        r = input_correlations(a, inputs, DeepScaleLM().branch_variances(a))
+        assert r[0] == pytest.approx(0.5) and r[4] == pytest.approx(0.1)
+
+    @pytest.mark.parametrize("correlation", [0.0, -0.1])
+    def test_uncorrelated_tokens_are_refused(self, correlation: float) -> None:
+        x = InputStatistics(kind="stream", token_correlation=correlation)
+        with pytest.raises(InputError, match="DeepScaleLM divides by it") as caught:
+            scheme("deepscalelm")(encoder(2), x)
+        assert "\n" not in str(caught.value)
+
+    def test_images_need_statistics(self) -> None:
+        a = Architecture.preset("vit-small")
+        with pytest.raises(InputError, match="give statistics of real input"):
+            scheme("deepscalelm")(a)
+        scheme("deepscalelm")(a, InputStatistics(kind="patches", token_correlation=0.4))
+
+
+class TestForward:
+    @pytest.mark.parametrize("placement", ["pre", "post"])
+    def test_branches_and_stream_have_variance_1(self, placement: str) -> None:
+        # at 512 tokens the attention branch is above 1 by (1 - r)/r * e^s/(L (1 - p)), 1.9 % where r is smallest
+        a = encoder(48, seq_len=512, norm_placement=placement)
+        profile = predicted("deepscalelm", a)
+        branch = profile.forward["branch"].variance
+        assert branch[1::2] == pytest.approx(np.ones(48), abs=1e-3)
+        assert ((branch[::2] > 1 - 1e-3) & (branch[::2] < 1.025)).all()
+        assert np.median(branch[::2]) == pytest.approx(1.0, abs=0.003)
+        assert profile.forward["stream_out"].variance == pytest.approx(np.ones(96), abs=0.005)
+
+    @pytest.mark.parametrize("length", [512, 4096])
+    def test_what_is_left_over_is_what_few_tokens_and_features_add(self, length: int) -> None:
+        r, p, d = 0.227, 0.1, 1024
+        found = predicted("deepscalelm", encoder(4, seq_len=length)).forward["branch"].variance[0] - 1
+        attended = math.exp(1 - r) / length  # sum of squares of a row's weights
+        over = (1 - r) * attended / (1 - p) + r * p / (1 - p) * attended + (1 - r) ** 2 / d
+        assert found == pytest.approx(over / r, rel=0.02)
+
+    def test_a_branch_on_nearly_uncorrelated_tokens_is_above_1(self) -> None:
+        """Two tables instead of three leave r = 0.006, less than the rest that the published constants neglect."""
+        a = encoder(12, n_segments=0, d_model=768)
+        branch = predict(scheme("deepscalelm")(a)).forward["branch"].variance
+        assert 1.6 < branch[0] < 1.8 and 0.95 < branch[10] < 1.05
+
+    @pytest.mark.parametrize("r", [0.0, 0.2, 0.9999])
+    @pytest.mark.parametrize("dropout", [0.0, 0.1])
+    def test_the_simple_variants_bounds(self, r: float, dropout: float) -> None:
+        # v1 section G.5, N -> infinity; the attention branch of 4096 tokens adds up to 0.2 %
+        a = encoder(200, dropout=dropout, seq_len=4096, d_model=4096)
+        x = InputStatistics(kind="stream", token_correlation=r)
+        variance = predicted("deepscalelm-simple", a, x).forward["stream_out"].variance[-1]
+        low, high = 0.5 + 0.5 * math.exp(-4), 0.75 + 0.25 * math.exp(-4)
+        assert low - 0.005 < variance < high + 0.005
+
+    def test_correlations_stay_away_from_1(self) -> None:
+        for dropout, expected in ((0.1, 0.79), (0.0, 0.924)):
+            profile = predicted("deepscalelm", encoder(192, dropout=dropout))
+            assert profile.forward["stream_out"].token_correlation[-1] == pytest.approx(expected, abs=0.005)
+
+
+class TestGradients:
+    @pytest.mark.parametrize("n_layers", [48, 192])
+    @pytest.mark.parametrize("placement", ["pre", "post"])
+    def test_deepscalelm(self, n_layers: int, placement: str) -> None:
+        profile = predicted("deepscalelm", encoder(n_layers, norm_placement=placement))
+        assert gradient(profile) == pytest.approx(0.957, abs=0.006)
+        assert gradient(profile, n_layers) == pytest.approx(0.68, abs=0.006)
+
+    @pytest.mark.parametrize(
+        ("placement", "variance", "r", "first"), [("pre", 0.65, 0.66, 0.55), ("post", 1.0, 0.58, 0.94)]
+    )
+    def test_simple(self, placement: str, variance: float, r: float, first: float) -> None:
+        profile = predicted("deepscalelm-simple", encoder(192, norm_placement=placement))
+        out = profile.forward["stream_out"]
+        assert out.variance[-1] == pytest.approx(variance, abs=0.006)
+        assert out.token_correlation[-1] == pytest.approx(r, abs=0.006)
+        assert gradient(profile) == pytest.approx(first, abs=0.006)
+
+    @pytest.mark.parametrize(
+        ("alpha", "exponents"),
+        [(0.5, (-0.308, -0.320, -0.327)), (0.75, (-0.294, -0.302, -0.310)), (1.0, (-0.302, -0.303, -0.303))],
+    )
+    def test_relative_strength(self, alpha: float, exponents: tuple[float, ...]) -> None:
+        """ln(G_0 / G_N) ~ k N^(1 - alpha) for beta^2 = k / N^alpha."""
+        for n_layers, expected in zip((64, 256, 1024), exponents, strict=True):
+            profile = predicted("deepscalelm-simple", encoder(n_layers), alpha=alpha)
+            assert math.log(gradient(profile)) / (2 * n_layers ** (1 - alpha)) == pytest.approx(expected, abs=0.002)
+
+
+class TestVanillaGrowth:
+    """What DeepScaleLM mends: Xavier, p = 0.1."""
+
+    def test_pre_norm_grows_linearly_forward(self) -> None:
+        variances = [predicted("xavier", encoder(n)).forward["stream_out"].variance[-1] for n in (12, 48, 192, 768)]
+        assert variances == pytest.approx([13.5, 59, 247, 1007], rel=0.003)
+
+    def test_pre_norm_gradient(self) -> None:
+        ratios = [gradient(predicted("xavier", encoder(n))) for n in (12, 48, 192, 768)]
+        assert ratios == pytest.approx([16.6, 68.6, 270, 1032], rel=0.006)
+
+    def test_pre_norm_sensitivity(self) -> None:
+        for n, mean, median in ((48, 0.66, 2.2), (192, 0.71, 2.1), (768, 0.73, 2.0)):
+            found = predicted("xavier", encoder(n)).sensitivity()
+            assert found["mean"] - math.log(n) == pytest.approx(mean, abs=0.005)
+            assert found["median"] == pytest.approx(median, abs=0.05)
+
+    def test_post_norm_gradient_decays_exponentially_with_dropout(self) -> None:
+        ratios = [gradient(predicted("xavier", encoder(n, norm_placement="post"))) for n in (12, 48, 192, 768)]
+        assert ratios == pytest.approx([0.83, 0.18, 4.0e-4, 9.8e-15], rel=0.1)
+
+    @pytest.mark.parametrize(
+        ("dropout", "rate", "r"),
+        [(0.05, 0.9718, 0.928), (0.1, 0.9583, 0.859), (0.2, 0.9350, 0.726), (0.3, 0.9109, 0.599)],
+    )
+    def test_post_norm_rate_per_layer(self, dropout: float, rate: float, r: float) -> None:
+        profile = predicted("xavier", encoder(400, norm_placement="post", dropout=dropout))
+        assert profile.gradient is not None
+        logs = profile.gradient["stream_in"].log_variance[::2]
+        assert math.exp((logs[100] - logs[250]) / 150) == pytest.approx(rate, abs=5e-4)
+        assert profile.forward["stream_out"].token_correlation[-1] == pytest.approx(r, abs=0.002)
+
+    def test_post_norm_without_dropout_does_not_decay(self) -> None:
+        profile = predicted("xavier", encoder(400, norm_placement="post", dropout=0.0))
+        assert profile.gradient is not None
+        logs = profile.gradient["stream_in"].log_variance[::2]
+        assert abs(logs[100] - logs[250]) / 150 < 1e-4
+
+    @pytest.mark.parametrize(("dropout", "r", "r_g"), [(0.1, 0.873, 0.735), (0.2, 0.749, 0.590)])
+    def test_fixed_points_of_the_correlations(self, dropout: float, r: float, r_g: float) -> None:
+        """Correlations that start at the fixed point stay there (from elsewhere the approach is a slow power law)."""
+        x = InputStatistics(kind="stream", variance=100.0, token_correlation=r, target_correlation=r_g)
+        profile = predicted("xavier", encoder(400, dropout=dropout, d_model=4096, seq_len=4096), x)
+        assert profile.gradient is not None and profile.forward["stream_out"].variance[-1] > 500
+        assert profile.forward["stream_out"].token_correlation[1::2] == pytest.approx(np.full(400, r), abs=0.002)
+        assert profile.gradient["stream_in"].token_correlation[::2] == pytest.approx(np.full(400, r_g), abs=0.01)

@@ -1,0 +1,240 @@
+"""Plain initialisations against numbers worked out by hand, and against torch and transformers themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import zipf
+from signalprop.parametrization import Parametrization
+from signalprop.schemes import SCHEMES, scheme
+from signalprop.theory.embedding import embed
+
+GROUPED = Architecture(
+    kind="encoder-decoder", n_layers=2, d_model=12, n_heads=4, n_kv_heads=2, d_head=5, d_ff=20, gated=True, dropout=0.1
+)
+
+
+def stds(table: Parametrization) -> dict[str, float]:
+    """The one standard deviation of each role."""
+    out = {}
+    for role, column in table.weights.items():
+        values = set(column[column > 0].tolist())
+        assert len(values) <= 1
+        out[role] = values.pop() if values else 0.0
+    return out
+
+
+class TestXavier:
+    @pytest.mark.parametrize(("name", "distribution"), [("xavier", "normal"), ("xavier-uniform", "uniform")])
+    def test_two_over_fan_in_plus_fan_out(self, name: str, distribution: str) -> None:
+        table = scheme(name)(GROUPED)
+        fans = {"query": 32, "key": 22, "value": 22, "output": 32, "gate": 32, "up": 32, "down": 32}
+        assert stds(table) == pytest.approx({role: math.sqrt(2 / total) for role, total in fans.items()})
+        assert set(table.distribution.values()) == {distribution}
+        assert (table.skip == 1).all() and (table.branch == 1).all()
+
+    def test_gains(self) -> None:
+        one, two = stds(scheme("xavier")(GROUPED)), stds(scheme("xavier", gain=2.0, qk_gain=3.0)(GROUPED))
+        assert {role: two[role] / one[role] for role in one} == pytest.approx(
+            {"query": 6.0, "key": 6.0, "value": 2.0, "output": 2.0, "gate": 2.0, "up": 2.0, "down": 2.0}
+        )
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"n_segments": 2},
+            {"positions": "rotary", "embedding_scale": 4.0},
+            {"positions": "sinusoidal"},
+            {"embedding_dropout": 0.5},
+        ],
+        ids=str,
+    )
+    def test_the_models_input_has_second_moment_1(self, changes: dict[str, Any]) -> None:
+        a = Architecture(n_layers=1, d_model=16, dropout=0.1, **changes)
+        assert float(embed(a, scheme("xavier")(a).embedding, zipf(100)).second_moment) == pytest.approx(1.0)
+
+    def test_patches(self) -> None:
+        a = Architecture(n_layers=1, d_model=16, input="patches", patch_dim=48, head="classes")
+        table = scheme("xavier")(a)
+        assert table.embedding.token == pytest.approx(math.sqrt(0.5 / 48)) and table.head.weight == 1.0
+
+    def test_logits_start_small(self) -> None:
+        head = scheme("xavier")(Architecture(n_layers=1, d_model=64, head_transform=True)).head
+        assert (head.scale, head.transform) == (1 / 8, 1 / 8)
+        assert 64 * (head.weight * head.scale) ** 2 == pytest.approx(0.5)  # two tables: sigma_e^2 = 1/2
+
+
+class TestFixed:
+    def test_everywhere_the_same(self) -> None:
+        a = GROUPED.replace(n_segments=2, tied_embeddings=False)
+        table = scheme("fixed", std=0.03)(a)
+        assert set(stds(table).values()) == {0.03}
+        e = table.embedding
+        assert (e.token, e.position, e.segment, table.head.weight, table.head.scale) == (0.03, 0.03, 0.03, 0.03, 1.0)
+        assert scheme("fixed")(a.replace(head_transform=True)).head.transform == 0.02
+
+    def test_gpt2_scales_what_writes_to_the_stream(self) -> None:
+        a = Architecture.preset("gpt2", n_layers=8)
+        assert stds(scheme("gpt2")(a)) == {
+            **dict.fromkeys(("query", "key", "value", "up"), 0.02),
+            **dict.fromkeys(("output", "down"), 0.005),  # 0.02 / sqrt(16)
+            "gate": 0.0,
+        }
+
+
+class TestPyTorch:
+    def test_formulas(self) -> None:
+        table = scheme("pytorch")(GROUPED.replace(head_transform=True, tied_embeddings=False))
+        packed = math.sqrt(2 / (12 + (4 + 2 * 2) * 5))
+        expected = {"query": packed, "key": packed, "value": packed, "output": 1 / math.sqrt(60)}
+        expected |= {"gate": 1 / 6, "up": 1 / 6, "down": 1 / math.sqrt(60)}
+        assert stds(table) == pytest.approx(expected)
+        assert table.biases["up"].max() == pytest.approx(1 / 6) and not table.biases["query"].any()
+        assert (table.head.weight, table.head.transform) == pytest.approx((1 / 6, 1 / 6))
+        assert not scheme("pytorch")(GROUPED.replace(bias=False)).biases["up"].any()
+
+    def test_torchs_own_layer(self) -> None:
+        torch = pytest.importorskip("torch")
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(96, 4, dim_feedforward=160)
+        table = scheme("pytorch")(Architecture(n_layers=1, d_model=96, n_heads=4, d_ff=160))
+        wanted = stds(table)
+        packed = layer.self_attn.in_proj_weight
+        for tensor, std in (
+            (packed[:96], wanted["query"]),
+            (packed[192:], wanted["value"]),
+            (layer.self_attn.out_proj.weight, wanted["output"]),
+            (layer.linear1.weight, wanted["up"]),
+            (layer.linear2.weight, wanted["down"]),
+            (layer.linear1.bias, table.biases["up"].max()),
+            (layer.linear2.bias, table.biases["down"].max()),
+        ):
+            close(tensor, std)
+        assert not layer.self_attn.in_proj_bias.any() and not layer.self_attn.out_proj.bias.any()
+
+    def test_patches_go_through_a_linear_map(self) -> None:
+        a = Architecture(n_layers=1, d_model=16, input="patches", patch_dim=48)
+        e = scheme("pytorch")(a).embedding
+        assert (e.token, e.patch_bias, e.position) == (1 / 12, 1 / 12, 1.0)
+
+
+def close(tensor: Any, std: float) -> None:
+    """The root mean square of a random tensor is `std`, within four standard errors (of a normal one at most)."""
+    values = tensor.detach().double().numpy().ravel()
+    assert abs(np.sqrt(np.mean(values**2)) / std - 1) < 4 / math.sqrt(2 * values.size)
+
+
+HF: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bert": (
+        "BertConfig",
+        {
+            "hidden_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 200,
+            "vocab_size": 300,
+        },
+        "BertForMaskedLM",
+    ),
+    "gpt2": ("GPT2Config", {"n_embd": 96, "n_layer": 3, "n_head": 4, "vocab_size": 300}, "GPT2LMHeadModel"),
+    "llama": (
+        "LlamaConfig",
+        {
+            "hidden_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 200,
+            "vocab_size": 300,
+        },
+        "LlamaForCausalLM",
+    ),
+    "vit": (
+        "ViTConfig",
+        {
+            "hidden_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 200,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        "ViTForImageClassification",
+    ),
+    "t5": (
+        "T5Config",
+        {"d_model": 96, "d_kv": 16, "num_heads": 4, "num_layers": 3, "d_ff": 200, "vocab_size": 300},
+        "T5ForConditionalGeneration",
+    ),
+    "t5 gated": (
+        "T5Config",
+        {
+            "d_model": 96,
+            "d_kv": 16,
+            "num_heads": 4,
+            "num_layers": 3,
+            "d_ff": 200,
+            "vocab_size": 300,
+            "feed_forward_proj": "gated-gelu",
+        },
+        "T5ForConditionalGeneration",
+    ),
+    "gpt_neox": (
+        "GPTNeoXConfig",
+        {
+            "hidden_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 200,
+            "vocab_size": 300,
+        },
+        "GPTNeoXForCausalLM",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HF)
+def test_transformers_draws_what_the_table_says(case: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config_class, fields, model_class = HF[case]
+    torch.manual_seed(0)
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**fields))
+    wanted = scheme("huggingface")(Architecture.from_hf(model))
+    found = Parametrization.from_model(model)
+    sizes = {role: column.size for role, column in found.weights.items()}
+    assert sizes == {role: column.size for role, column in wanted.weights.items()}
+    a = wanted.architecture
+    entries = {"gate": 200 * 96, "up": 200 * 96, "down": 200 * 96}
+    entries |= dict.fromkeys(("query", "output"), a.n_heads * a.d_head * 96)
+    entries |= dict.fromkeys(("key", "value"), a.n_kv_heads * a.d_head * 96)
+    for role, n in entries.items():
+        present = wanted.weights[role] > 0
+        assert (present == (found.weights[role] > 0)).all()
+        ratio = found.weights[role][present] / wanted.weights[role][present]
+        assert (np.abs(ratio - 1) < 4.5 / math.sqrt(2 * n)).all()
+        assert not found.biases[role].any()
+    for name, n in (("token", 300 * 96), ("position", 16 * 96), ("segment", 96)):
+        std, drawn = getattr(wanted.embedding, name), getattr(found.embedding, name)
+        assert (drawn == std == 0) or abs(drawn / std - 1) < 4.5 / math.sqrt(2 * n)
+    assert abs(found.head.weight / wanted.head.weight - 1) < 4.5 / math.sqrt(2 * 2 * 96)
+    assert (found.head.transform > 0) == (wanted.head.transform > 0)
+    assert found.head.scale == pytest.approx(wanted.head.scale)
+
+
+def test_a_family_that_is_not_known() -> None:
+    for family in (None, "mamba"):
+        with pytest.raises(InputError, match="known: gpt2, t5, bert") as caught:
+            scheme("huggingface")(GROUPED.replace(family=family))
+        assert "\n" not in str(caught.value)
+
+
+def test_all_names() -> None:
+    assert {"xavier", "xavier-uniform", "fixed", "gpt2", "pytorch", "huggingface"} <= set(SCHEMES)
