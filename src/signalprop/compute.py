@@ -20,8 +20,8 @@ def count_parameters(architecture: Architecture) -> dict[str, int]:
     """Trainable numbers of a network by part: embeddings, attention, feed_forward, norms, head, total.
 
     Equals `sum(p.numel() for p in model.parameters())` of the transformers model with the architecture's head (masked
-    or causal language model, image classifier, T5) exactly. A tied head counts only what it adds to the token table. Norms
-    on the embeddings and before the head count as norms. Multipliers of a scheme are not counted.
+    or causal language model, image classifier, T5) exactly. A tied head counts only what it adds to the token table.
+    Norms on the embeddings and before the head count as norms. Multipliers of a scheme are not counted.
     """
     a = architecture
     d, q, kv = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head
@@ -74,15 +74,16 @@ def train_flops(
     """Floating-point operations of a training run by part: embeddings, attention, feed_forward, head, total.
 
     ELECTRA's accounting (Clark et al., 2020, released code), which TGS v1 Table 24 uses: a multiply-add is 2
-    operations, the backward pass costs as much as the forward pass, an embedding look-up is counted as the dense product that it
-    stands for (2 d V per token), softmax and norms are 5 operations per element, an activation 8, dropout 4. Like
-    theirs, the norm of the attention sublayer is counted once per token, not once per feature (a difference
-    below 0.1 %).
+    operations, the backward pass costs as much as the forward pass, an embedding look-up is counted as the dense
+    product that it stands for (2 d V per token), softmax and norms are 5 operations per element, an activation 8,
+    dropout 4. Like theirs, the norm of the attention sublayer is counted once per token, not once per feature (a
+    difference below 0.1 %).
 
     Extended in the same spirit to what ELECTRA has not: a gate is one more product and one multiplication;
     keys and values cost their own width; a causal mask saves nothing (dense kernels compute every score);
     cross-attention projects keys and values of the encoder's tokens; rotations cost 3 per rotated feature,
-    relative biases 1 per score; patches are a linear map. Biases and dropout count only where the architecture has them.
+    relative biases 1 per score; patches are a linear map. Biases and dropout count only where the architecture has
+    them.
 
     Args:
         batch_size: sequences per step. steps: optimiser steps.

@@ -273,6 +273,10 @@ class Parametrization:
             filled[column] = np.where(masks[role], value, 0.0) if role else np.broadcast_to(value, shape)
         return self._with(filled)
 
+    def members(self, which: slice) -> Parametrization:
+        """Some members of a sweep, chosen along its first axis."""
+        return self._with({name: column[which] for name, column in self.columns().items()})
+
     def _with(self, columns: Mapping[str, FloatArray]) -> Parametrization:
         """A copy with all numeric columns replaced, by their names in `columns()`."""
         return replace(

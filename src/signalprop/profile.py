@@ -136,6 +136,15 @@ class Series:
             raise InputError("a log variance is NaN or infinite; expected finite numbers")
         return replace(series, log_variance=_logarithm(series.variance, logs))
 
+    @staticmethod
+    def joined(parts: Sequence[Series]) -> Series:
+        """Parts of a sweep, one after the other along its first axis."""
+        values = {}
+        for name in Series.__dataclass_fields__:
+            columns = [getattr(part, name) for part in parts]
+            values[name] = None if columns[0] is None else np.concatenate(columns)
+        return Series(**values)
+
     def select(self, rows: NDArray[np.bool_] | int | slice) -> Series:
         """The same series at some sublayers only."""
         return self._map(lambda column: column[..., rows])

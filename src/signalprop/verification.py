@@ -90,7 +90,7 @@ class Effort(NamedTuple):
 
 EFFORTS = {
     "quick": Effort(8, 48, 6, 64, 2e7, 1000),
-    "default": Effort(20, 48, 16, 96, 5e7, 10_000),
+    "default": Effort(20, 80, 16, 96, 5e7, 10_000),
     "thorough": Effort(60, 192, 110, 256, 2e8, 10_000),
 }
 

@@ -111,12 +111,17 @@ def _base(rng: np.random.Generator, *, mean: bool) -> Case:
     }
 
 
+def _features(case: Case) -> Case:
+    """Element-wise functions see features only as samples: about the same number of entries for every length."""
+    return case | {"width": min(1000, 200_000 // case["length"])}
+
+
 def _draw_elementwise(rng: np.random.Generator) -> Case:
-    return _base(rng, mean=False) | {"width": 300}
+    return _features(_base(rng, mean=False))
 
 
 def _draw_dropout(rng: np.random.Generator) -> Case:
-    return _base(rng, mean=True) | {"width": 300, "p": float(rng.uniform(0.0, 0.8))}
+    return _features(_base(rng, mean=True)) | {"p": float(rng.uniform(0.0, 0.8))}
 
 
 def _draw_norm(rng: np.random.Generator) -> Case:
@@ -154,36 +159,28 @@ def _through(case: Case, generator: Generator, function: Callable[[Tensor], Tens
     # Hermite polynomials of the common vector, alone and times the mean gradient's square
     square, energy = e.square(), g.mean(0).square()
     hermite = [e, square - 1.0, e * (square - 3.0), square * (square - 6.0) + 3.0]
-    shared = [float(h.mean()) for h in hermite] + [float((energy * h).mean()) for h in hermite[:2]]
+    shared = [float(part.mean()) for h in hermite for part in (h, energy * h)]
     shared.append(float(energy.mean()) - case["g_variance"] * variance_of_mean(case["g_r"], len(g)))
     return Sample(raw, _input_controls(case, x.detach()) + _input_controls(case, g, "g_") + shared)
 
 
 def _sample_linear(case: Case, generator: Generator) -> Sample:
+    """Several weight matrices on one input: narrow layers scatter much."""
     import torch
 
     n_in, n_out, variance = case["fan_in"], case["fan_out"], case["weight_variance"]
-    weight = torch.randn(n_in, n_out, generator=generator) * math.sqrt(variance)
+    repeats = max(1, min(2000 // min(n_in, n_out), 1_200_000 // (case["length"] * max(n_in, n_out))))
+    weight = torch.randn(repeats, n_in, n_out, generator=generator) * math.sqrt(variance)
     x, _ = tokens(case, case["length"], n_in, generator, rescale=True)
     g, _ = tokens(case, case["length"], n_out, generator, "g_", rescale=True)
-    x.requires_grad_()
+    x = x.expand(repeats, -1, -1).clone().requires_grad_()
     y = x @ weight
-    y.backward(g)  # type: ignore[no-untyped-call]
+    y.backward(g.expand(repeats, -1, -1))  # type: ignore[no-untyped-call]
     assert x.grad is not None
-    mean_token, mean_gradient = x.detach().mean(0), g.mean(0)
-    seen, seen_back = mean_token @ weight, weight @ mean_gradient
-    energy, energy_back = float(mean_token.square().sum()), float(mean_gradient.square().sum())
-    controls = [
-        float(seen.mean()),
-        float(seen.square().mean()) - energy * variance,
-        float(seen_back.square().mean()) - energy_back * variance,
-        float(weight.square().mean()) / variance - 1.0,
-        float(mean_token.mean()) - case["mean"],
-        energy / n_in - case["mean"] ** 2 - case["variance"] * variance_of_mean(case["r"], len(x)),
-        energy_back / n_out - case["g_variance"] * variance_of_mean(case["g_r"], len(g)),
-        *_input_controls(case, g, "g_"),
-    ]
-    return Sample([*raw_moments(y.detach(), mean=True), *raw_moments(x.grad)], controls)
+    pairs = zip(y.detach(), x.grad, strict=True)
+    raw = np.mean([[*raw_moments(one, mean=True), *raw_moments(back)] for one, back in pairs], axis=0)
+    controls = _input_controls(case, x.detach()[0]) + _input_controls(case, g, "g_")
+    return Sample(raw.tolist(), [*controls, float(weight.square().mean()) / variance - 1.0])
 
 
 def _sample_softmax(case: Case, generator: Generator) -> Sample:

@@ -9,12 +9,12 @@ import numpy as np
 from signalprop.profile import Profile
 from signalprop.report.tables import number, variance
 
-# A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one learning
-# rate serves (the papers' deep vanilla models that fail to train are at 10^2 and beyond in variance).
+# A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one
+# learning rate serves (the papers' deep vanilla models that fail to train are at 10^2 and beyond in variance).
 GRADIENT_RATIO = 100.0
-# Tokens that share 95 % of their variance carry one twentieth of it as differences: attention can hardly tell them apart.
+# Tokens that share 95 % of their variance carry one twentieth of it as differences: attention hardly tells them apart.
 RANK_COLLAPSE = 0.95
-# The stream's variance at the top over that at the bottom from which a late layer's unit branch changes it by under 1 %.
+# The stream's variance at the top over that at the bottom, from which a late unit branch changes it by under 1 %.
 STREAM_GROWTH = 100.0
 FP16_MAX = 65504.0
 # Of 10^9 normal numbers the largest is expected at 6 standard deviations.
@@ -29,7 +29,7 @@ def summary(profile: Profile) -> list[str]:
     lines = [
         f"source              {profile.source} ({profile.fidelity}{seeds})",
         f"stream, first/last  variance {number(entered.get('variance'))} -> {variance(stream, -1)}, "
-        f"token correlation {number(entered.get('token_correlation'))} -> {number(float(stream.token_correlation[-1]))}",
+        f"token correlation {number(entered.get('token_correlation'))} -> {number(stream.token_correlation[-1])}",
     ]
     if profile.gradient is not None:
         lines.append(f"gradient ratio      {variance(profile.gradient['stream_in'], 0)} (first over last, variance)")
@@ -45,16 +45,17 @@ def warnings(profile: Profile) -> list[str]:
     """One sentence per threshold passed; empty for a healthy signal."""
     found = []
     if profile.gradient is not None:
-        ratio = float(profile.gradient["stream_in"].log_variance[0])
+        series = profile.gradient["stream_in"]
+        ratio, shown = float(series.log_variance[0]), variance(series, 0)
         if ratio < -math.log(GRADIENT_RATIO):
             found.append(
-                f"the gradient vanishes: its variance at the first sublayer is {variance(profile.gradient['stream_in'], 0)} "
-                f"of that at the last (below 1/{GRADIENT_RATIO:g})"
+                f"the gradient vanishes: its variance at the first sublayer is {shown} of that at the last "
+                f"(below 1/{GRADIENT_RATIO:g})"
             )
         elif ratio > math.log(GRADIENT_RATIO):
             found.append(
-                f"the gradient explodes: its variance at the first sublayer is {variance(profile.gradient['stream_in'], 0)} "
-                f"times that at the last (above {GRADIENT_RATIO:g})"
+                f"the gradient explodes: its variance at the first sublayer is {shown} times that at the last "
+                f"(above {GRADIENT_RATIO:g})"
             )
     stream, branch = profile.forward["stream_out"], profile.forward["branch"]
     collapsed = np.flatnonzero(stream.token_correlation > RANK_COLLAPSE)
@@ -65,12 +66,11 @@ def warnings(profile: Profile) -> list[str]:
             if collapsed[-1] == profile.n_sublayers - 1
             else f"rank collapse: {collapsed.size} sublayers have a token correlation above {RANK_COLLAPSE:g}"
         )
-    first = profile.forward["stream_in"].log_variance[0]
-    growth = float(stream.log_variance[-1] - first)
+    growth = float(stream.log_variance[-1] - profile.forward["stream_in"].log_variance[0])
     if math.isfinite(growth) and growth > math.log(STREAM_GROWTH):
         found.append(
-            f"the stream grows: its variance at the top is {number(math.exp(min(growth, 700)))} times that at the bottom "
-            f"(above {STREAM_GROWTH:g}); late layers change it little"
+            f"the stream grows: its variance at the top is {number(math.exp(min(growth, 700)))} times that at the "
+            f"bottom (above {STREAM_GROWTH:g}); late layers change it little"
         )
     limit = 2 * math.log(FP16_MAX / LARGEST_IN_STDS)
     for name, series in (("stream", stream), ("branch", branch)):

@@ -11,8 +11,9 @@ import numpy as np
 
 from signalprop.comparison import Comparison
 from signalprop.errors import InputError, require
+from signalprop.inputs import IntArray
 from signalprop.moments import FloatArray
-from signalprop.parametrization import layout
+from signalprop.parametrization import KINDS, STACKS, layout
 from signalprop.profile import Profile, Series
 from signalprop.storage import write_bytes
 
@@ -21,7 +22,8 @@ FORMATS = ("png", "svg", "pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LOG_RANGE = 10.0  # a variance that spans more than this gets a logarithmic axis
 MAX_POINTS = 64  # measured points per curve; more would merge into a band
-_DECADE = np.log(10.0)
+_DECADE = float(np.log(10.0))
+_STYLES: dict[str, Any] = {"attention": "-", "cross_attention": ":", "feed_forward": "--"}
 
 
 def check_format(path: str | Path) -> str:
@@ -36,9 +38,7 @@ def check_format(path: str | Path) -> str:
     return suffix
 
 
-def save_plot(
-    path: str | Path, items: Profile | Comparison | Sequence[Profile], *, title: str | None = None
-) -> None:
+def save_plot(path: str | Path, items: Profile | Comparison | Sequence[Profile], *, title: str | None = None) -> None:
     """Draw `figure(items)` and write it, whole or not at all, in the format of the file's name (png, svg, pdf)."""
     kind = check_format(path)
     buffer = io.BytesIO()
@@ -74,7 +74,8 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
         panel.set_xlabel("layer")
         panel.grid(alpha=0.3, linewidth=0.6)
         _mark_stacks(panel, profiles[0])
-    panels[0, 0].legend(fontsize=9, loc="best")
+    handles, names = panels[1, 0].get_legend_handles_labels()  # the panel that always has every profile
+    canvas.legend(handles, names, fontsize=9, ncols=min(3, len(names)), loc="outside lower center")
     return canvas
 
 
@@ -107,8 +108,12 @@ def _labels(profiles: Sequence[Profile]) -> list[str]:
         label = words[p.source] + (f" {p.scheme}" if several else "")
         detail = p.fidelity if p.source == "theory" else f"{p.n_seeds} seed{'s' if p.n_seeds != 1 else ''}"
         labels.append(f"{label} ({detail})" if p.source == "theory" or p.n_seeds else label)
+
     # twins get a number, so that every curve has its own line in the legend
-    return [f"{name} #{labels[: i + 1].count(name)}" if labels.count(name) > 1 else name for i, name in enumerate(labels)]
+    def numbered(i: int, name: str) -> str:
+        return f"{name} #{labels[: i + 1].count(name)}" if labels.count(name) > 1 else name
+
+    return [numbered(i, name) for i, name in enumerate(labels)]
 
 
 def _colour(profiles: Sequence[Profile], index: int) -> str:
@@ -120,25 +125,34 @@ def _colour(profiles: Sequence[Profile], index: int) -> str:
 
 def _depth(profile: Profile) -> FloatArray:
     """Position of every sublayer's output, in layers; the decoder's layers follow the encoder's."""
+    rows, a = layout(profile.architecture), profile.architecture
+    in_decoder = (rows.stack == STACKS.index("decoder")) & (a.kind == "encoder-decoder")
+    per_layer = np.where(in_decoder, 3, 2)
+    rank = np.where(rows.kind == KINDS.index("feed_forward"), per_layer - 1, rows.kind)
+    return np.asarray(rows.layer + in_decoder * a.n_layers + (rank + 1) / per_layer, np.float64)
+
+
+def _lines(profile: Profile, by_kind: bool) -> list[tuple[IntArray, str]]:
+    """Sublayers that make one line, and its style: each stack is a stream of its own, each kind of branch if asked."""
     rows = layout(profile.architecture)
-    per_layer = np.where(rows.stack == 1, 3, 2) if profile.architecture.kind == "encoder-decoder" else np.full(len(rows.kind), 2)
-    rank = np.where(rows.kind == 2, per_layer - 1, rows.kind)
-    offset = np.where(rows.stack == 1, profile.architecture.n_layers, 0) if profile.architecture.n_decoder_layers else 0
-    return np.asarray(rows.layer + offset + (rank + 1) / per_layer, np.float64)
+    groups = rows.stack * len(KINDS) + rows.kind if by_kind else rows.stack
+    return [
+        (np.flatnonzero(groups == group), _STYLES[KINDS[group % len(KINDS)]] if by_kind else "-")
+        for group in np.unique(groups)
+    ]
 
 
-def _draw(panel: Any, profiles: Sequence[Profile], index: int, label: str, x: FloatArray, y: FloatArray, error: Any) -> None:
-    profile, colour = profiles[index], _colour(profiles, index)
-    # a break between encoder and decoder, which are two streams
-    cut = profile.architecture.n_layers * 2 if profile.architecture.n_decoder_layers else len(x)
+def _draw(
+    panel: Any, profiles: Sequence[Profile], index: int, label: str, y: FloatArray, error: FloatArray | None,
+    by_kind: bool = False,
+) -> None:  # fmt: skip
+    profile, colour, x = profiles[index], _colour(profiles, index), _depth(profiles[index])
     if profile.source == "theory":
-        for start, end in ((0, cut), (cut, len(x))):
-            if end > start:
-                marker = "o" if end - start < 3 else None
-                panel.plot(
-                    x[start:end], y[start:end], color=colour, linewidth=1.8, marker=marker, zorder=3,
-                    label=label if start == 0 else None,
-                )  # fmt: skip
+        for number, (members, style) in enumerate(_lines(profile, by_kind)):
+            panel.plot(
+                x[members], y[members], style, color=colour, linewidth=1.8, marker="o" if len(members) < 3 else None,
+                zorder=3, label=None if number else label,
+            )  # fmt: skip
         return
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).round().astype(int))
     bars = None if error is None else error[keep]
@@ -148,9 +162,14 @@ def _draw(panel: Any, profiles: Sequence[Profile], index: int, label: str, x: Fl
     )  # fmt: skip
 
 
-def _curves(panel: Any, profiles: Sequence[Profile], labels: Sequence[str], logs: Sequence[FloatArray | None],
-            errors: Sequence[FloatArray | None], name: str) -> None:  # fmt: skip
-    """Draw exp(logs): on a logarithmic axis if they span enough, as exponents of ten where floats end."""
+def _curves(
+    panel: Any, profiles: Sequence[Profile], labels: Sequence[str], logs: Sequence[FloatArray | None],
+    errors: Sequence[FloatArray | None], name: str, by_kind: bool = False,
+) -> None:  # fmt: skip
+    """Draw exp(logs): on a logarithmic axis if they span enough, as exponents of ten where floats end.
+
+    Errors are relative.
+    """
     finite = [values[np.isfinite(values)] for values in logs if values is not None]
     everything = np.concatenate(finite) if finite else np.zeros(0)
     if not everything.size:
@@ -158,25 +177,36 @@ def _curves(panel: Any, profiles: Sequence[Profile], labels: Sequence[str], logs
         return
     low, high = float(everything.min()), float(everything.max())
     as_exponents = max(-low, high) > 300 * _DECADE
-    for i, values in enumerate(logs):
+    top = 0.0
+    for i, (values, relative) in enumerate(zip(logs, errors, strict=True)):
         if values is None:
             continue
-        x = _depth(profiles[i])
-        relative = errors[i]
         if as_exponents:
             bars = None if relative is None else relative / _DECADE
-            _draw(panel, profiles, i, labels[i], x, values / _DECADE, bars)
+            _draw(panel, profiles, i, labels[i], values / _DECADE, bars, by_kind)
             continue
         y = np.exp(values)
-        _draw(panel, profiles, i, labels[i], x, y, None if relative is None else relative * y)
+        size = np.zeros_like(y) if relative is None else relative * y
+        top = max(top, float((y + size).max()))
+        _draw(panel, profiles, i, labels[i], y, None if relative is None else size, by_kind)
+    panel.set_title(name + ", power of ten" * as_exponents, fontsize=11)
     if as_exponents:
-        panel.set_title(name + ", power of ten", fontsize=11)
         return
-    panel.set_title(name, fontsize=11)
     if high - low > np.log(LOG_RANGE):
-        panel.set_yscale("log", nonpositive="clip")
+        _logarithmic(panel, (high - low) / _DECADE)
     else:
-        panel.set_ylim(0, 1.1 * float(np.exp(high)))
+        panel.set_ylim(0, 1.05 * top)
+
+
+def _logarithmic(panel: Any, decades: float) -> None:
+    """A logarithmic axis with few, plain labels: 1, 2, 5, 10 where it is short, powers of ten where it is long."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    panel.set_yscale("log", nonpositive="clip")
+    panel.yaxis.set_minor_formatter(NullFormatter())
+    if decades < 3:
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _variance_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str], direction: str, name: str) -> None:
@@ -197,7 +227,7 @@ def _correlation_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence
     for i, profile in enumerate(profiles):
         series = profile.forward["stream_out"]
         lowest = min(lowest, float(series.token_correlation.min()))
-        _draw(panel, profiles, i, labels[i], _depth(profile), series.token_correlation, series.token_correlation_se)
+        _draw(panel, profiles, i, labels[i], series.token_correlation, series.token_correlation_se)
     panel.set_title("Token correlation of the residual stream", fontsize=11)
     panel.set_ylim(1.05 * lowest, 1.03)
 
@@ -209,7 +239,17 @@ def _ratio_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str])
     for p in profiles:
         branch, stream = p.forward["branch"].variance_se, p.forward["stream_in"].variance_se
         errors.append(None if branch is None or stream is None else np.hypot(branch, stream))
-    _curves(panel, profiles, labels, logs, errors, "Variance added by the branch, over the stream's")
+    _curves(panel, profiles, labels, logs, errors, "Variance added by the branch, over the stream's", by_kind=True)
+    if any(p.source == "theory" for p in profiles):
+        from matplotlib.lines import Line2D
+
+        found = {KINDS[kind] for p in profiles for kind in layout(p.architecture).kind}
+        lines = [
+            Line2D([], [], color="#555555", linestyle=style, label=kind.replace("_", "-"))
+            for kind, style in _STYLES.items()
+            if kind in found
+        ]
+        panel.legend(handles=lines, fontsize=8)
 
 
 def _mark_stacks(panel: Any, profile: Profile) -> None:
@@ -218,6 +258,4 @@ def _mark_stacks(panel: Any, profile: Profile) -> None:
     border = profile.architecture.n_layers + 1 / 6
     panel.axvline(border, color="#555555", linestyle="--", linewidth=1)
     for x, align, text in ((border - 0.1, "right", "encoder"), (border + 0.1, "left", "decoder")):
-        panel.annotate(
-            text, (x, 0.02), xycoords=("data", "axes fraction"), ha=align, fontsize=9, color="#555555"
-        )
+        panel.annotate(text, (x, 0.02), xycoords=("data", "axes fraction"), ha=align, fontsize=9, color="#555555")

@@ -74,10 +74,13 @@ def _names(profile: Profile) -> list[str]:
 
 
 def _with_error(text: str, error: FloatArray | None, index: int, *, relative: bool) -> str:
+    """A number with its standard error, rounded to two digits and to 0.01 %."""
     if error is None:
         return text
     size = float(error[index])
-    return f"{text} ±{100 * size:.2g}%" if relative else f"{text} ±{size:.2g}"
+    if relative:
+        return f"{text} ±{100 * size:.2g}%" if size >= 1e-4 else f"{text} ±0.00%"
+    return f"{text} ±{size:.2g}" if size >= 1e-4 else f"{text} ±0.0000"
 
 
 def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS) -> str:
@@ -135,7 +138,7 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS)
 
 
 def agreement_table(comparison: Comparison) -> str:
-    """One line per quantity: R² on the logarithm, median and 95th-percentile error, standard error of the measurement."""
+    """One line per quantity: R² on the logarithm, median and 95th-percentile error, the reference's standard error."""
     rows = [
         [
             item.quantity,

@@ -139,9 +139,8 @@ def _forward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
     return variance, _within(x.r_key + (1.0 - x.r_key) * overlap + linear, variance, xp)
 
 
-def _backward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array, Array, Array]:
+def _backward(xp: Any, x: _Setting, causal: bool, scores: _Scores) -> tuple[Array, Array, Array, Array]:
     """(variance, covariance) through the queries, then (variance, covariance) through keys and values."""
-    scores = _scores(xp, x, causal)
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     per_key = x.n_queries / x.n_keys
@@ -231,8 +230,29 @@ def backward(
     """
     rows = omega if omega_rows is None else omega_rows
     xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias, r_g)
-    query, query_covariance, key, key_covariance = _backward(xp, x, causal)
+    query, query_covariance, key, key_covariance = _backward(xp, x, causal, _scores(xp, x, causal))
     return query + key, query_covariance + key_covariance
+
+
+def backward_ends(
+    r: Array,
+    s0: Array,
+    length: Array,
+    d: Array,
+    d_head: Array,
+    p: Array = 0.0,
+    *,
+    causal: bool = False,
+    omega: Array = 1.0,
+    omega_rows: Array | None = None,
+    query_bias: Array = 0.0,
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in r_g, so the two ends are all of it."""
+    rows = omega if omega_rows is None else omega_rows
+    xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias, 0.0)
+    scores = _scores(xp, x, causal)
+    low, high = (_backward(xp, x._replace(r_g=r_g), causal, scores) for r_g in (0.0, 1.0))
+    return (low[0] + low[2], low[1] + low[3]), (high[0] + high[2], high[1] + high[3])
 
 
 def cross_forward(
@@ -275,7 +295,7 @@ def cross_backward(
     (second moment of the query stream) where the two differ.
     """
     xp, x = _setting(r_query, r_key, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias, r_g)
-    query, query_covariance, key, key_covariance = _backward(xp, x, False)
+    query, query_covariance, key, key_covariance = _backward(xp, x, False, _scores(xp, x, False))
     return (query, query_covariance), (key, key_covariance)
 
 

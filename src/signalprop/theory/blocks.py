@@ -57,6 +57,7 @@ class Shape:
     attention_dropout: float
     causal: bool = False
     rotary: float = 1.0
+    rotary_rows: float = 1.0
     gated: bool = False
     activation: str = "relu"
     qk_norm: bool = False
@@ -67,9 +68,12 @@ def shape_of(architecture: Architecture, stack: int, *, cross: bool = False) -> 
     a = architecture
     decoder_of_two = a.kind == "encoder-decoder" and stack == 1
     n_queries = (a.target_len or a.seq_len) if decoder_of_two else a.seq_len
-    rotary = 1.0
+    rotary = rotary_rows = 1.0
     if a.positions == "rotary" and not cross:
-        rotary = attention.rotary_coherence(n_queries, a.d_head, a.rotary_base, a.rotary_fraction)
+        turned = (n_queries, a.d_head, a.rotary_base, a.rotary_fraction)
+        causal = stack == 1
+        rotary = attention.rotary_coherence(*turned, causal="pairs" if causal else None)
+        rotary_rows = attention.rotary_coherence(*turned, causal="rows") if causal else rotary
     return Shape(
         n_queries=n_queries,
         n_keys=a.seq_len if cross else n_queries,
@@ -81,6 +85,7 @@ def shape_of(architecture: Architecture, stack: int, *, cross: bool = False) -> 
         attention_dropout=a.attention_dropout or 0.0,
         causal=stack == 1 and not cross,
         rotary=rotary,
+        rotary_rows=rotary_rows,
         gated=a.gated,
         activation=a.activation,
         qk_norm=a.qk_norm,
@@ -199,7 +204,7 @@ def self_attention(rows: Rows, i: int, shape: Shape, second: Array, r: Array) ->
     s0, bias = scores(rows, i, second, second)
     variance, covariance = attention.forward(
         r, s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout,
-        causal=shape.causal, omega=shape.rotary, query_bias=bias,
+        causal=shape.causal, omega=shape.rotary, omega_rows=shape.rotary_rows, query_bias=bias,
     )  # fmt: skip
     return _through_output(rows, i, shape, second, variance, covariance)
 
@@ -225,11 +230,10 @@ def _through_output(rows: Rows, i: int, shape: Shape, second: Array, variance: A
 def self_attention_backward(rows: Rows, i: Rowset, shape: Shape, second: FloatArray, r: FloatArray) -> BranchBackward:
     """The backward map of `self_attention` over all three paths, for many sublayers `i` at once."""
     s0, bias = scores(rows, i, second, second)
-    args = (s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout)
-    ends = [
-        attention.backward(r, r_g, *args, causal=shape.causal, omega=shape.rotary, query_bias=bias)
-        for r_g in (0.0, 1.0)
-    ]
+    ends = attention.backward_ends(
+        r, s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout,
+        causal=shape.causal, omega=shape.rotary, omega_rows=shape.rotary_rows, query_bias=bias,
+    )  # fmt: skip
     return _linear_in_correlation(rows, i, shape, *ends)
 
 

@@ -8,6 +8,8 @@ that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appendix
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,17 +62,21 @@ def predict_moments(
     decoder_start = None
     if p.architecture.kind == "encoder-decoder":
         decoder_start = embed(p.architecture, p.embedding, inputs.decoder or inputs, decoder=True)
-    rows = blocks.Rows.of(p)
-    f = _forward(p, rows, start, decoder_start)
-    forward = {
-        "stream_in": Series.of(log_variance=f.stream_in, token_correlation=f.r_in, mean=f.mean_in),
-        "branch": Series.of(log_variance=f.branch, token_correlation=f.r_branch),
-        "stream_out": Series.of(log_variance=f.stream_out, token_correlation=f.r_out, mean=f.mean_out),
-    }
-    gradient = None
-    if backward:
-        top = top_gradient_correlation(p, inputs, f.stream_out[..., -1], f.r_out[..., -1], f.token_share)
-        gradient = _backward(p, rows, f, top)
+
+    def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
+        rows = blocks.Rows.of(part)
+        f = _forward(part, rows, start, decoder_start)
+        forward = {
+            "stream_in": Series.of(log_variance=f.stream_in, token_correlation=f.r_in, mean=f.mean_in),
+            "branch": Series.of(log_variance=f.branch, token_correlation=f.r_branch),
+            "stream_out": Series.of(log_variance=f.stream_out, token_correlation=f.r_out, mean=f.mean_out),
+        }
+        if not backward:
+            return forward, None
+        top = top_gradient_correlation(part, inputs, f.stream_out[..., -1], f.r_out[..., -1], f.token_share)
+        return forward, _backward(part, rows, f, top)
+
+    forward, gradient = _in_parts(p, passes)
     return Profile(
         source="theory",
         fidelity="moments",
@@ -85,6 +91,24 @@ def predict_moments(
         gradient=gradient,
         statistics=sensitivity_gain(p),
     )
+
+
+_PART = 500  # members of a sweep at a time: their working arrays stay in the cache
+Passes = tuple[dict[str, Series], dict[str, Series] | None]
+
+
+def _in_parts(p: Parametrization, passes: Callable[[Parametrization], Passes]) -> Passes:
+    """`passes` of a sweep, part by part, on all cores (NumPy lets go of the interpreter while it computes)."""
+    if p.skip.ndim != 2 or len(p.skip) <= _PART:
+        return passes(p)
+    parts = [p.members(slice(i, i + _PART)) for i in range(0, len(p.skip), _PART)]
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(passes, parts))
+    forward = {point: Series.joined([part[0][point] for part in done]) for point in POINTS}
+    gradients = [part[1] for part in done]
+    if gradients[0] is None:
+        return forward, None
+    return forward, {point: Series.joined([g[point] for g in gradients if g is not None]) for point in POINTS}
 
 
 def sensitivity_gain(p: Parametrization) -> dict[str, Any]:

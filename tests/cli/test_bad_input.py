@@ -1,0 +1,173 @@
+"""Every mistake gets exit status 2 and one line that says what would be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commandline import TINY, Command
+from signalprop.cli import run
+
+Refused = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["predict", "tgs", "--dropout", "1"], "dropout"),
+        (["predict", "tgs", "--heads", "7"], "not divisible by n_heads 7"),
+        (["predict", "tgs", "--layers", "0"], "n_layers"),
+        (["predict", "tgs", "--layers", "two"], "--layers"),
+        (["predict", "bart"], "known presets: tgs"),
+        (["predict", "no/such/folder"], "no file or directory"),
+        (["predict", "missing.json"], "cannot read missing.json"),
+        (["predict", "tgs", "--scheme", "magic"], "schemes: deepscalelm"),
+        (["predict", "tgs", "--scheme", "deepscalelm", "--option", "q=1"], "no option 'q'"),
+        (["predict", "tgs", "--scheme", "deepscalelm", "--option", "k"], "KEY=VALUE"),
+        (["predict", "tgs", "--set", "wings=2"], "no field 'wings'"),
+        (["predict", "tgs", "--set", "gated"], "KEY=VALUE"),
+        (["predict", "tgs", "--norm", "middle"], "norm_placement"),
+        (["predict", "tgs", "--activation", "sigmoidal"], "activation"),
+        (["predict", "tgs", "--fidelity", "exact"], "choose auto, moments, kernel, simulate"),
+        (["predict", "tgs", "--qk-scale", "-1"], "--qk-scale"),
+        (["predict", "tgs", "--qk-scale", "nan"], "--qk-scale"),
+        (["predict", "tgs", "--sheme", "xavier"], "No such option"),
+        (["predict", "tgs", "--plot", "signal.bmp"], ".png, .svg or .pdf"),
+        (["predict", "tgs", "--plot", "no/such/folder/a.png"], "there is no directory"),
+        (["predict", "tgs", "--json", "no/such/folder/a.json"], "there is no directory"),
+        (["predict", "tgs", "--json", "."], "it is a directory"),
+        (["predict"], "ARCH"),
+        (["predikt", "tgs"], "No such command"),
+        (["compare", "tgs", "--fidelity", "simulate"], "choose fidelity auto"),
+        (["compare", "tgs", "--scheme", "as-is"], "needs a Hugging Face directory"),
+        (["compare", "tgs", "--seeds", "0"], "--seeds"),
+        (["compare", "vit-base", "--layers", "1", "--text", "a.txt"], "--text"),
+        (["measure", "tgs", "--random-init"], "--random-init belongs to a directory"),
+        (["verify", "--quick", "--thorough"], "exclude each other"),
+        (["verify", "--component", "perceptron"], "perceptron"),
+        (["schemes", "magic"], "schemes: deepscalelm"),
+        (["schemes", "--architecture", "tgs"], "NAME of a scheme"),
+        (["schemes", "xavier", "--layers", "3"], "need --architecture"),
+        (["compute", "tgs", "--output-fraction", "2"], "output_fraction"),
+        (["compute", "tgs", "--steps", "0"], "--steps"),
+    ],
+)  # fmt: skip
+def test_mistakes_on_the_command_line(refused: Refused, arguments: list[str], says: str) -> None:
+    assert says in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"schema": "signalprop/parametrization/99"}', "signalprop/parametrization/99"),
+        ('{"schema": "signalprop/parametr', "is not JSON"),
+        ("[1, 2]", "expected an object"),
+        ("3", "expected an object"),
+        ('{"n_layers": NaN}', "finite"),
+        ('{"kind": "encoder", "n_layers": 2, "wings": 3}', "wings"),
+        ('{"model_type": "bart"}', "bart"),
+        ("", "is empty"),
+        ("\x00", "is not JSON"),
+    ],
+)
+def test_architecture_files(refused: Refused, tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "net.json"
+    file.write_text(content)
+    assert says in refused("predict", str(file))
+
+
+@pytest.mark.parametrize("name", ["predict", "compare", "measure"])
+@pytest.mark.parametrize(("content", "says"), [(b" \n", "is empty"), (b"caf\xe9", "not UTF-8"), (b"...", "tokens")])
+def test_texts(refused: Refused, tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    file = tmp_path / "book.txt"
+    file.write_bytes(content)
+    assert says in refused(name, "tgs", *TINY, "--text", str(file))
+
+
+def test_missing_text(refused: Refused, tmp_path: Path) -> None:
+    assert "cannot read" in refused("predict", "tgs", "--text", str(tmp_path / "book.txt"))
+
+
+def test_finished_parametrizations_take_no_changes(command: Command, refused: Refused, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    assert command("schemes", "deepscalelm", "--architecture", "tgs", "--layers", "2", "--json", str(file)).status == 0
+    assert "takes no changes" in refused("predict", str(file), "--layers", "3")
+    assert "takes no changes" in refused("predict", str(file), "--scheme", "xavier")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["compare", "{}/bert", "--dropout", "0.1"], "only --seq-len can change"),
+        (["measure", "{}/bert", "--scheme", "xavier"], "only --seq-len can change"),
+        (["measure", "{}/bert", "--seq-len", "25"], "positions for 24"),
+        (["compare", "{}/gpt2", "--seq-len", "25"], "positions for 24"),
+        (["measure", "{}/vit", "--text", "book.txt"], "leave --text out"),
+        (["measure", "{}"], "config"),
+        (["predict", "{}"], "config"),
+    ],
+)
+def test_hugging_face_directories(refused: Refused, hf_directories: Path, arguments: list[str], says: str) -> None:
+    assert says in refused(*[argument.format(hf_directories) for argument in arguments])
+
+
+@pytest.fixture
+def copied(hf_directories: Path, tmp_path: Path) -> Path:
+    """A copy of the BERT directory, to be spoilt."""
+    for file in (hf_directories / "bert").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def test_spoilt_weights(refused: Refused, copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "cannot load the model" in refused("measure", str(copied))
+    weights.unlink()
+    assert "--random-init" in refused("measure", str(copied))
+
+
+def test_spoilt_tokenizers(refused: Refused, copied: Path) -> None:
+    (copied / "tokenizer.json").write_text("{}")
+    assert "cannot read" in refused("measure", str(copied))
+
+
+def test_unknown_classes(refused: Refused, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))
+    assert "NoSuchModel" in refused("measure", str(copied))
+
+
+def test_tokenizers_larger_than_the_vocabulary(refused: Refused, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    assert "vocabulary ends at 19" in refused("measure", str(copied), "--random-init")
+
+
+def test_read_only_directories(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # not by permissions, which a superuser has everywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert "not writable" in refused("predict", "tgs", "--json", str(tmp_path / "a.json"))
+
+
+def test_failures_and_interruptions(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of\nluck")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("signalprop.compute.count_parameters", fail)
+    status, out, err = command("compute", "tgs")
+    assert (status, out) == (1, "")
+    assert err == "signalprop: RuntimeError: out of luck (SIGNALPROP_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("SIGNALPROP_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        run(["compute", "tgs"])
+    monkeypatch.setattr("signalprop.compute.count_parameters", interrupt)
+    assert command("compute", "tgs") == (130, "", "signalprop: interrupted\n")

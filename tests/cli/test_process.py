@@ -1,0 +1,77 @@
+"""The command as a process: what it imports, how it ends, what it says without PyTorch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Block())
+from signalprop.cli import run
+sys.exit(run({arguments!r}))
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_predict_imports_nothing_heavy() -> None:
+    heavy = {"torch", "scipy", "matplotlib", "transformers", "tokenizers", "sklearn", "pandas", "rich"}
+    done = python(
+        "import sys; from signalprop.cli import run\n"
+        "for arch in ('tgs', 'gpt2'):\n"
+        "    assert run(['predict', arch, '--layers', '2']) == 0\n"
+        f"print('heavy', sorted({heavy!r} & set(sys.modules)))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "heavy []"
+
+
+def test_the_module_runs_as_a_command() -> None:
+    command = [sys.executable, "-m", "signalprop"]
+    good = subprocess.run([*command, "compute", "tgs"], capture_output=True, text=True, timeout=120, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    bad = subprocess.run([*command, "predict", "tgs", "--dropout", "1"], capture_output=True, text=True, timeout=120,
+                         check=False)  # fmt: skip
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m signalprop predict tgs --all | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "arguments"),
+    [
+        ("torch", "models", ["predict", "tgs", "--fidelity", "simulate"]),
+        ("torch", "models", ["compare", "tgs"]),
+        ("torch", "models", ["measure", "tgs"]),
+        ("torch", "models", ["verify"]),
+        ("matplotlib", "report", ["predict", "tgs", "--plot", "a.png"]),
+    ],
+)
+def test_a_missing_extra_is_named(missing: str, extra: str, arguments: list[str]) -> None:
+    done = python(BLOCKED.format(names=[missing], arguments=arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert missing in done.stderr and f"pip install 'signalprop[{extra}]'" in done.stderr
+
+
+def test_predict_works_without_any_extra() -> None:
+    names = ["torch", "transformers", "tokenizers", "safetensors", "sklearn", "matplotlib", "scipy"]
+    done = python(BLOCKED.format(names=names, arguments=["predict", "tgs", "--layers", "2"]))
+    assert (done.returncode, done.stderr) == (0, "")
