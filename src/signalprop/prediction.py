@@ -27,7 +27,7 @@ def predict(
         parametrization: the numbers of the network (see `signalprop.schemes`).
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate` (random-weight networks), or
-            `auto`: kernel where positions differ (decoders, class tokens), moments for everything else.
+            `auto`: kernel where positions differ (decoders, class tokens; real ids in shallow encoders), else moments.
         backward: also the gradient.
 
     The profile's `fidelity` says what was used, its `notes` why.
@@ -39,7 +39,7 @@ def predict(
     chosen: Fidelity = check_fidelity(fidelity)
     note = ""
     if fidelity == "auto":
-        chosen, note = _cheapest(parametrization)
+        chosen, note = _cheapest(parametrization, statistics)
     if chosen == "moments":
         from signalprop.theory.network import predict_moments
 
@@ -67,7 +67,11 @@ def check_fidelity(name: str) -> Fidelity:
     return cast(Fidelity, name)
 
 
-def _cheapest(parametrization: Parametrization) -> tuple[Fidelity, str]:
+# Sublayers times squared length up to which token kernels take well under a second.
+_CHEAP = 500_000
+
+
+def _cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
     """The cheapest fidelity that is right for an architecture, and why."""
     a = parametrization.architecture
     single = parametrization.skip.ndim == 1
@@ -75,6 +79,9 @@ def _cheapest(parametrization: Parametrization) -> tuple[Fidelity, str]:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
         return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
+    ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
+    if a.kind == "encoder" and ids and single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP:
+        return "kernel", "fidelity kernel: in a shallow stack it matters which tokens are equal"
     if a.causal:
         return "moments", "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most"
     return "moments", "fidelity moments: all positions are alike, scalars suffice"

@@ -139,11 +139,9 @@ class Series:
     @staticmethod
     def joined(parts: Sequence[Series]) -> Series:
         """Parts of a sweep, one after the other along its first axis."""
-        values = {}
-        for name in Series.__dataclass_fields__:
-            columns = [getattr(part, name) for part in parts]
-            values[name] = None if columns[0] is None else np.concatenate(columns)
-        return Series(**values)
+        columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(Series)}
+        present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
+        return replace(parts[0], **present)
 
     def select(self, rows: NDArray[np.bool_] | int | slice) -> Series:
         """The same series at some sublayers only."""

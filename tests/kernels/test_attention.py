@@ -54,8 +54,9 @@ def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
+@pytest.mark.parametrize("structured", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-def test_forward_and_backward_agree_with_random_heads(causal: bool) -> None:
+def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: bool) -> None:
     """Monte Carlo over W_Q, W_K, W_V and the arriving gradient; 5 standard errors, and 4 % for what the theory leaves out."""
     rng = np.random.default_rng(4)
     length, d, dk, draws, s0 = 24, 96, 48, 300, 1.0
@@ -63,6 +64,9 @@ def test_forward_and_backward_agree_with_random_heads(causal: bool) -> None:
     common = rng.normal(size=d)
     common *= np.sqrt(d) / np.linalg.norm(common)
     x = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.normal(size=(length, d))
+    if structured:  # two segments of unequal length, and a token that stands at every fifth place
+        x += np.where(np.arange(length)[:, None] < 17, 0.9, -0.9) * rng.normal(size=(1, d))
+        x[::5] += 1.2 * rng.normal(size=(1, d))
     x *= np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True)
     s = x @ x.T / d
     g_corr = 0.3

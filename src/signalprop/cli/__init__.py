@@ -15,6 +15,7 @@ from signalprop.cli.schemes import schemes
 from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra
 
+INTERRUPTED = 130
 COMMANDS = (predict, measure, compare, verify, schemes, compute)
 
 app = typer.Typer(
@@ -55,10 +56,13 @@ def run(arguments: list[str]) -> int:
     except (InputError, MissingExtra) as error:
         return _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader of a pipe has left, e.g. `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        return _reader_left()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer makes an exit of it
+            return _reader_left()
+        raise
     except Exception as error:
         usage = getattr(error, "format_message", None)  # of click, which typer may bring under a name of its own
         if usage is not None:
@@ -66,7 +70,15 @@ def run(arguments: list[str]) -> int:
         if os.environ.get("SIGNALPROP_DEBUG"):
             raise
         return _fail(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)", 1)
+    if result == INTERRUPTED:  # typer's own word for KeyboardInterrupt
+        return _fail("interrupted", INTERRUPTED)
     return result if isinstance(result, int) else 0
+
+
+def _reader_left() -> int:
+    """The reader of a pipe has left, e.g. `| head`: nobody wants the rest."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return 0
 
 
 def _command_of(error: Exception) -> str:

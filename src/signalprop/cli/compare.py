@@ -159,7 +159,7 @@ def _as_is(directory: Path, changed: dict[str, Any], run: _Run) -> _Outcome:
         for k in range(run.seeds):
             batch, read = model_batch(a, directory, run.text, run.batch_size, run.seed + k)
             batches.append(batch)
-            profiles.append(measure(model, batch, backward=run.backward, scheme="as is"))
+            profiles.append(measure(model, batch, backward=run.backward, scheme="as is", architecture=a))
             step(k + 1, run.seeds)
     p = read_parametrization(model, architecture=a)
     statistics = pooled(batches).statistics(a)

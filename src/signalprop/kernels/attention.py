@@ -85,10 +85,15 @@ class TokenAttention:
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
-        n, spread, second, linear = self._row_length, self._spread, self._rows[0], self._linear
+        n, spread, second, own_scale = self._row_length, self._spread, self._rows[0], np.diagonal(self.kernel)
         popular = np.expm1(self._score_covariance) * self._of_shorter(spread) / np.maximum.outer(n, n)
-        out = self._double_mean + popular + np.outer(linear, linear) * self.kernel
-        own = np.diagonal(self._double_mean) + (second - 1 / n) * spread + linear**2 * np.diagonal(self.kernel)
+        linear = np.sqrt(self._random_slope + self._structural_slope)
+        # keys in a crowd get less than their share of a row: the second-order term of the softmax
+        crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
+        scales = 0.5 * np.add.outer(own_scale, own_scale)
+        out = self._double_mean + popular + np.outer(linear, linear) * self.kernel - 2 * np.outer(crowd, crowd) * scales
+        own = np.diagonal(self._double_mean) + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
+        own = np.maximum(own, 0.0)
         dropped = second * self._mean_square * (1 / (1 - self.dropout) - 1)
         np.fill_diagonal(out, own + dropped)
         return out
@@ -117,10 +122,11 @@ class TokenAttention:
         single = off[np.maximum.outer(index, index)]
         np.fill_diagonal(single, on)
         # queries: the output is linear in the query
-        queries = gradient * np.outer(self._linear, self._linear)
+        slope = self._random_slope + self._structural_slope
+        queries = gradient * np.sqrt(np.outer(slope, slope))
         per_query = np.divide(self._row_score_variance, np.diagonal(s) + self.query_bias, out=np.zeros(len(n)),
                               where=np.diagonal(s) + self.query_bias > 0)  # fmt: skip
-        np.fill_diagonal(queries, own * (self._linear**2 + jacobian * per_query * value_spread))
+        np.fill_diagonal(queries, own * (slope + jacobian * per_query * value_spread))
         return out + single + queries
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
@@ -207,7 +213,35 @@ class TokenAttention:
         return np.minimum(c, self._of_shorter(np.log(n)))
 
     @cached_property
-    def _linear(self) -> FloatArray:
-        """Per row, the slope (a standard deviation) with which the output follows the query."""
+    def _random_slope(self) -> FloatArray:
+        """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
         coherent = 1.0 if self.omega is None else self.omega
-        return np.asarray(np.sqrt(self.qk * coherent / self.d_model) * self._spread * (1 - self._rows[0]))
+        return np.asarray(self.qk * coherent / self.d_model * self._spread**2 * (1 - self._rows[0]) ** 2)
+
+    @cached_property
+    def _structural_slope(self) -> FloatArray:
+        """The same from keys that are alike on purpose (equal tokens, one segment): mean square of the centred kernel
+        off its diagonal."""
+        n, s = self._row_length, self.kernel
+        if self.causal:
+            index = np.arange(len(s))
+            squares = np.diagonal(np.cumsum(np.cumsum(s**2, 0), 1)) / n**2
+            seen = index[:, None] >= index[None, :]
+        else:
+            squares = np.full(len(s), float((s**2).mean()))
+            seen = np.ones_like(s, bool)
+        means = np.where(seen, self._mean, 0.0)
+        total = np.diagonal(self._double_mean)
+        centred = squares - 2 * (means**2).sum(1) / n + total**2
+        own = np.where(seen, np.diagonal(s)[None, :] - 2 * self._mean + total[:, None], 0.0)
+        structural = np.maximum(centred - (own**2).sum(1) / n**2, 0.0)
+        return np.asarray(self.qk * structural * (1 - self._rows[0]) ** 2)
+
+    @cached_property
+    def _crowding(self) -> FloatArray:
+        """Per row, the variance over its keys of how alike a key is to all of them."""
+        n = self._row_length
+        index = np.arange(len(n))
+        seen = index[:, None] >= index[None, :] if self.causal else np.ones_like(self.kernel, bool)
+        means = np.where(seen, self._mean - np.diagonal(self._double_mean)[:, None], 0.0)
+        return np.asarray((means**2).sum(1) / n)

@@ -18,6 +18,8 @@ from signalprop.schemes.base import Scheme, fill, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 from signalprop.theory.activations import dual
 
+_SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
+
 
 @dataclass(frozen=True)
 class _DeepScale(Scheme):
@@ -157,7 +159,7 @@ def input_correlations(architecture: Architecture, inputs: InputStatistics | Non
         else:
             branch = 1.0
             out[i] = encoder_output if name == "cross_attention" else r
-            if out[i] <= 0:
+            if out[i] < _SMALLEST_CORRELATION:
                 raise InputError(
                     f"the token correlation at sublayer {i} is {out[i]:.3g} and DeepScaleLM divides by it; give "
                     "statistics of real input, in which tokens are alike, or use deepscalelm-simple"

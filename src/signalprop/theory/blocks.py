@@ -190,9 +190,14 @@ def scores(rows: Rows, i: int | Rowset, second_query: Array, second_key: Array) 
     """(s0, share of a query bias in it): variance of one raw score, and how much of it is the same for every query."""
     qk, bias = _entry(rows.qk, i), _entry(rows.query_bias, i)
     if rows.qk_norm:
-        return qk, 0.0
+        return _held_score(qk), 0.0
     total = second_query + bias
-    return qk * total * second_key, correlation(bias, total)
+    return _held_score(qk * total * second_key), correlation(bias, total)
+
+
+def _held_score(s0: Array) -> Array:
+    """A score variance whose square is a double; softmax has been hard long before."""
+    return min(s0, 1e60) if isinstance(s0, float) else np.minimum(s0, 1e60)
 
 
 def _entry(column: FloatArray, i: int | Rowset) -> Array:
@@ -246,7 +251,7 @@ def cross_attention_backward(
     ends = [attention.cross_backward(query[1], key[1], r_g, *args, query_bias=bias) for r_g in (0.0, 1.0)]
     # both paths are in units of d_v sigma_v^2 on inputs of second moment 1: dS/dx carries the other stream's scale
     to_query = _linear_in_correlation(rows, i, shape, ends[0][0], ends[1][0])
-    scale = np.divide(key[0], query[0], out=np.zeros_like(np.asarray(key[0], float)), where=np.asarray(query[0]) > 0)
+    scale = key[0] / np.maximum(query[0], 1e-200)  # the paths fall with the query's second moment: 0 stays 0
     to_query = BranchBackward(*(column * scale for column in to_query))
     return to_query, _linear_in_correlation(rows, i, shape, ends[0][1], ends[1][1])
 

@@ -49,9 +49,7 @@ class _Forward:
     token_share: Array  # log of the squared factor on the token's row in the last stream
 
 
-def predict_moments(
-    parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True
-) -> Profile:
+def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True) -> Profile:
     """Moments at every probe point by the closed-form recursion; a sweep gives arrays with its leading axes.
 
     Bidirectional stacks: median errors of 1-2 % (docs/accuracy.md). Causal stacks: position averages do not compound
@@ -163,7 +161,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
         total = log_add(log_skip, log_branch)
         share = exp(log_branch - total)  # of the branch in the sum's variance
         new_r = share * branch_r + (1 - share) * r
-        new_mean = mean * (1.0 if parallels[i] else row(p.skip, i))
+        new_mean = mean if parallels[i] else plain(np.clip(mean * row(p.skip, i), -1e150, 1e150))
         if placements[i] == POST:
             norm = log_add(total, epsilon)
             total, new_mean = total - norm + row(log_gain2, i), mean * 0.0
@@ -234,8 +232,8 @@ def _held(log_v: Array) -> Array:
 
 
 def _memory(a: Architecture, p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
-    if not a.has_final_norm:
-        return (safe_exp(log_v), r), log_v * 0.0
+    if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
+        return (safe_exp(plain(np.clip(log_v, -200.0, 200.0))), r), log_v * 0.0
     norm = log_add(log_v, log(float(a.norm_eps)))
     return (safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
 

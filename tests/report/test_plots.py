@@ -1,0 +1,155 @@
+"""Pictures: what is drawn, on which axes, and that equal input gives equal bytes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop.architecture import Architecture
+from signalprop.comparison import compare
+from signalprop.errors import InputError, MissingExtra
+from signalprop.prediction import predict
+from signalprop.profile import Profile, Series
+from signalprop.report.plots import COLOURS, check_format, figure, save_plot
+from signalprop.schemes import scheme
+
+
+def predicted(preset: str = "tgs", name: str = "xavier", n_layers: int = 6, **changes: Any) -> Profile:
+    return predict(scheme(name)(Architecture.preset(preset, n_layers=n_layers, seq_len=32, **changes)))
+
+
+def measured(p: Profile) -> Profile:
+    """The same numbers with error bars of 5 %, as if measured."""
+
+    def with_errors(series: Series) -> Series:
+        shape = series.variance.shape
+        return replace(series, variance_se=np.full(shape, 0.05), token_correlation_se=np.full(shape, 0.01))
+
+    forward = {point: with_errors(series) for point, series in p.forward.items()}
+    gradient = {point: with_errors(series) for point, series in (p.gradient or {}).items()}
+    return replace(p, source="measured", fidelity="model", n_seeds=3, forward=forward, gradient=gradient or None)
+
+
+def legend(canvas: Any) -> list[str]:
+    return [text.get_text() for text in canvas.legends[0].get_texts()]
+
+
+def curves(panel: Any) -> list[Any]:
+    """The lines of theory: everything but error bars and their caps."""
+    return [line for line in panel.lines if line.get_linewidth() == 1.8]
+
+
+def test_a_comparison_draws_a_line_and_points_with_error_bars() -> None:
+    p = predicted()
+    canvas = figure(compare(p, measured(p)))
+    assert canvas.get_size_inches().tolist() == [12, 8]
+    assert legend(canvas) == ["predicted (moments)", "measured (3 seeds)"]
+    stream, gradient, correlation, ratio = canvas.axes
+    x, y = curves(stream)[0].get_data()
+    np.testing.assert_allclose(x, np.arange(1, 13) / 2)
+    np.testing.assert_allclose(y, p.forward["stream_out"].variance)
+    assert p.gradient is not None
+    np.testing.assert_allclose(curves(gradient)[0].get_ydata(), p.gradient["stream_in"].variance)
+    np.testing.assert_allclose(curves(correlation)[0].get_ydata(), p.forward["stream_out"].token_correlation)
+    attention, feed_forward = curves(ratio)
+    np.testing.assert_allclose(attention.get_ydata(), p.sensitivity_ratios[::2])
+    np.testing.assert_allclose(feed_forward.get_ydata(), p.sensitivity_ratios[1::2])
+    assert all(len(panel.containers) == 1 for panel in canvas.axes)
+    assert "encoder, 6 layers, d_model 256, pre-norm, relu: xavier" in canvas.get_suptitle()
+
+
+def test_the_whole_error_bar_fits() -> None:
+    p = measured(predicted(n_layers=2))
+    panel = figure(p).axes[0]
+    assert panel.get_yscale() == "linear"
+    assert panel.get_ylim()[1] >= 1.05 * p.forward["stream_out"].variance.max()
+    assert panel.get_ylim()[0] == 0
+
+
+def test_many_points_are_thinned_ends_included() -> None:
+    points = figure(measured(predicted(n_layers=100))).axes[0].containers[0][0]
+    assert len(points.get_xdata()) == 64
+    assert points.get_xdata()[[0, -1]].tolist() == [0.5, 100.0]
+
+
+def test_several_schemes_have_a_colour_each() -> None:
+    names = ["xavier", "deepscalelm", "fixed"]
+    canvas = figure([predicted(name=name) for name in names])
+    assert legend(canvas) == [f"predicted {name} (moments)" for name in names]
+    assert [line.get_color() for line in curves(canvas.axes[0])] == list(COLOURS[:3])
+
+
+def test_twins_are_numbered() -> None:
+    p = predicted(n_layers=1)
+    assert legend(figure([p, p])) == ["predicted (moments) #1", "predicted (moments) #2"]
+
+
+def test_an_encoder_decoder_draws_its_stacks_apart() -> None:
+    canvas = figure(predicted("t5-small", n_layers=3))
+    encoder, decoder = curves(canvas.axes[0])
+    np.testing.assert_allclose(encoder.get_xdata(), np.arange(1, 7) / 2)
+    np.testing.assert_allclose(decoder.get_xdata(), 3 + np.arange(1, 10) / 3)
+    assert {text.get_text() for text in canvas.axes[0].texts} == {"encoder", "decoder"}
+    kinds = [text.get_text() for text in canvas.axes[3].get_legend().get_texts()]
+    assert kinds == ["attention", "cross-attention", "feed-forward"]
+
+
+def test_without_a_gradient_the_panel_says_so() -> None:
+    p = replace(predicted(), gradient=None)
+    assert figure(p).axes[1].get_title().endswith("not computed")
+
+
+def test_axes_follow_the_range() -> None:
+    p = predicted(n_layers=2)
+
+    def with_stream(exponents: list[float]) -> Any:
+        stream = Series.of(log_variance=np.log(10) * np.array(exponents))
+        panel = figure(replace(p, forward={**p.forward, "stream_out": stream})).axes[0]
+        panel.figure.canvas.draw()
+        shown = [tick.get_text() for tick in panel.get_yticklabels() if tick.get_text()]
+        return panel, shown
+
+    assert with_stream([0, 0.1, 0.2, 0.9])[0].get_yscale() == "linear"
+    short, labels = with_stream([0, 0.5, 1, 1.5])
+    assert short.get_yscale() == "log"
+    assert {"1", "2", "5", "10", "20"} <= set(labels)
+    assert with_stream([0, 2, 4, 6])[0].get_yscale() == "log"
+    extreme, _ = with_stream([-1, -100, -250, -400])
+    assert extreme.get_yscale() == "linear"
+    assert extreme.get_title().endswith("power of ten")
+    np.testing.assert_allclose(curves(extreme)[0].get_ydata(), [-1, -100, -250, -400])
+    with_stream([-np.inf] * 4)  # a network that adds nothing to nothing
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_equal_input_gives_equal_files(tmp_path: Path, suffix: str) -> None:
+    p = predicted(n_layers=1)
+    for name in ("a", "b"):
+        save_plot(tmp_path / f"{name}.{suffix}", p, title="one layer")
+    data = (tmp_path / f"a.{suffix}").read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
+    if suffix != "svg":  # matplotlib salts the names inside an svg
+        assert data == (tmp_path / f"b.{suffix}").read_bytes()
+
+
+def test_formats() -> None:
+    assert check_format("out/A.PNG") == "png"
+    for name in ("signal", "signal.gif", "png"):
+        with pytest.raises(InputError, match=r"expected a name that ends in \.png, \.svg or \.pdf"):
+            check_format(name)
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(InputError, match="nothing to draw"):
+        figure([])
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"signalprop\[report\]"):
+        figure(predicted(n_layers=1))

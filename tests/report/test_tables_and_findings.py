@@ -1,0 +1,138 @@
+"""Text from profiles whose numbers are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from signalprop.architecture import Architecture
+from signalprop.comparison import compare
+from signalprop.prediction import predict
+from signalprop.profile import Profile, Series
+from signalprop.report import findings, tables
+from signalprop.schemes import scheme
+
+
+def profile(
+    n_layers: int = 1, *, out: ArrayLike = 2.0, branch: ArrayLike = 0.5, correlation: ArrayLike = 0.25,
+    gradient: ArrayLike | None = None, log_out: ArrayLike | None = None, errors: bool = False,
+) -> Profile:  # fmt: skip
+    """A profile with these numbers at every sublayer (or one each)."""
+    shape = (2 * n_layers,)
+    more = {"variance_se": np.full(shape, 0.03), "token_correlation_se": np.full(shape, 0.004)} if errors else {}
+
+    def series(variance: ArrayLike) -> Series:
+        return Series.of(np.broadcast_to(variance, shape), correlation, **more)
+
+    stream = series(out) if log_out is None else Series.of(log_variance=np.broadcast_to(log_out, shape))
+    points = {"stream_in": series(1.0), "branch": series(branch), "stream_out": stream}
+    return Profile(
+        source="measured" if errors else "theory",
+        architecture=Architecture(kind="encoder", n_layers=n_layers, d_model=8),
+        scheme="xavier",
+        input={"mean": 0.0, "variance": 1.0, "token_correlation": 0.2},
+        forward=points,
+        gradient=None if gradient is None else dict.fromkeys(points, series(gradient)),
+        n_seeds=4 if errors else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"), (float("nan"), "-"), (0.0, "0.000"), (1.0, "1.000"), (-0.5, "-0.5000"), (1234.56, "1235"),
+        (99999.0, "1.000e+05"), (0.001, "0.001000"), (0.00099, "9.900e-04"), (1e300, "1.000e+300"),
+    ],
+)  # fmt: skip
+def test_numbers(value: float | None, text: str) -> None:
+    assert tables.number(value) == text
+
+
+def test_percentages() -> None:
+    assert [tables.percent(x) for x in (None, 0.0123, 9.99, 123.4)] == ["-", "1.23 %", "999.00 %", "1.23e+04 %"]
+
+
+def test_variances_beyond_floats() -> None:
+    series = Series.of(log_variance=np.log(10) * np.array([-400.0, 500.5, 0.0, -np.inf]))
+    texts = [tables.variance(series, i) for i in range(4)]
+    assert texts[0] in ("1.000e-400", "10.000e-401")
+    assert texts[1:] == ["3.162e+500", "1.000", "0.000"]
+
+
+def test_text_tables_align() -> None:
+    table = tables.text_table(["name", "n"], [["a", "1"], ["long name", "100"]])
+    assert table.splitlines() == ["name         n", "---------  ---", "a            1", "long name  100"]
+
+
+@pytest.mark.parametrize("n", [1, 23, 24, 25, 96, 1000])
+def test_thinned_rows_keep_both_ends(n: int) -> None:
+    rows = tables.thinned(n)
+    assert rows[0] == 0 and rows[-1] == n - 1
+    assert len(rows) == min(n, tables.MAX_ROWS)
+    assert rows == sorted(set(rows))
+    assert tables.thinned(n, None) == list(range(n))
+
+
+def test_profile_table() -> None:
+    plain = tables.profile_table(profile()).splitlines()
+    assert [line.split() for line in plain[2:]] == [
+        ["0", "attention", "2.000", "0.5000", "0.2500"],
+        ["0", "ffn", "2.000", "0.5000", "0.2500"],
+    ]
+    errors = tables.profile_table(profile(errors=True, gradient=[3.0, 1.0])).splitlines()
+    assert errors[2].split()[2:] == ["2.000", "±3%", "0.5000", "0.2500", "±0.004", "3.000", "±3%", "0.2500"]
+
+
+def test_comparison_tables() -> None:
+    comparison = compare(profile(gradient=2.0), profile(out=4.0, gradient=1.0, errors=True))
+    row = tables.comparison_table(comparison).splitlines()[2].split()
+    assert row == ["0", "attention", "2.000", "4.000", "±3%", "0.2500", "0.2500", "±0.004", "2.000", "1.000", "±3%"]
+    agreement = tables.agreement_table(comparison).splitlines()
+    assert agreement[2].split() == ["forward", "variance", "-", "50.00", "%", "50.00", "%", "3.00", "%"]
+    assert agreement[6].split() == ["gradient", "variance", "-", "100.00", "%", "100.00", "%", "3.00", "%"]
+
+
+def test_encoder_decoder_rows_name_their_stack() -> None:
+    a = Architecture.preset("t5-small", n_layers=1, seq_len=8)
+    table = tables.profile_table(predict(scheme("xavier")(a))).splitlines()
+    names = [line.split("  ")[0] for line in table[2:]]
+    assert names == ["encoder 0 attention", "encoder 0 ffn", "decoder 0 attention", "decoder 0 cross", "decoder 0 ffn"]
+
+
+def test_summary() -> None:
+    lines = findings.summary(profile(gradient=[3.0, 1.0], errors=True))
+    assert lines == [
+        "source              measured (moments, 4 seeds)",
+        "stream, first/last  variance 1.000 -> 2.000, token correlation 0.2000 -> 0.2500",
+        "gradient ratio      3.000 (first over last, variance)",
+        "sensitivity         mean 1.000, median 1.000 (branch over stream variance, times sublayers)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (profile(gradient=[0.0099, 1.0]), "the gradient vanishes: its variance at the first sublayer is 9.900e-03"),
+        (profile(gradient=[101.0, 1.0]), "the gradient explodes: its variance at the first sublayer is 101.0"),
+        (profile(2, correlation=[0.5, 0.9, 0.96, 0.97]), "rank collapse: from sublayer 2 on"),
+        (profile(2, correlation=[0.96, 0.9, 0.5, 0.5]), "rank collapse: 1 sublayers"),
+        (profile(out=[50.0, 101.0]), "the stream grows: its variance at the top is 101.0 times"),
+        (profile(branch=[1.0, 1.2e8]), "fp16 overflow: at sublayer 1 6 standard deviations of the branch"),
+    ],
+)
+def test_warnings(made: Profile, says: str) -> None:
+    found = findings.warnings(made)
+    assert len(found) == 1
+    assert found[0].startswith(says)
+
+
+def test_no_warnings_below_the_thresholds() -> None:
+    healthy = profile(2, out=99.0, branch=1.1e8, correlation=0.949, gradient=[99.0, 1.0, 1.0, 1.0])
+    assert findings.warnings(healthy) == []
+    assert findings.warnings(profile(gradient=[0.0101, 1.0])) == []
+
+
+def test_warnings_where_floats_end() -> None:
+    found = findings.warnings(profile(log_out=2000.0))
+    assert [line.split(":")[0] for line in found] == ["the stream grows", "fp16 overflow"]
