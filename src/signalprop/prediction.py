@@ -80,8 +80,18 @@ def _cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tupl
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
         return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
-    if a.kind == "encoder" and ids and single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP:
+    shallow = single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP
+    if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
         return "kernel", "fidelity kernel: in a shallow stack it matters which tokens are equal"
     if a.causal:
         return "moments", "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most"
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
+
+
+def _small_scores(p: Parametrization) -> bool:
+    """Whether every attention reads a normed stream and has scores of order 1, as the token kernels need."""
+    from signalprop.parametrization import PLACEMENTS
+    from signalprop.theory.blocks import Rows
+
+    scores = Rows.of(p).qk * p.norm_gain**4
+    return bool((p.placement != PLACEMENTS.index("none")).all() and scores[p.kind != 2].max(initial=0.0) <= 2.0)

@@ -36,7 +36,7 @@ from signalprop.models.transformer import (
 from signalprop.parametrization import STACKS, Parametrization
 from signalprop.probes.measuring import check_batch
 from signalprop.probes.result import as_run
-from signalprop.probes.reduction import Padding
+from signalprop.probes.reduction import Padding, collect
 from signalprop.probes.reduction import moments as reduced
 from signalprop.profile import POINTS, Profile, Series, average
 from signalprop.theory.network import sensitivity_gain
@@ -164,8 +164,7 @@ class _Moments(NamedTuple):
 
 def _moments(x: Tensor, padding: Padding | None, exponent: int) -> _Moments:
     """Moments of x * 2^exponent over the real tokens."""
-    found = reduced(x, padding)
-    mean, variance, correlation = found.tolist() if isinstance(found, Tensor) else found
+    mean, variance, correlation = collect([reduced(x, padding)])[0].tolist()
     if not math.isfinite(variance):
         return _Moments(mean, math.nan, 0.0)
     log_variance = math.log(variance) + 2 * exponent * math.log(2) if variance > 0 else -math.inf

@@ -108,28 +108,33 @@ def _sample_attention(case: Case, generator: Generator, *, causal: bool = False,
     # energy of the mean token and of the mean gradient after W_V, less their expectations
     value_energy = float((y.mean(0) @ wv).square().sum()) / head - variance_of_mean(case["r"], len(y))
     gradient_energy = float((wv @ g.mean(0)).square().sum()) / head - variance_of_mean(case["g_r"], len(x))
+    # what is linear in the query: its gradient is (1 - r) times this (without rotations)
+    linear = np.array(raw_moments(g @ wv.T @ wk @ wq.T * unit / math.sqrt(head)))
+    linear -= s0 / d * np.array([1.0, case["g_r"]])
     shared_scores = float((wk @ (x_common @ wq)).square().sum()) / (head * s0) - 1.0
     controls = [
         float((y_common @ wv).mean()),
         value_energy,
         gradient_energy,
         float(wv.square().sum()) / head - 1.0,
-        float((wq.T @ wq * (wk.T @ wk)).sum()) / (head * s0) - 1.0,
+        *linear.tolist(),
         shared_scores,
         float(y.square().mean()) - 1.0,
         float(g.square().mean()) - 1.0,
     ]
     # Where too few samples are affordable to fit slopes, the dominant ones are known to leading order: the part of the
-    # output that all values share, and of the gradient that all queries share, of which keys get e^c (1 + c).
+    # output that all values share, and of the gradient that all queries share, of which keys get e^c (1 + c), and the
+    # part that is linear in the query.
     raw = np.array(raw_moments(out, mean=True))
     raw -= np.array([math.sqrt(case["r"]) * controls[0], value_energy, value_energy])
+    linear *= (1.0 - case["r"]) ** 2
     if "queries" not in case:
         c = case["r"] * (1.0 - case["r"]) * s0
         growth = c * (2.0 + c) * math.exp(c)
-        gradient = np.array(raw_moments(at_query + at_key)) - gradient_energy * np.array([1.0 + growth, 1.0])
+        gradient = np.array(raw_moments(at_query + at_key)) - gradient_energy * np.array([1.0 + growth, 1.0]) - linear
         gradient[0] -= growth * case["g_r"] * shared_scores
         return Sample([*raw.tolist(), *gradient.tolist()], controls)
-    return Sample([*raw.tolist(), *raw_moments(at_query), *raw_moments(at_key)], controls)
+    return Sample([*raw.tolist(), *(np.array(raw_moments(at_query)) - linear).tolist(), *raw_moments(at_key)], controls)
 
 
 def _conjugate(x: Tensor) -> Tensor:

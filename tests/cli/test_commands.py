@@ -172,12 +172,13 @@ def test_verify_fails_where_a_formula_is_worse_than_the_papers(
     good = Row("relu", "mean", (0.3, 1.3, 2.3), 0.01, 8, (0.3, 1.3, 2.3), {})
     bad = Row("relu", "variance", (0.5, 1.9, 3.5), 0.01, 8, (0.5, 1.9, 3.4), {})
     unknown = Row("tanh", "variance", (9.0, 9.0, 9.0), 0.01, 8, None, {})
-    for rows, expected in (((good, unknown), 0), ((good, bad), 1)):
+    noisy = Row("linear", "mean", (0.3, 0.6, 0.7), 0.33, 8, (0.0, 0.4, 1.3), {})
+    for rows, expected in (((good, unknown, noisy), 0), ((good, bad, noisy), 1)):
         report = VerificationReport(rows, "quick", 0)
         monkeypatch.setattr("signalprop.verification.verify", lambda *_, report=report, **__: report)
         status, out, err = command("verify")
         assert status == expected
-        assert out.count("worse") == expected
+        assert (out.count("worse"), out.count("noise")) == (expected, 1)
         assert ("relu variance" in err) == bool(expected)
 
 

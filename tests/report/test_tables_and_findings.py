@@ -113,10 +113,10 @@ def test_summary() -> None:
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (profile(gradient=[0.0099, 1.0]), "the gradient vanishes: its variance at the first sublayer is 9.900e-03"),
+        (profile(gradient=[0.0099, 1.0]), "the gradient vanishes: its variance at the first sublayer is 0.009900"),
         (profile(gradient=[101.0, 1.0]), "the gradient explodes: its variance at the first sublayer is 101.0"),
         (profile(2, correlation=[0.5, 0.9, 0.96, 0.97]), "rank collapse: from sublayer 2 on"),
-        (profile(2, correlation=[0.96, 0.9, 0.5, 0.5]), "rank collapse: 1 sublayers"),
+        (profile(2, correlation=[0.96, 0.9, 0.5, 0.5]), "rank collapse: 1 of 4 sublayers"),
         (profile(out=[50.0, 101.0]), "the stream grows: its variance at the top is 101.0 times"),
         (profile(branch=[1.0, 1.2e8]), "fp16 overflow: at sublayer 1 6 standard deviations of the branch"),
     ],

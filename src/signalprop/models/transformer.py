@@ -206,7 +206,9 @@ class Transformer(nn.Module):
             sublayers=sublayers,
             final_norm=last.final_norm,
             encoder_final_norm=first.final_norm if first is not last else None,
-            embedding=EmbeddingMap(e.token or e.patch, e.position, e.segment, e.norm, e.scale),
+            embedding=EmbeddingMap(
+                e.token or e.patch, e.position_rms if e.position is None else e.position, e.segment, e.norm, e.scale
+            ),
             head=HeadMap() if head is None else HeadMap(head.weight, head.scale, head.transform),
             arguments=batch_tensors,
             padding="keep",

@@ -64,7 +64,7 @@ def warnings(profile: Profile) -> list[str]:
             f"rank collapse: from sublayer {int(collapsed[0])} on tokens correlate above {RANK_COLLAPSE:g} "
             f"({float(stream.token_correlation[collapsed].max()):.4f} at most)"
             if collapsed[-1] == profile.n_sublayers - 1
-            else f"rank collapse: {collapsed.size} sublayers have a token correlation above {RANK_COLLAPSE:g}"
+            else f"rank collapse: {collapsed.size} of {profile.n_sublayers} sublayers are above {RANK_COLLAPSE:g}"
         )
     growth = float(stream.log_variance[-1] - profile.forward["stream_in"].log_variance[0])
     if math.isfinite(growth) and growth > math.log(STREAM_GROWTH):

@@ -42,9 +42,13 @@ def save_plot(path: str | Path, items: Profile | Comparison | Sequence[Profile],
     """Draw `figure(items)` and write it, whole or not at all, in the format of the file's name (png, svg, pdf)."""
     kind = check_format(path)
     buffer = io.BytesIO()
-    # no date in the file, so that equal input gives equal bytes
+    require("matplotlib", "report")
+    from matplotlib import rc_context
+
+    # no date in the file, and a fixed salt of its names, so that equal input gives equal bytes
     metadata = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    figure(items, title=title).savefig(buffer, format=kind, metadata=metadata)
+    with rc_context({"svg.hashsalt": "signalprop"}):
+        figure(items, title=title).savefig(buffer, format=kind, metadata=metadata)
     write_bytes(path, buffer.getvalue())
 
 

@@ -22,6 +22,8 @@ def log(value: Array) -> Array:
     """Natural logarithm; NO_SIGNAL for 0."""
     if isinstance(value, float):
         return math.log(value) if value > 0 else NO_SIGNAL
+    if (value > 0).all():
+        return np.asarray(np.log(value))
     with np.errstate(divide="ignore"):
         return np.asarray(np.maximum(np.log(value), NO_SIGNAL))
 
@@ -43,12 +45,13 @@ def safe_exp(x: Array) -> Array:
     """exp with its argument held where the result is a normal double, so that extreme streams saturate, not overflow."""
     if isinstance(x, float):
         return math.exp(min(max(x, -600.0), 600.0))
-    return np.asarray(np.exp(np.clip(x, -600.0, 600.0)))
+    return np.asarray(np.exp(np.minimum(np.maximum(x, -600.0), 600.0)))
 
 
 def row(column: FloatArray, i: int) -> Array:
     """Entry i of the last axis: a plain float where there is no other axis."""
-    return plain(column[..., i])
+    value = column[..., i]
+    return value if value.ndim else float(value)
 
 
 def plain(value: Array) -> Array:
@@ -60,6 +63,10 @@ def correlation(shared: Array, total: Array) -> Array:
     """shared / total within [-1, 1], and 0 where total is 0."""
     if isinstance(total, float) and isinstance(shared, float):
         return min(1.0, max(-1.0, shared / total)) if total > 0 else 0.0
-    top, bottom = np.broadcast_arrays(np.asarray(shared, float), np.asarray(total, float))
-    out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
-    return np.asarray(np.clip(out, -1.0, 1.0))
+    bottom = np.asarray(total, float)
+    if (bottom > 0).all():
+        out = shared / bottom
+    else:
+        top, bottom = np.broadcast_arrays(np.asarray(shared, float), bottom)
+        out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
+    return np.asarray(np.minimum(np.maximum(out, -1.0), 1.0))

@@ -91,7 +91,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     )
 
 
-_PART = 500  # members of a sweep at a time: their working arrays stay in the cache
+_PART = 1250  # members of a sweep at a time: their working arrays stay in the cache
 Passes = tuple[dict[str, Series], dict[str, Series] | None]
 
 
@@ -161,7 +161,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
         total = log_add(log_skip, log_branch)
         share = exp(log_branch - total)  # of the branch in the sum's variance
         new_r = share * branch_r + (1 - share) * r
-        new_mean = mean if parallels[i] else plain(np.clip(mean * row(p.skip, i), -1e150, 1e150))
+        new_mean = mean if parallels[i] else _within(mean * row(p.skip, i), 1e150)
         if placements[i] == POST:
             norm = log_add(total, epsilon)
             total, new_mean = total - norm + row(log_gain2, i), mean * 0.0
@@ -227,13 +227,18 @@ def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
 
 def _held(log_v: Array) -> Array:
     """Where a branch reads an un-normed stream of extreme size, it is computed at this size and scaled: there the
-    activations that can be reached are homogeneous of degree 1 or bounded."""
-    return np.clip(log_v, -27.6, 27.6) if isinstance(log_v, np.ndarray) else min(max(log_v, -27.6), 27.6)
+    activations that can be reached are homogeneous of degree 1 or bounded (squared ReLU and gated blocks are not: their
+    growth is a lower bound, and no double holds their streams anyway)."""
+    return _within(log_v, 27.6)
+
+
+def _within(x: Array, bound: float) -> Array:
+    return min(max(x, -bound), bound) if isinstance(x, float) else np.asarray(np.clip(x, -bound, bound))
 
 
 def _memory(a: Architecture, p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
     if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
-        return (safe_exp(plain(np.clip(log_v, -200.0, 200.0))), r), log_v * 0.0
+        return (safe_exp(_within(log_v, 200.0)), r), log_v * 0.0
     norm = log_add(log_v, log(float(a.norm_eps)))
     return (safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
 

@@ -1,0 +1,78 @@
+"""What the documentation tells users to type does what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from signalprop.cli import run
+
+ROOT = Path(__file__).parent.parent
+PAGES = [page for page in ("README.md", "docs/cli.md", "docs/schemes.md") if (ROOT / page).is_file()]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)\)")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [code for found, code in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")) if found == language]
+
+
+def commands(page: str) -> list[str]:
+    return [line for code in blocks(page, "sh") for line in code.splitlines() if line.startswith("signalprop ")]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder but for a small checkpoint and a text, under the names that the pages use."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from signalprop.data import load_text
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "my-checkpoint")
+    (tmp_path / "book.txt").write_text(load_text()[:50_000], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_run(page: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands(page)
+    for line in commands(page):
+        capsys.readouterr()
+        status = run(shlex.split(line)[1:])
+        captured = capsys.readouterr()
+        assert status == 0, f"{line}: {captured.err}"
+        assert captured.out, line
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_runs(page: str, workplace: Path) -> None:
+    names: dict[str, object] = {"__name__": page}
+    for code in blocks(page, "python"):
+        exec(compile(code, page, "exec"), names)
+
+
+def test_the_printed_gradients_are_those_of_today(capsys: pytest.CaptureFixture[str]) -> None:
+    code = blocks("README.md", "python")[0]
+    exec(compile(code, "README.md", "exec"), {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name, _ in printed] == ["xavier", "deepscalelm"]
+    for name, value in printed:
+        shown = re.search(rf"^{name} (-\d+\.\d+)$", readme, re.MULTILINE)
+        assert shown is not None
+        assert float(shown.group(1)) == pytest.approx(float(value), rel=1e-6)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/index.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    source = (ROOT / page).read_text(encoding="utf-8")
+    targets = [target for target in LINK.findall(source) if not target.startswith("http")]
+    missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
+    assert missing == [] or missing == ["docs/accuracy.md"] or missing == ["accuracy.md"]
