@@ -2,8 +2,8 @@
 
     python -m benchmarks.prediction [--json FILE]
 
-Ratios to a floor measured in the same run: for one model, a bare Python loop with the same number of NumPy scalar operations per
-sublayer (20 forward, 10 backward); for the cold start, `python -c "import numpy, pydantic, typer"`.
+Ratios to a floor measured in the same run: for one model, a bare Python loop with the same number of NumPy scalar
+operations per sublayer (20 forward, 10 backward); for the cold start, `python -c "import numpy, pydantic, typer"`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of the whole suite: one thread per process, so that timings and reductions do not depend on the machine's load."""
+"""Settings of the whole suite: one thread per process, so that results do not depend on the machine's load."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import numpy as np  # noqa: E402  the environment has to be set first
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import pytest
+import torch
 
-from signalprop.data import load_text, word_ids  # noqa: E402
+from signalprop.data import load_text, word_ids
 
 torch.set_num_threads(1)
 

@@ -10,72 +10,88 @@ from signalprop.architecture import Architecture
 from signalprop.compute import MASKED_SHARE, count_parameters, train_flops
 from signalprop.errors import InputError
 
-SMALL: dict[str, Any] = dict(n_layers=3, d_model=48, n_heads=4, d_head=12, d_ff=100, vocab_size=97, seq_len=20)
-TEXT_CONFIG: dict[str, Any] = dict(
-    num_hidden_layers=3, hidden_size=48, num_attention_heads=4, intermediate_size=100, vocab_size=97
-)
+SMALL: dict[str, Any] = {
+    "n_layers": 3,
+    "d_model": 48,
+    "n_heads": 4,
+    "d_head": 12,
+    "d_ff": 100,
+    "vocab_size": 97,
+    "seq_len": 20,
+}
+TEXT_CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "intermediate_size": 100,
+    "vocab_size": 97,
+}
 
 # preset, changes of the architecture, class in transformers, config class, config
 MODELS: dict[str, tuple[str, dict[str, Any], str, str, dict[str, Any]]] = {
-    "bert": ("bert-base", {}, "BertForMaskedLM", "BertConfig", TEXT_CONFIG | dict(max_position_embeddings=20)),
+    "bert": ("bert-base", {}, "BertForMaskedLM", "BertConfig", TEXT_CONFIG | {"max_position_embeddings": 20}),
     "roberta": (
         "roberta-base",
         {},
         "RobertaForMaskedLM",
         "RobertaConfig",
-        TEXT_CONFIG | dict(max_position_embeddings=22, type_vocab_size=1),
+        TEXT_CONFIG | {"max_position_embeddings": 22, "type_vocab_size": 1},
     ),
     "gpt2": (
         "gpt2",
         {},
         "GPT2LMHeadModel",
         "GPT2Config",
-        dict(n_layer=3, n_embd=48, n_head=4, n_inner=100, vocab_size=97, n_positions=20),
+        {"n_layer": 3, "n_embd": 48, "n_head": 4, "n_inner": 100, "vocab_size": 97, "n_positions": 20},
     ),
     "llama": (
         "llama-7b",
-        dict(n_kv_heads=2),
+        {"n_kv_heads": 2},
         "LlamaForCausalLM",
         "LlamaConfig",
-        TEXT_CONFIG | dict(num_key_value_heads=2, head_dim=12),
+        TEXT_CONFIG | {"num_key_value_heads": 2, "head_dim": 12},
     ),
     "qwen2": (
         "qwen2-0.5b",
-        dict(n_kv_heads=2),
+        {"n_kv_heads": 2},
         "Qwen2ForCausalLM",
         "Qwen2Config",
-        TEXT_CONFIG | dict(num_key_value_heads=2, tie_word_embeddings=True),
+        TEXT_CONFIG | {"num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
     "qwen3": (
         "llama-7b",
-        dict(family="qwen3", n_kv_heads=2, qk_norm=True, d_head=10),
+        {"family": "qwen3", "n_kv_heads": 2, "qk_norm": True, "d_head": 10},
         "Qwen3ForCausalLM",
         "Qwen3Config",
-        TEXT_CONFIG | dict(num_key_value_heads=2, head_dim=10),
+        TEXT_CONFIG | {"num_key_value_heads": 2, "head_dim": 10},
     ),
     "gpt_neox": ("gpt-neox", {}, "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT_CONFIG),
     "vit": (
         "vit-base",
-        dict(patch_dim=48, seq_len=17, n_classes=7, vocab_size=None),
+        {"patch_dim": 48, "seq_len": 17, "n_classes": 7, "vocab_size": None},
         "ViTForImageClassification",
         "ViTConfig",
-        dict(num_hidden_layers=3, hidden_size=48, num_attention_heads=4, intermediate_size=100, image_size=16,
-             patch_size=4, num_labels=7),
+        {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4,
+             "intermediate_size": 100, "image_size": 16,
+             "patch_size": 4, "num_labels": 7},
     ),
     "t5": (
         "t5-small",
-        dict(n_decoder_layers=2, d_head=10),
+        {"n_decoder_layers": 2, "d_head": 10},
         "T5ForConditionalGeneration",
         "T5Config",
-        dict(num_layers=3, num_decoder_layers=2, d_model=48, num_heads=4, d_ff=100, d_kv=10, vocab_size=97),
+        {
+            "num_layers": 3, "num_decoder_layers": 2, "d_model": 48, "num_heads": 4, "d_ff": 100,
+            "d_kv": 10, "vocab_size": 97,
+        },
     ),
     "t5 v1.1": (
         "t5-small",
-        dict(gated=True, activation="gelu_tanh"),  # transformers 5 ties T5's head whatever the config says
+        {"gated": True, "activation": "gelu_tanh"},  # transformers 5 ties T5's head whatever the config says
         "T5ForConditionalGeneration",
         "T5Config",
-        dict(num_layers=3, d_model=48, num_heads=4, d_ff=100, d_kv=12, vocab_size=97,
-             feed_forward_proj="gated-gelu"),
+        {"num_layers": 3, "d_model": 48, "num_heads": 4, "d_ff": 100, "d_kv": 12, "vocab_size": 97,
+             "feed_forward_proj": "gated-gelu"},
     ),
 }  # fmt: skip
 
@@ -185,9 +201,9 @@ def test_cross_attention_costs_by_the_lengths_it_joins() -> None:
     assert dear["head"] == pytest.approx(2 * cheap["head"])
 
 
-@pytest.mark.parametrize("bad", [dict(batch_size=0, steps=1), dict(batch_size=1, steps=0),
-                                 dict(batch_size=1, steps=1, output_fraction=0.0),
-                                 dict(batch_size=1, steps=1, output_fraction=1.5)])  # fmt: skip
+@pytest.mark.parametrize("bad", [{"batch_size": 0, "steps": 1}, {"batch_size": 1, "steps": 0},
+                                 {"batch_size": 1, "steps": 1, "output_fraction": 0.0},
+                                 {"batch_size": 1, "steps": 1, "output_fraction": 1.5}])  # fmt: skip
 def test_bad_runs_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="expected|at least"):
+    with pytest.raises(InputError, match=r"expected|at least"):
         train_flops(Architecture.preset("gpt2"), **bad)

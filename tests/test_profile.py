@@ -171,6 +171,11 @@ class TestSeries:
         assert part.variance_se.tolist() == [0.0, 1.0] and part.feature_correlation is None
         assert s.select(slice(1, 2)).token_correlation.tolist() == [0.2]
 
+    def test_parts_of_a_sweep(self) -> None:
+        s = Series.of([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], variance_se=0.5)
+        parts = [Series.of(s.variance[k], s.token_correlation[k], variance_se=0.5) for k in (slice(0, 1), slice(1, 3))]
+        assert Series.joined(parts) == s
+
     @pytest.mark.parametrize(
         "fields",
         [

@@ -6,7 +6,8 @@
     parametrization = sp.scheme("deepscalelm")(architecture)
     profile = sp.predict(parametrization)
 
-`measure`, `simulate`, `build` and `Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
+`measure`, `simulate`, `build` and `Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first
+used.
 """
 
 from __future__ import annotations

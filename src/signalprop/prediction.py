@@ -26,8 +26,9 @@ def predict(
     Args:
         parametrization: the numbers of the network (see `signalprop.schemes`).
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
-        fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate` (random-weight networks), or
-            `auto`: kernel where positions differ (decoders, class tokens; real ids in shallow encoders), else moments.
+        fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
+            (random-weight networks), or `auto`: kernel where positions differ (decoders, class tokens; real ids in
+            shallow encoders), else moments.
         backward: also the gradient.
 
     The profile's `fidelity` says what was used, its `notes` why.
@@ -84,7 +85,10 @@ def _cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tupl
     if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
         return "kernel", "fidelity kernel: in a shallow stack it matters which tokens are equal"
     if a.causal:
-        return "moments", "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most"
+        return (
+            "moments",
+            "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most",
+        )
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 
 

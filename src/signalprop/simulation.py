@@ -35,9 +35,9 @@ from signalprop.models.transformer import (
 )
 from signalprop.parametrization import STACKS, Parametrization
 from signalprop.probes.measuring import check_batch
-from signalprop.probes.result import as_run
 from signalprop.probes.reduction import Padding, collect
 from signalprop.probes.reduction import moments as reduced
+from signalprop.probes.result import as_run
 from signalprop.profile import POINTS, Profile, Series, average
 from signalprop.theory.network import sensitivity_gain
 

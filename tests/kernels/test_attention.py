@@ -43,12 +43,7 @@ def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
     m = mixing(length, causal)
     seen = (m > 0).astype(float)
     ms, msm = m @ s, m @ s @ m.T
-    bracket = (
-        s[None, None, :, :]
-        - ms[:, None, None, :]
-        - ms[None, :, :, None]
-        + msm[:, :, None, None]
-    )
+    bracket = s[None, None, :, :] - ms[:, None, None, :] - ms[None, :, :, None] + msm[:, :, None, None]
     expected = np.einsum("ik,jl,ij,ijkl->kl", seen, seen, h, bracket)
     found = TokenAttention(s, qk=1.0, d_model=64, causal=causal)._centred_sum(h)
     np.testing.assert_allclose(found, expected, atol=1e-10)
@@ -57,7 +52,7 @@ def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
 @pytest.mark.parametrize("structured", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: bool) -> None:
-    """Monte Carlo over W_Q, W_K, W_V and the arriving gradient; 5 standard errors, and 4 % for what the theory leaves out."""
+    """Monte Carlo over weights and the arriving gradient: 5 standard errors, and 4 % for what the theory leaves out."""
     rng = np.random.default_rng(4)
     length, d, dk, draws, s0 = 24, 96, 48, 300, 1.0
     correlation = 0.5
@@ -89,7 +84,10 @@ def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: 
     gradient = np.full((length, length), g_corr)
     np.fill_diagonal(gradient, 1.0)
     # units: forward d sigma_v^2 = 1; backward d_v sigma_v^2 = dk / d
-    for samples, predicted, name in ((outs, theory.forward(), "forward"), (backs, theory.backward(gradient) * dk / d, "back")):
+    for samples, predicted, name in (
+        (outs, theory.forward(), "forward"),
+        (backs, theory.backward(gradient) * dk / d, "back"),
+    ):
         stack = np.stack(samples)
         for take, what in ((np.trace, "own"), (np.sum, "all")):
             values = np.array([take(sample) for sample in stack])

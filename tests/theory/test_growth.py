@@ -96,16 +96,26 @@ def test_growth_order_names_known_laws(values: np.ndarray, order: str, exponent:
 @pytest.mark.parametrize(
     ("name", "placement", "expected"),
     [
-        ("xavier", "pre", {"forward": "power", "gradient": "power", "sensitivity_mean": "log", "sensitivity_median": "constant"}),
+        (
+            "xavier",
+            "pre",
+            {"forward": "power", "gradient": "power", "sensitivity_mean": "log", "sensitivity_median": "constant"},
+        ),
         ("xavier", "post", {"forward": "constant", "gradient": "exp", "sensitivity_mean": "power"}),
-        ("deepscalelm", "pre", dict.fromkeys(["forward", "gradient", "sensitivity_mean", "sensitivity_median"], "constant")),
+        (
+            "deepscalelm",
+            "pre",
+            dict.fromkeys(["forward", "gradient", "sensitivity_mean", "sensitivity_median"], "constant"),
+        ),
         ("deepscalelm", "post", dict.fromkeys(["forward", "gradient", "sensitivity_mean"], "constant")),
     ],
 )
 def test_growth_orders_of_tgs_table_3(name: str, placement: str, expected: dict[str, str]) -> None:
     inputs = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
     profiles = {
-        int(n): predict_moments(scheme(name)(tgs(n_layers=int(n), seq_len=512, norm_placement=placement), inputs), inputs)
+        int(n): predict_moments(
+            scheme(name)(tgs(n_layers=int(n), seq_len=512, norm_placement=placement), inputs), inputs
+        )
         for n in DEPTHS
     }
     found = growth_orders(profiles)

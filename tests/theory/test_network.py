@@ -21,7 +21,9 @@ from signalprop.theory.network import predict_moments
 STREAM = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
 
 
-def independent_pre_norm(n_layers: int, p: float, length: int, d: int, r: float, r_g: float) -> tuple[list[float], list[float]]:
+def independent_pre_norm(
+    n_layers: int, p: float, length: int, d: int, r: float, r_g: float
+) -> tuple[list[float], list[float]]:
     """Xavier, ReLU, pre-norm, written out from the block formulas: (variance after, gradient before) each sublayer."""
 
     def f(r: float) -> float:
@@ -81,7 +83,9 @@ def test_a_sweep_is_its_members() -> None:
         assert alone.gradient is not None
         for point in ("stream_in", "branch", "stream_out"):
             for mine, theirs in ((together.forward, alone.forward), (together.gradient, alone.gradient)):
-                np.testing.assert_allclose(mine[point].log_variance[k], theirs[point].log_variance, rtol=1e-9, atol=1e-9)
+                np.testing.assert_allclose(
+                    mine[point].log_variance[k], theirs[point].log_variance, rtol=1e-9, atol=1e-9
+                )
                 np.testing.assert_allclose(mine[point].token_correlation[k], theirs[point].token_correlation, atol=1e-9)
 
 

@@ -1,8 +1,9 @@
 """Attention on token kernels, causal or not: forward and backward steps on T x T matrices in O(T^2).
 
-With scores small against ln(row length), a row of weights averages the keys that it sees, M_ij = 1/n_i, so every product with M is a
-(cumulative) sum. Scores enter as the variance of rows (exact finite-length softmax moments) and as the covariance of two
-rows' scores, which makes some keys popular for many queries. Derivation and measured errors: `docs/theory/kernels.md`.
+With scores small against ln(row length), a row of weights averages the keys that it sees, M_ij = 1/n_i, so every
+product with M is a (cumulative) sum. Scores enter as the variance of rows (exact finite-length softmax moments) and as
+the covariance of two rows' scores, which makes some keys popular for many queries. Derivation and measured errors:
+`docs/theory/kernels.md`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def _nodes(length: int) -> FloatArray:
 def row_moments(score_variance: FloatArray, row_length: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(P_i, J_i): E sum_j A_ij^2 and E |diag A - A A^T|^2 of row i, which sees n_i keys with score variance s_i.
 
-    Exact integrals at about 20 row lengths; n P and n J are taken as linear in ln n in between (error below 1 % for s <= 1).
+    Exact integrals at about 20 row lengths; n P and n J are taken as linear in ln n in between (error below 1 % for s
+    <= 1).
     """
     nodes = np.unique(row_length) if np.ptp(row_length) == 0 else _nodes(int(row_length.max()))
     second, jacobian = np.zeros(len(row_length)), np.zeros(len(row_length))
@@ -64,8 +66,8 @@ def rotation(length: int, d_head: int, base: float, fraction: float, causal: boo
 class TokenAttention:
     """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
 
-    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. Good where
-    exp(2 s) is small against the row length; weights are held below 1 beyond.
+    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. Good
+    where exp(2 s) is small against the row length; weights are held below 1 beyond.
 
     Attributes:
         kernel: S, (T, T). causal: token i sees tokens up to i, else all.

@@ -1,8 +1,8 @@
 """Fidelity `kernel`: the token kernel K_ij = E x_i . x_j / d_model through every sublayer, and back.
 
-Where positions differ, averages over them do not compound rightly: in a decoder an early token is read by every later one, so
-gradients pile up on it with every layer; a class token carries the whole gradient. Exact statistics of real token ids enter
-position by position.
+Where positions differ, averages over them do not compound rightly: in a decoder an early token is read by every later
+one, so gradients pile up on it with every layer; a class token carries the whole gradient. Exact statistics of real
+token ids enter position by position.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class State:
 
 
 def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> FloatArray:
-    """Kernel of the stream that enters the first sublayer: exact coincidences of real ids, or the average correlation."""
+    """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation."""
     p, a = parametrization, parametrization.architecture
     start = embed(a, p.embedding, inputs)
     t = a.seq_len
@@ -106,8 +106,8 @@ def top_kernel(
 ) -> FloatArray:
     """Kernel of the gradient that cross-entropy sends to the head's input, in units of one position's gradient.
 
-    Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids enter
-    position by position. Position 0 alone where a class token is read.
+    Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids
+    enter position by position. Position 0 alone where a class token is read.
     """
     p, a, t = parametrization, parametrization.architecture, parametrization.architecture.seq_len
     if a.head == "classes" and a.class_token:
@@ -139,7 +139,7 @@ def top_kernel(
 
 
 def _coincidences(left: IntArray, right: IntArray) -> FloatArray:
-    """Share of sequences in which position i of `left` equals position j of `right`, of those where both count (>= 0)."""
+    """Share of sequences in which `left` at i equals `right` at j, of those where both count (>= 0)."""
     t = left.shape[1]
     equal, counted = np.zeros((t, t)), np.zeros((t, t))
     for x, y in zip(left, right, strict=True):
@@ -155,8 +155,8 @@ _ANGLES = np.linspace(0.0, math.pi, 4097)
 def dual_of_kernel(name: str, variance: float, correlation: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(E f(x) f(y), E f'(x) f'(y)) for a matrix of correlations, by linear interpolation in arccos r.
 
-    Duals are smooth in the angle, also where they are kinked in r; 4,096 intervals leave an error below 1e-6 relative to the
-    values at r = 1.
+    Duals are smooth in the angle, also where they are kinked in r; 4,096 intervals leave an error below 1e-6 relative
+    to the values at r = 1.
     """
     q = dual(name, variance, np.cos(_ANGLES))
     place = np.arccos(correlation) / _ANGLES[1]
@@ -200,9 +200,7 @@ class _Stack:
         self.n = p.n_sublayers
         self.rho, self.omega = None, None
         if a.positions == "rotary":
-            self.rho, self.omega = rotation(
-                a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal
-            )
+            self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
 
     def starts_layer(self, i: int) -> bool:
         """Whether the stream that sublayer i reads is its predecessor's output."""
@@ -298,7 +296,7 @@ class _Stack:
         return State(total.kernel * scale / np.sqrt(np.outer(own, own))), branch, own
 
     def run(self, start: State, first: int, last: int) -> Iterator[tuple[int, State, State, State, FloatArray | None]]:
-        """(index, stream read, branch, stream_out, post-norm variance) of sublayers first..last-1; `first` starts a layer."""
+        """(index, stream read, branch, stream_out, post-norm variance) of sublayers first to last - 1."""
         stream = layer_in = start
         for i in range(first, last):
             if self.starts_layer(i):
@@ -312,15 +310,17 @@ def predict_token_kernels(
 ) -> Profile:
     """Profile of an encoder or decoder by token kernels: averages over positions of what each position does.
 
-    O(T^2) work per sublayer and O(T^2 sqrt(n_sublayers)) memory (segments of the forward pass are computed again for the
-    backward one). Measured errors: docs/accuracy.md.
+    O(T^2) work per sublayer and O(T^2 sqrt(n_sublayers)) memory (segments of the forward pass are computed again for
+    the backward one). Measured errors: docs/accuracy.md.
 
     Raises:
         InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
     """
     p, a = parametrization, parametrization.architecture
     if a.kind == "encoder-decoder":
-        raise InputError("fidelity 'kernel' covers encoders and decoders; use moments or simulate for an encoder-decoder")
+        raise InputError(
+            "fidelity 'kernel' covers encoders and decoders; use moments or simulate for an encoder-decoder"
+        )
     if p.skip.ndim != 1:
         raise InputError("fidelity 'kernel' takes one parametrization at a time; use moments for a sweep")
     stack = _Stack(p)
@@ -371,7 +371,9 @@ def _backward(
             at_sum = gradient
             if own_post is not None:
                 gain = float(p.norm_gain[i]) ** 2
-                at_sum = State(gradient.kernel * gain / np.sqrt(np.outer(own_post, own_post)), gradient.log_scale).rescaled()
+                at_sum = State(
+                    gradient.kernel * gain / np.sqrt(np.outer(own_post, own_post)), gradient.log_scale
+                ).rescaled()
             at_branch = at_sum.times(float(p.branch[i]) ** 2)
             columns.put("branch", i, at_branch)
             sent = _through_branch(stack, i, layer_in, branch, at_branch)

@@ -88,9 +88,7 @@ def _scores(xp: Any, x: _Setting, causal: bool) -> _Scores:
     value_overlap = xp.exp(xp.minimum(value, rows.log_pair))
     jacobian_overlap = xp.exp(xp.minimum(jacobian, rows.log_pair_jacobian))
     weighted = xp.minimum(jacobian_overlap * (c + spread * jacobian_slope), x.n_keys * rows.weighted_jacobian * s)
-    return _Scores(
-        r_query, s, c, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap, weighted
-    )
+    return _Scores(r_query, s, c, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap, weighted)
 
 
 def _pairs(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
@@ -247,7 +245,7 @@ def backward_ends(
     omega_rows: Array | None = None,
     query_bias: Array = 0.0,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in r_g, so the two ends are all of it."""
+    """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in between."""
     rows = omega if omega_rows is None else omega_rows
     xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias, 0.0)
     scores = _scores(xp, x, causal)

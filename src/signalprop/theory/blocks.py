@@ -1,8 +1,8 @@
 """Sublayer functions (branches): forward moments, and the linear map that takes the gradient back through them.
 
-Sources: TGS Table 2 and v1 appendix C for the bidirectional ReLU case; everything else (all paths of attention, causal, cross, gated,
-any activation, biases) is derived in `docs/theory/network.md`. A branch ends in a random projection, so its mean is 0
-and features of one token are uncorrelated.
+Sources: TGS Table 2 and v1 appendix C for the bidirectional ReLU case; everything else (all paths of attention, causal,
+cross, gated, any activation, biases) is derived in `docs/theory/network.md`. A branch ends in a random projection, so
+its mean is 0 and features of one token are uncorrelated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from signalprop.parametrization import KINDS, Parametrization
 from signalprop.theory import attention
 from signalprop.theory.activations import dual
 from signalprop.theory.logs import correlation, row
-
 
 Rowset = NDArray[np.intp]  # indices of sublayers
 
@@ -122,10 +121,8 @@ class Rows:
         w = {role: column**2 for role, column in p.weights.items()}
         b = {role: column**2 for role, column in p.biases.items()}
         scale = p.score_scale**2
-        if a.qk_norm:  # unit vectors times gains: the gains are part of score_scale
-            qk = a.d_head * scale
-        else:
-            qk = d**2 * w["query"] * w["key"] * a.d_head * scale
+        # under QK-norm unit vectors times gains, which are part of score_scale; else what the weights give
+        qk = a.d_head * scale if a.qk_norm else d**2 * w["query"] * w["key"] * a.d_head * scale
         return Rows(
             qk=qk,
             qk_norm=a.qk_norm,

@@ -1,6 +1,6 @@
 """What the recursion tends to with depth: correlation fixed points, growth orders, relative strength.
 
-Sources: TGS Table 3, section 4.6, v1 appendices F, G, L, with their errata; derivations in `docs/theory/network.md`.
+Sources: TGS Table 3, section 4.6, v1 appendices F, G, L, corrected; derivations in `docs/theory/network.md`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class FixedPoint:
 def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     """The fixed points of one layer of a bidirectional stack, repeated without end.
 
-    Pre-norm: branches are added for ever, so r* = (c_A + c_F)(r*) / (v_A + v_F)(r*), and the gradient's correlation is that of
-    what the two branches send back. Post-norm: r* is the fixed point of the layer's map, and the gradient the dominant
-    eigenvector of the layer's backward map (TGS v1 appendix F with errata 8 and 9).
+    Pre-norm: branches are added for ever, so r* = (c_A + c_F)(r*) / (v_A + v_F)(r*), and the gradient's correlation is
+    that of what the two branches send back. Post-norm: r* is the fixed point of the layer's map, and the gradient the
+    dominant eigenvector of the layer's backward map (TGS v1 appendix F, corrected on that page).
 
     Raises:
         InputError: the layer is causal, or neither pre-norm with unit skip nor post-norm.

@@ -1,7 +1,7 @@
 """The gradient that a cross-entropy loss sends back into the stream, before anything is known of any logit.
 
-g_k = (pi_k - e_{y_k}) U, with U the head's weights. Two positions share a gradient when their targets are equal, and when their
-softmax outputs overlap. A head tied to the token table already favours the token that the position reads.
+g_k = (pi_k - e_{y_k}) U, with U the head's weights. Two positions share a gradient when their targets are equal, and
+when their softmax outputs overlap. A head tied to the token table already favours the token that the position reads.
 Derivation and measured error: `docs/theory/network.md`.
 """
 
@@ -69,10 +69,12 @@ class TopGradient(NamedTuple):
 
     Attributes:
         own: probability that a tied head gives to t (about 0 in an untied or deep model).
-        aligned: share of that token's row in what the head reads, where a final norm then removes the gradient along it, else 0.
+        aligned: share of that token's row in what the head reads, where a final norm then removes the gradient along
+            it, else 0.
         r: token correlation of what the head reads.
         second: E |b|^2. overlap: E b_k . b_k' of two positions. n_classes: V.
-        through: factor on what two positions share on the way back through a dense layer before the head, 1 without one.
+        through: factor on what two positions share on the way back through a dense layer before the head, 1 without
+            one.
     """
 
     own: Array
@@ -102,10 +104,10 @@ class TopGradient(NamedTuple):
 def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_share: Array) -> TopGradient:
     """Moments of pi - e_y at the end of the last stack.
 
-    Logits of V classes are Gaussian of variance s = d sigma_u^2 E x^2 with correlation r between positions; E |pi|^2 is the
-    exact softmax moment, and the overlap of two softmaxes with correlated logits the interpolation
-    sqrt(P(r s) P(s) (V P(s))^(r - 1)), right at r = 0 and r = 1. A tied head adds the mean d sigma_e^2 alpha to the logit of the token read,
-    alpha = exp(log_token_share / 2) being the factor on its row in the stream.
+    Logits of V classes are Gaussian of variance s = d sigma_u^2 E x^2 with correlation r between positions; E |pi|^2 is
+    the exact softmax moment, and the overlap of two softmaxes with correlated logits the interpolation
+    sqrt(P(r s) P(s) (V P(s))^(r - 1)), right at r = 0 and r = 1. A tied head adds the mean d sigma_e^2 alpha to the
+    logit of the token read, alpha = exp(log_token_share / 2) being the factor on its row in the stream.
 
     Args:
         log_variance, r: of the last stream_out. log_token_share: log of alpha^2 before the final norm.
@@ -145,9 +147,9 @@ def top_gradient_correlation(
 ) -> Array:
     """Token correlation of the gradient that enters at the last stream_out, averaged over positions.
 
-    The share f of positions that carry loss multiplies the variance by f and the covariance by f^2. For small logits and an
-    untied head the result is f (c - 1/V) / (1 - 1/V), c the collision probability of the targets. A head that reads one
-    position (class token) gives 0. Without a head, or for a given stream, it is f c.
+    The share f of positions that carry loss multiplies the variance by f and the covariance by f^2. For small logits
+    and an untied head the result is f (c - 1/V) / (1 - 1/V), c the collision probability of the targets. A head that
+    reads one position (class token) gives 0. Without a head, or for a given stream, it is f c.
     """
     a = p.architecture
     if a.head == "classes" and a.class_token:

@@ -42,7 +42,7 @@ def exp(x: Array) -> Array:
 
 
 def safe_exp(x: Array) -> Array:
-    """exp with its argument held where the result is a normal double, so that extreme streams saturate, not overflow."""
+    """exp, held where the result is a normal double, so that extreme streams saturate instead of overflowing."""
     if isinstance(x, float):
         return math.exp(min(max(x, -600.0), 600.0))
     return np.asarray(np.exp(np.minimum(np.maximum(x, -600.0), 600.0)))

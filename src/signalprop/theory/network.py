@@ -1,8 +1,9 @@
 """The whole network by one recursion over the sublayers of a Parametrization: fidelity `moments`.
 
 Forward, the state is (log variance, token correlation) of the stream; backward, (log gradient variance, gradient
-token correlation), with each branch's backward map evaluated for all sublayers at once. Logarithms carry the products, so
-that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appendix G, generalised; `docs/theory/network.md`.
+token correlation), with each branch's backward map evaluated for all sublayers at once. Logarithms carry the products,
+so that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appendix G, generalised;
+`docs/theory/network.md`.
 """
 
 from __future__ import annotations
