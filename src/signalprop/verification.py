@@ -235,5 +235,3 @@ def _scale(simulated: FloatArray, predicted: FloatArray) -> FloatArray:
     for covariance in range(2, len(scale), 2):
         scale[covariance] = max(scale[covariance], 0.1 * simulated[covariance - 1])
     return scale
-
-

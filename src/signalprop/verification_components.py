@@ -254,6 +254,7 @@ def _predict_embedding(case: Case) -> list[Moments]:
 
 # --- the table -----------------------------------------------------------------------------------------------------
 
+
 def _elementwise(name: str) -> Component:
     def function(x: Tensor) -> Tensor:
         import torch

@@ -88,7 +88,9 @@ def _assert_close(predicted, simulated, error, tolerance=0.02):  # type: ignore[
     scale = np.repeat(np.asarray(simulated)[::2], 2)
     size = np.maximum(np.abs(simulated), 0.1 * scale)
     assert np.all(np.abs(np.asarray(predicted) - simulated) < tolerance * size + 4 * error), (
-        predicted, simulated, error,
+        predicted,
+        simulated,
+        error,
     )
 
 

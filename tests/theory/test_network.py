@@ -125,6 +125,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "decoder": ({"kind": "decoder", "dropout": 0.1}, "gpt2"),
     "rotary decoder": ({"kind": "decoder", "positions": "rotary", "norm": "rmsnorm"}, "xavier"),
     "parallel decoder": ({"kind": "decoder", "positions": "rotary", "parallel": True}, "xavier"),
+    "sinusoidal decoder": ({"kind": "decoder", "positions": "sinusoidal", "tied_embeddings": False}, "xavier"),
     "post-norm decoder": ({"kind": "decoder", "norm_placement": "post"}, "deepscalelm"),
     "encoder-decoder": ({"kind": "encoder-decoder", "target_len": 48}, "xavier"),
     "post-norm encoder-decoder": ({"kind": "encoder-decoder", "norm_placement": "post"}, "deepscalelm"),

@@ -75,13 +75,22 @@ def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> F
         equal = _coincidences(inputs.tokens, inputs.tokens)
         e = p.embedding
         segment = inputs.segment_correlation * e.segment**2 if a.n_segments > 1 else e.segment**2
-        shared = (e.token**2 * equal + segment) * e.scale**2
-        total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
-        if a.embedding_norm and total > 0:
-            shared = shared / total * e.norm_gain**2
+        positions = np.eye(t)
+        if a.positions == "sinusoidal":
+            # rows of the table are alike; what is the same for all features of a token is not part of its variance
+            angle = np.arange(t)[:, None] * 10_000.0 ** (-np.arange(0, a.d_model, 2) / a.d_model)
+            table = np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], 1)
+            table -= table.mean(1, keepdims=True)
+            positions = table @ table.T / table.shape[1]
+        shared = (e.token**2 * equal + segment + e.position**2 * positions) * e.scale**2
+        np.fill_diagonal(shared, (e.token**2 + e.segment**2 + e.position**2 * np.diagonal(positions)) * e.scale**2)
+        total = np.diagonal(shared)
+        if a.embedding_norm:
+            shared = shared / np.sqrt(np.maximum(np.outer(total, total), 1e-300)) * e.norm_gain**2
+        kept = 1 - (a.embedding_dropout or 0.0)
+        np.fill_diagonal(shared, np.diagonal(shared) / kept)
         seen = (inputs.tokens >= 0).any(0)
         kernel = np.where(np.outer(seen, seen), shared, kernel)
-        np.fill_diagonal(kernel, float(start.variance))
     return kernel
 
 
