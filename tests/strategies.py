@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from signalprop.activations import ACTIVATIONS
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.parametrization import Parametrization
 from signalprop.schemes import SCHEMES, Scheme, scheme
-from signalprop.theory.activations import ACTIVATIONS
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "t5", "gpt_neox")
 DROPOUTS = st.sampled_from([0.0, 0.1, 0.5, 0.99]) | st.floats(0, 0.99)

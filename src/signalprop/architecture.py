@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeGuard
 import numpy as np
 from pydantic import Field, model_validator
 
+from signalprop.activations import activation
 from signalprop.validation import Value
 
 Placement = Literal["pre", "post", "sandwich", "none"]
@@ -34,7 +35,7 @@ class Architecture(Value):
         d_model: width of the residual stream.
         n_heads, n_kv_heads, d_head: heads; key/value heads (fewer: grouped-query attention); features per head.
         d_ff: width of the feed-forward hidden layer; `gated`: SwiGLU-like, f(x W_gate) * (x W_up).
-        activation: name in `signalprop.theory.activations`.
+        activation: name in `signalprop.activations`.
         norm, norm_placement: kind of norm, and where it stands: `pre` (on the branch input), `post` (after the
             addition), `sandwich` (branch input and branch output), `none`; one word, or one per layer (mixtures).
             In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
@@ -149,8 +150,6 @@ class Architecture(Value):
             raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
         if self.input == "patches" and self.kind != "encoder":
             raise ValueError("input 'patches' needs kind 'encoder'")
-        from signalprop.theory.activations import activation
-
         activation(self.activation)  # raises with the list of names
         return self
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from signalprop.activations import activation
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.storage import read_json
@@ -151,7 +152,6 @@ def _head(c: Config, class_name: str, fields: Mapping[str, Any]) -> dict[str, An
 
 
 def _activation(name: Any) -> str:
-    from signalprop.theory.activations import activation
 
     return activation(name).name
 

@@ -180,9 +180,7 @@ def _sample_linear(case: Case, generator: Generator) -> Sample:
     pairs = zip(y.detach(), x.grad, strict=True)
     raw = np.mean([[*raw_moments(one, mean=True), *raw_moments(back)] for one, back in pairs], axis=0)
     controls = _input_controls(case, x.detach()[0]) + _input_controls(case, g, "g_")
-    # the output's mean is linear in the weights: no sampling error is left in it
-    linear = float((x.detach()[0].mean(0) @ weight).mean())
-    return Sample(raw.tolist(), [*controls, linear, float(weight.square().mean()) / variance - 1.0])
+    return Sample(raw.tolist(), [*controls, float(weight.square().mean()) / variance - 1.0])
 
 
 def _sample_softmax(case: Case, generator: Generator) -> Sample:

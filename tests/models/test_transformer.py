@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from signalprop import activations
 from signalprop.architecture import Architecture
 from signalprop.data import Batch
 from signalprop.errors import InputError
@@ -27,7 +28,6 @@ from signalprop.probes import measure
 from signalprop.profile import POINTS
 from signalprop.schemes import scheme
 from signalprop.simulation import simulate
-from signalprop.theory import activations
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 30, "seq_len": 8}
 TOKENS = torch.tensor([[3, 7, 7, 1, 9, 3, 2, 8], [5, 5, 1, 4, 9, 8, 3, 2]])

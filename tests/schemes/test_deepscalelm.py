@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from signalprop.activations import ACTIVATIONS, dual
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
@@ -20,7 +21,6 @@ from signalprop.prediction import predict
 from signalprop.profile import Profile
 from signalprop.schemes import scheme
 from signalprop.schemes.deepscalelm import DeepScaleLM, feed_forward_std, input_correlations
-from signalprop.theory.activations import ACTIVATIONS, dual
 
 STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.227, target_correlation=0.3)
 

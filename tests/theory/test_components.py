@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from signalprop.activations import ACTIVATIONS
 from signalprop.errors import InputError
 from signalprop.moments import Moments
 from signalprop.theory import components as c
-from signalprop.theory.activations import ACTIVATIONS
 
 SAMPLES = 40_000
 

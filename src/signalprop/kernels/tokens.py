@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from signalprop.activations import dual
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics, IntArray
 from signalprop.kernels.attention import TokenAttention, rotation
@@ -20,7 +21,6 @@ from signalprop.moments import FloatArray
 from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.profile import POINTS, Profile, Series
 from signalprop.theory import blocks
-from signalprop.theory.activations import dual
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import coincidences, top_gradient
 from signalprop.theory.network import sensitivity_gain, token_share

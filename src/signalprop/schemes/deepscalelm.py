@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from signalprop.activations import dual
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
@@ -16,7 +17,6 @@ from signalprop.moments import FloatArray
 from signalprop.parametrization import KINDS, Embedding, Parametrization, layout
 from signalprop.schemes.base import Scheme, fill, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
-from signalprop.theory.activations import dual
 
 _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.activations import dual
 from signalprop.architecture import Architecture
 from signalprop.moments import Array, FloatArray
 from signalprop.parametrization import KINDS, Parametrization
 from signalprop.theory import attention
-from signalprop.theory.activations import dual
 from signalprop.theory.logs import correlation, row
 
 Rowset = NDArray[np.intp]  # indices of sublayers

@@ -17,9 +17,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.activations import central_dual
 from signalprop.errors import InputError
 from signalprop.moments import Array, FloatArray, Moments, ratio
-from signalprop.theory.activations import central_dual
 
 
 def _like(value: FloatArray) -> Array:

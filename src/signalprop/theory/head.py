@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from signalprop.activations import dual
 from signalprop.architecture import Architecture
 from signalprop.inputs import InputStatistics, IntArray
 from signalprop.moments import Array
 from signalprop.parametrization import Parametrization
-from signalprop.theory.activations import dual
 from signalprop.theory.softmax import softmax_moments
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token

@@ -293,8 +293,7 @@ def activation(name: str) -> Activation:
     except (KeyError, TypeError):
         known = ", ".join(sorted(ACTIVATIONS))
         raise InputError(
-            f"unknown activation {name!r}; expected one of: {known}; "
-            "add your own with signalprop.theory.activations.register"
+            f"unknown activation {name!r}; expected one of: {known}; add your own with signalprop.activations.register"
         ) from None
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from signalprop.activations import ACTIVATIONS, activation, central_dual, dual, register
 from signalprop.errors import InputError
-from signalprop.theory.activations import ACTIVATIONS, activation, central_dual, dual, register
 
 NAMES = sorted({a.name for a in ACTIVATIONS.values()})
 EXPANDED = [n for n in NAMES if ACTIVATIONS[n].closed_form is None]
@@ -262,7 +262,7 @@ def test_register_a_users_own_activation():
 
 def test_import_builds_no_table_and_stays_on_numpy():
     code = (
-        "import sys; import signalprop.theory.activations as a; "
+        "import sys; import signalprop.activations as a; "
         "assert a._table.cache_info().currsize == 0; assert not {'scipy', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
