@@ -92,7 +92,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     )
 
 
-_PART = 1250  # members of a sweep at a time: their working arrays stay in the cache
+_PART = 2500  # members of a sweep at a time: their working arrays stay in the cache
 Passes = tuple[dict[str, Series], dict[str, Series] | None]
 
 
