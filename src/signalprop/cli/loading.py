@@ -82,6 +82,13 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | No
     return changed_a if longest is None else shortened(changed_a, changed, longest)
 
 
+def with_gradient(architecture: Architecture, wanted: bool) -> tuple[bool, tuple[str, ...]]:
+    """Whether to take the backward pass, and a note where a model without a head has no loss to start it from."""
+    if wanted and architecture.head == "none":
+        return False, ("the model has no head, so there is no loss: forward pass only",)
+    return wanted, ()
+
+
 def model_batch(
     architecture: Architecture, directory: Path | None, text: Path | None, batch_size: int, seed: int
 ) -> tuple[Batch, str]:
@@ -108,6 +115,8 @@ def model_batch(
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises the base class itself
         raise InputError(f"cannot read {file}: {_first_line(error)}") from None
+    tokenizer.no_truncation()  # what the file says about lengths is for single sentences
+    tokenizer.no_padding()
     characters = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # enough for windows that seldom overlap
     body = load_text(text)
     start = int(np.random.default_rng(seed).integers(0, max(1, len(body) - characters)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, model_batch
+    from signalprop.cli.loading import architecture_of, load_model, model_batch, with_gradient
     from signalprop.errors import InputError, require
     from signalprop.profile import average
     from signalprop.report import findings, tables
@@ -93,9 +94,11 @@ def measure(
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
                 live, architecture, label = subject(k)
             batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
-            profiles.append(measured(live, batch, backward=not no_gradient, scheme=label))
+            backward, notes = with_gradient(architecture, not no_gradient)
+            profiles.append(measured(live, batch, backward=backward, scheme=label))
             step(k + 1, seeds)
     profile = average(profiles)
+    profile = replace(profile, notes=(*profile.notes, *notes))
     if output.write_outputs(profile, json_file, plot):
         typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
         lines = [*findings.summary(profile), f"{'read':<20}{read}"]
