@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy --minutes 60     # simulate what out/accuracy/ lacks, predict anew, write the page
     python -m benchmarks.accuracy --minutes 0      # only predict anew and write the page
+    python -m benchmarks.accuracy --minutes 0 --refine 30   # more networks where standard errors are too large
 
 Measured profiles are kept in out/accuracy/ (one file per cell), so that a change of a formula needs no new simulation;
 the page's numbers are in docs/accuracy.json. Networks scatter, so a cell draws networks until the standard error of
@@ -25,8 +26,9 @@ from signalprop.architecture import Architecture
 from signalprop.comparison import r_squared, relative_errors
 from signalprop.data import Batch, load_text, text_batch, word_ids
 from signalprop.inputs import IntArray
+from signalprop.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.profile import Profile, Series, average
+from signalprop.profile import POINTS, Profile, Series, average
 from signalprop.schemes import scheme
 from signalprop.storage import write_json, write_text
 
@@ -142,8 +144,8 @@ def _ids(vocab_size: int) -> IntArray:
     return word_ids(load_text(), vocab_size)
 
 
-def simulate_cell(cell: Cell, seconds: float) -> Profile:
-    """Draw networks until the standard errors are half the targets or the time is up; keep the mean profile."""
+def draw(cell: Cell, first_seed: int, seconds: float) -> Profile:
+    """Networks from `first_seed` on until the standard errors are half the targets or the time is up: their mean."""
     from signalprop.simulation import simulate
 
     a = cell.architecture()
@@ -151,26 +153,29 @@ def simulate_cell(cell: Cell, seconds: float) -> Profile:
     started = time.perf_counter()
     profiles: list[Profile] = []
     while True:
-        profiles.append(simulate(p, batch=batch, n_seeds=1, seed=len(profiles)))
+        profiles.append(simulate(p, batch=batch, n_seeds=1, seed=first_seed + len(profiles)))
         spent = time.perf_counter() - started
         if len(profiles) >= MIN_SEEDS:
             measured = average(profiles)
             if precise(cell, measured) or spent + spent / len(profiles) > seconds:
-                measured = replace(measured, statistics={"seconds": round(spent, 1)})
-                measured.save(cell.file)
-                return measured
+                return replace(measured, statistics={"seconds": round(spent, 1)})
 
 
-def precise(cell: Cell, measured: Profile) -> bool:
-    """Whether every standard error is at most half of its target."""
+def imprecision(cell: Cell, measured: Profile) -> float:
+    """The largest standard error over half of its target."""
     forward, gradient = measured.forward["stream_out"], measured.gradient
     assert gradient is not None and forward.variance_se is not None and forward.token_correlation_se is not None
     gradient_se = gradient["stream_in"].variance_se
     assert gradient_se is not None
     r_se = forward.token_correlation_se / np.maximum(np.abs(forward.token_correlation), 0.1)
     goal = TARGETS[cell.group][0] / 2
-    small = np.median(forward.variance_se) <= goal and np.median(r_se) <= goal
-    return bool(small and np.median(gradient_se) <= gradient_target(cell) / 2)
+    ratios = [np.median(forward.variance_se) / goal, np.median(r_se) / goal]
+    return float(max(*ratios, np.median(gradient_se) / (gradient_target(cell) / 2)))
+
+
+def precise(cell: Cell, measured: Profile) -> bool:
+    """Whether every standard error is at most half of its target."""
+    return imprecision(cell, measured) <= 1
 
 
 def row_of(cell: Cell, measured: Profile) -> dict[str, Any]:
@@ -195,22 +200,81 @@ def measure_row(predicted: Profile, measured: Profile) -> dict[str, Any]:
     return {
         "forward": summary(predicted.forward["stream_out"], measured.forward["stream_out"]),
         "gradient": summary(predicted.gradient["stream_in"], measured.gradient["stream_in"]),
+        "pool": pool(predicted.gradient["stream_in"].log_variance, measured.gradient["stream_in"].log_variance),
         "growth_predicted": float(np.exp(top)),
         "growth_measured": float(np.exp(bottom)),
         "growth_se": float(measured.gradient["stream_in"].variance_se[0]),  # type: ignore[index]
     }
 
 
+def pool(predicted: FloatArray, reference: FloatArray) -> dict[str, float]:
+    """What a coefficient of determination over many cells needs of one."""
+    residual = float(np.sum((predicted - reference) ** 2))
+    return {
+        "n": len(reference),
+        "residual": residual,
+        "sum": float(reference.sum()),
+        "squares": float(reference @ reference),
+    }
+
+
+def merged(one: Profile, other: Profile) -> Profile:
+    """The mean of two means over different networks, with the standard error of the whole."""
+    n, m = one.n_seeds or 1, other.n_seeds or 1
+
+    def join(a: Series, b: Series) -> Series:
+        assert a.variance_se is not None and b.variance_se is not None
+        assert a.token_correlation_se is not None and b.token_correlation_se is not None
+        variance = (n * a.variance + m * b.variance) / (n + m)
+        spread = np.hypot(n * a.variance_se * a.variance, m * b.variance_se * b.variance) / (n + m)
+        return Series.of(
+            variance,
+            (n * a.token_correlation + m * b.token_correlation) / (n + m),
+            variance_se=np.divide(spread, variance, out=np.zeros_like(spread), where=variance > 0),
+            token_correlation_se=np.hypot(n * a.token_correlation_se, m * b.token_correlation_se) / (n + m),
+        )
+
+    assert one.gradient is not None and other.gradient is not None
+    return replace(
+        one,
+        forward={k: join(one.forward[k], other.forward[k]) for k in POINTS},
+        gradient={k: join(one.gradient[k], other.gradient[k]) for k in POINTS},
+        n_seeds=n + m,
+        statistics={"seconds": one.statistics["seconds"] + other.statistics["seconds"]},
+    )
+
+
+def refine(minutes: float, only: str | None) -> None:
+    """Draw more networks for the measured cells that do not count yet, those nearest to counting first."""
+    deadline = time.monotonic() + 60 * minutes
+    waiting: list[tuple[float, Cell]] = []
+    for cell in grid():
+        if cell.file.exists() and (only is None or cell.group == only):
+            measured = Profile.load(cell.file)
+            if not precise(cell, measured):
+                # standard errors fall with the root of the time
+                waiting.append((measured.statistics["seconds"] * imprecision(cell, measured) ** 2, cell))
+    for _, cell in sorted(waiting, key=lambda item: item[0]):
+        if time.monotonic() > deadline:
+            return
+        measured = Profile.load(cell.file)
+        while not precise(cell, measured) and time.monotonic() < deadline:
+            more = draw(cell, measured.n_seeds or 1, min(60.0, deadline - time.monotonic()))
+            measured = merged(measured, more)
+            measured.save(cell.file)
+        print(f"{cell.name}: now {measured.n_seeds} networks", flush=True)
+
+
 def run(minutes: float, only: str | None) -> list[dict[str, Any]]:
     """Simulate for as long as allowed; then predict every cell that has been measured."""
-    MEASURED.mkdir(parents=True, exist_ok=True)
     cells = grid()
     todo = [cell for cell in cells if not cell.file.exists() and (only is None or cell.group == only)]
     deadline = time.monotonic() + 60 * minutes
     while todo and time.monotonic() < deadline:
         cell = todo.pop(0)
         share = max(15.0, (deadline - time.monotonic()) / (len(todo) + 1))
-        measured = simulate_cell(cell, share)
+        measured = draw(cell, 0, share)
+        measured.save(cell.file)
         print(f"{cell.name}: {measured.n_seeds} networks, {measured.statistics['seconds']} s", flush=True)
     rows = [row_of(cell, Profile.load(cell.file)) for cell in cells if cell.file.exists()]
     write_json(STORE, {"schema": "signalprop/accuracy/1", "cells": rows})
@@ -249,37 +313,36 @@ def overview(group: str, rows: list[dict[str, Any]]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     forward_target = TARGETS[group][0]
-    parts: list[tuple[str, str, str, str, str, Any]] = [
-        ("forward variance", "forward", "median", "p95", "se", lambda row: forward_target),
-        ("forward token correlation", "forward", "r_median", "r_p95", "r_se", lambda row: forward_target),
-    ]
     cells = [Cell(**{k: row[k] for k in Cell.__dataclass_fields__}) for row in rows]
-    for placement in sorted({cell.placement for cell in cells}, reverse=True):
-        parts.append((f"gradient variance, {placement}-norm", "gradient", "median", "p95", "se", placement))
-    for title, where, median, p95, se, goal in parts:
-        counted = []
-        total = 0
-        target = forward_target
-        for cell, row in zip(cells, rows, strict=True):
-            if isinstance(goal, str) and cell.placement != goal:
-                continue
-            target = gradient_target(cell) if isinstance(goal, str) else forward_target
-            total += 1
-            if row[where][se] <= target / 2:
-                counted.append(row[where])
-        if not counted:
-            lines.append(f"| {title} | {percent(target)} | 0 of {total} | – | – | – |")
-            continue
-        medians = [item[median] for item in counted]
+    quantities = [
+        ("forward variance", "forward", "median", "p95", "se"),
+        ("token correlation", "forward", "r_median", "r_p95", "r_se"),
+        ("gradient variance", "gradient", "median", "p95", "se"),
+    ]
+    for name, where, median, p95, se in quantities:
+        for placement in sorted({cell.placement for cell in cells}, reverse=True):
+            if name == "forward variance" and placement == "post":
+                continue  # a norm makes it 1
+            chosen = [row for cell, row in zip(cells, rows, strict=True) if cell.placement == placement]
+            one = next(cell for cell in cells if cell.placement == placement)
+            target = gradient_target(one) if where == "gradient" else forward_target
+            counted = [row[where] for row in chosen if row[where][se] <= target / 2]
+            line = f"| {name}, {placement}-norm | {percent(target)} | {len(counted)} of {len(chosen)} |"
+            if counted:
+                medians = [item[median] for item in counted]
+                line += f" {percent(float(np.median(medians)))} | {percent(max(medians))} |"
+                line += f" {percent(float(np.median([item[p95] for item in counted])))} |"
+            lines.append(line if counted else line + " – | – | – |")
+    pools = [
+        row["pool"] for cell, row in zip(cells, rows, strict=True) if row["gradient"]["se"] <= gradient_target(cell) / 2
+    ]
+    if pools:
+        n, total = sum(p["n"] for p in pools), sum(p["sum"] for p in pools)
+        spread = sum(p["squares"] for p in pools) - total**2 / n
+        value = 1 - sum(p["residual"] for p in pools) / spread
         lines.append(
-            f"| {title} | {percent(target)} | {len(counted)} of {total} | {percent(float(np.median(medians)))} |"
-            f" {percent(max(medians))} | {percent(float(np.median([item[p95] for item in counted])))} |"
-        )
-    r2 = [row["gradient"]["r_squared"] for row in rows if row["gradient"]["r_squared"] is not None]
-    if r2:
-        lines.append(
-            f"\nR² of the logarithm of the gradient variance: median {np.median(r2):.4f}, worst {min(r2):.4f}"
-            f" ({len(r2)} cells where it varies)."
+            f"\nR² of the logarithm of the gradient variance over all sublayers of the {len(pools)} cells that count"
+            f" ({n} points together): {value:.5f}."
         )
     return lines
 
@@ -315,8 +378,11 @@ def main() -> None:
     """Command line of the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="time for new cells")
+    parser.add_argument("--refine", type=float, default=0.0, help="minutes for cells that are not precise enough yet")
     parser.add_argument("--group", choices=list(TARGETS), help="only one group")
     arguments = parser.parse_args()
+    MEASURED.mkdir(parents=True, exist_ok=True)
+    refine(arguments.refine, arguments.group)
     rows = run(arguments.minutes, arguments.group)
     write_text(PAGE, page(rows))
     print(f"wrote {PAGE}: {len(rows)} cells")
