@@ -271,9 +271,7 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     assert status == 0 and "read                sotu in the model's own tokens" in out
 
 
-def test_a_truncating_tokenizer_reads_whole_sequences(
-    command: Command, hf_directories: Path, tmp_path: Path
-) -> None:
+def test_a_truncating_tokenizer_reads_whole_sequences(command: Command, hf_directories: Path, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
     directory = tmp_path / "bert"
