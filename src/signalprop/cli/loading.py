@@ -57,7 +57,7 @@ def load_model(directory: Path, *, random_init: bool, seed: int) -> nn.Module:
             make = cls._from_config if hasattr(cls, "_from_config") else cls.from_config
             fresh: nn.Module = make(config)
             return fresh.float()
-        loaded: nn.Module = cls.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        loaded: nn.Module = cls.from_pretrained(folder, use_safetensors=True).float()
     except Exception as error:
         hint = "" if random_init else "; --random-init of `signalprop measure` takes a fresh model instead"
         raise InputError(f"cannot load the model in {folder}: {_first_line(error)}{hint}") from None
