@@ -64,7 +64,7 @@ def tables(into: Embeddings, token: nn.Module, position: nn.Module | None = None
 
 
 def gpt2() -> tuple[Any, Transformer]:
-    config = hf.GPT2Config(vocab_size=20, n_positions=16, n_embd=24, n_layer=3, n_head=3)
+    config = hf.GPT2Config(attn_implementation="eager", vocab_size=20, n_positions=16, n_embd=24, n_layer=3, n_head=3)
     model = perturbed(hf.GPT2LMHeadModel(config))
     own = ours(model)
     tables(own.decoder.embedding, model.transformer.wte, model.transformer.wpe)
