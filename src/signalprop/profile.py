@@ -75,10 +75,10 @@ class Series:
             given = np.asarray(log_variance, np.float64)
             if not (given < np.inf).all():
                 raise InputError("a log variance is NaN or infinite; expected finite numbers, or -inf for variance 0")
-            plain = np.exp(np.clip(given, -800.0, np.log(_HUGE)))
+            plain = np.exp(np.minimum(np.maximum(given, -800.0), np.log(_HUGE)))
 
         def full(values: ArrayLike, name: str) -> FloatArray:
-            column = np.broadcast_to(np.asarray(values, np.float64), plain.shape).copy()
+            column = np.array(np.broadcast_to(values, plain.shape), np.float64, order="K")  # sweeps come transposed
             if not np.isfinite(column).all():
                 raise InputError(f"{name} holds NaN or infinite values; expected finite numbers")
             return column
@@ -92,7 +92,7 @@ class Series:
         return Series(
             mean=full(mean, "mean"),
             variance=plain,
-            token_correlation=np.clip(r, -1, 1),
+            token_correlation=np.minimum(np.maximum(r, -1.0), 1.0),
             log_variance=_logarithm(plain, given),
             variance_se=maybe(variance_se, "variance_se"),
             token_correlation_se=maybe(token_correlation_se, "token_correlation_se"),
@@ -163,6 +163,8 @@ class Series:
 
 def _logarithm(variance: FloatArray, given: FloatArray | None) -> FloatArray:
     """log(variance); outside the range of normal doubles the given logarithm, which a JSON form carries too."""
+    if given is not None and given.ndim > 1:
+        return given  # a sweep has no JSON form to agree with to the last digit
     with np.errstate(divide="ignore"):
         own = np.log(variance)
     normal = (variance >= _TINY) & (variance < _HUGE / 4)

@@ -92,7 +92,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     )
 
 
-_PART = 2500  # members of a sweep at a time: their working arrays stay in the cache
+_PART = 5000  # members of a sweep at a time: long enough loops for two threads, small enough arrays for memory
 Passes = tuple[dict[str, Series], dict[str, Series] | None]
 
 

@@ -194,6 +194,9 @@ def _slopes_from_values() -> FloatArray:
     return np.asarray(np.linalg.solve(left, right), dtype=np.float64)
 
 
+_BLOCK = 4096
+
+
 class Spline:
     """Cubic splines in ξ, ξ = √s/(√s + 3), of several functions of the score variance s at once."""
 
@@ -216,17 +219,26 @@ class Spline:
             i = min(int(x), len(_NODES) - 2)
             x -= i
             return [((c3 * x + c2) * x + c1) * x + c0 for c0, c1, c2, c3 in self.rows[i]]
-        root = np.sqrt(np.asarray(s, dtype=np.float64))
+        values = np.asarray(s, dtype=np.float64)
+        flat = values.ravel()
+        out = np.empty((self.n_columns, flat.size))
+        for start in range(0, flat.size, _BLOCK):  # a sweep's gathered coefficients would not fit the cache
+            out[:, start : start + _BLOCK] = self._block(flat[start : start + _BLOCK])
+        return list(out.reshape(self.n_columns, *values.shape))
+
+    def _block(self, s: FloatArray) -> FloatArray:
+        """(columns, entries) for a vector of score variances."""
+        root = np.sqrt(s)
         position = _INTERVALS * root / (root + _KNEE)
         index = np.minimum(position.astype(np.int64), len(_NODES) - 2)
-        offset = (position - index)[..., None]
+        offset = (position - index)[:, None]
         c = self.coefficients[index]
-        out = c[..., 3, :] * offset
+        out = c[:, 3] * offset
         for power in (2, 1):
-            out += c[..., power, :]
+            out += c[:, power]
             out *= offset
-        out += c[..., 0, :]
-        return list(np.moveaxis(out, -1, 0))
+        out += c[:, 0]
+        return np.asarray(out.T)
 
 
 def node_variances() -> FloatArray:
