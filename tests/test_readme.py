@@ -83,4 +83,4 @@ def test_links_lead_somewhere(page: str) -> None:
     source = (ROOT / page).read_text(encoding="utf-8")
     targets = [target for target in LINK.findall(source) if not target.startswith("http")]
     missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
-    assert missing == [] or missing == ["docs/accuracy.md"] or missing == ["accuracy.md"]
+    assert missing == []
