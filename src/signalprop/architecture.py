@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from signalprop.activations import activation
 from signalprop.validation import Value
 
-Placement = Literal["pre", "post", "sandwich", "none"]
+Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
 _WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
 _FOLLOWS = (  # (field, what is equal to it by default)
@@ -37,7 +37,8 @@ class Architecture(Value):
         d_ff: width of the feed-forward hidden layer; `gated`: SwiGLU-like, f(x W_gate) * (x W_up).
         activation: name in `signalprop.activations`.
         norm, norm_placement: kind of norm, and where it stands: `pre` (on the branch input), `post` (after the
-            addition), `sandwich` (branch input and branch output), `none`; one word, or one per layer (mixtures).
+            addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
+            OLMo 2, Swin v2); one word, or one per layer (mixtures).
             In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
         parallel: attention and feed-forward read the same stream (GPT-NeoX, GPT-J).
         final_norm: a norm after the last layer (default: unless the last layer is post-norm).

@@ -39,7 +39,18 @@ from signalprop.validation import Value
 SCHEMA = "signalprop/parametrization/1"
 Trainable = Literal["fixed", "scalar", "channel"]
 _ROLES: tuple[Role, ...] = get_args(Role)
-_PLAIN = ("skip", "branch", "norm_gain", "post_norm_gain", "score_scale")
+# Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
+_PLAIN = {
+    "skip": 1.0,
+    "branch": 1.0,
+    "norm_gain": 1.0,
+    "norm_scale": 1.0,
+    "post_norm_gain": 1.0,
+    "score_scale": 1.0,
+    "value_skip": 0.0,
+    "attention_gain": 1.0,
+}
+LEARNING_RATES = (*ROLES, "vectors")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +65,17 @@ class Parametrization:
         weights: standard deviation of each role's weight, 0 where a role does not exist. biases: likewise.
         distribution: of the weights of each role.
         skip, branch: the multipliers lambda and beta: stream_out = skip * stream_in + branch * f(stream_in).
-        branch_trainable: `fixed`, or a trainable `scalar` or per-`channel` vector that starts at `branch`.
-        norm_gain: root mean square of the gain of the norm that the placement names (1 unless scaled or trained);
-            post_norm_gain: of the second norm of a sandwich.
+        branch_trainable, skip_trainable: `fixed`, or a trainable `scalar` or per-`channel` vector that starts at
+            `branch` (at `skip`).
+        norm_gain: root mean square of the gain of the norm that the placement names (1 unless initialised otherwise
+            or trained); post_norm_gain: of the second norm of a sandwich.
+        norm_scale: fixed factor on that norm's output, beside its gain (LayerNorm Scaling).
         score_scale: factor on the scalar product of query and key, QK-norm gains included.
+        value_skip, attention_gain: a token's own value and the attention's average of values are added with these
+            weights: `value_skip * V + attention_gain * A V` (0 and 1 in ordinary attention).
+        attention_trainable: both are trainable scalars.
+        learning_rates: factor on the learning rate per weight role, and of the sublayer's `vectors` (biases, gains,
+            trainable multipliers), for Adam-like optimizers.
         embedding, head: the other two rows.
 
     Raises:
@@ -77,12 +95,18 @@ class Parametrization:
     skip: FloatArray
     branch: FloatArray
     norm_gain: FloatArray
+    norm_scale: FloatArray
     post_norm_gain: FloatArray
     score_scale: FloatArray
+    value_skip: FloatArray
+    attention_gain: FloatArray
+    learning_rates: Mapping[str, FloatArray]
     embedding: Embedding
     head: Head
     distribution: Mapping[str, Distribution] = field(default_factory=lambda: dict.fromkeys(ROLES, "normal"))
     branch_trainable: Trainable = "fixed"
+    skip_trainable: Trainable = "fixed"
+    attention_trainable: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,11 +115,12 @@ class Parametrization:
         for name, column in self.columns().items():
             if column.shape != self.skip.shape:
                 raise InputError(f"{name} has shape {column.shape}, skip {self.skip.shape}; expected the same")
-            sign = name.startswith(("weight", "bias"))
+            sign = name.startswith(("weight.", "bias.", "learning_rate."))
             good = (np.abs(column) <= LARGEST) & (column >= 0 if sign else True)  # a NaN is not good either
             if not good.all():
                 where = tuple(np.argwhere(~good)[0])
-                wanted = f"a standard deviation from 0 to {LARGEST:g}" if sign else f"a number up to {LARGEST:g}"
+                what = "factor" if name.startswith("learning_rate") else "standard deviation"
+                wanted = f"a {what} from 0 to {LARGEST:g}" if sign else f"a number up to {LARGEST:g}"
                 raise InputError(f"{name} of sublayer {where[-1]} is {column[where]}; expected {wanted}")
 
     @property
@@ -104,14 +129,21 @@ class Parametrization:
         return int(self.kind.shape[-1])
 
     def columns(self) -> dict[str, FloatArray]:
-        """Every numeric column by name (`weight.query`, `bias.query`, `skip`, ...)."""
+        """Every numeric column by name (`weight.query`, `bias.query`, `skip`, `learning_rate.query`, ...)."""
         out: dict[str, FloatArray] = {}
         for role in ROLES:
             out[f"weight.{role}"] = self.weights[role]
             out[f"bias.{role}"] = self.biases[role]
         for name in _PLAIN:
             out[name] = getattr(self, name)
+        for name in LEARNING_RATES:
+            out[f"learning_rate.{name}"] = self.learning_rates[name]
         return out
+
+    @property
+    def norm_output(self) -> FloatArray:
+        """Root mean square of what the placement's norm gives out: norm_gain * norm_scale, (..., sublayers)."""
+        return self.norm_gain * self.norm_scale
 
     def kind_name(self, index: int) -> str:
         """Kind of a sublayer: attention, cross_attention or feed_forward."""
@@ -145,6 +177,12 @@ class Parametrization:
                 row["post_norm_gain"] = lists["post_norm_gain"][i]
             if row["kind"] != "feed_forward" or lists["score_scale"][i] != self.architecture.score_scale:
                 row["score_scale"] = lists["score_scale"][i]
+            for name in ("norm_scale", "value_skip", "attention_gain"):
+                if lists[name][i] != _PLAIN[name]:
+                    row[name] = lists[name][i]
+            rates = {name: lists[f"learning_rate.{name}"][i] for name in (*used, "vectors")}
+            if any(rate != 1 for rate in rates.values()):
+                row["learning_rates"] = rates
             out.append(row)
         return out
 
@@ -159,6 +197,8 @@ class Parametrization:
             "head": self.head.model_dump(mode="json"),
             "distribution": dict(self.distribution),
             "branch_trainable": self.branch_trainable,
+            "skip_trainable": self.skip_trainable,
+            "attention_trainable": self.attention_trainable,
             "sublayers": self.rows(),
         }
 
@@ -208,12 +248,21 @@ class Parametrization:
             skip=np.array([row.skip for row in rows]),
             branch=np.array([row.branch for row in rows]),
             norm_gain=np.array([row.norm_gain for row in rows]),
+            norm_scale=np.array([row.norm_scale for row in rows]),
             post_norm_gain=np.array([row.post_norm_gain for row in rows]),
             score_scale=np.array([a.score_scale if row.score_scale is None else row.score_scale for row in rows]),
+            value_skip=np.array([row.value_skip for row in rows]),
+            attention_gain=np.array([row.attention_gain for row in rows]),
+            learning_rates={
+                name: np.array([row.learning_rates.get(name, 1.0) for row in rows])  # type: ignore[call-overload]
+                for name in LEARNING_RATES
+            },
             embedding=document.embedding,
             head=document.head,
             distribution={role: document.distribution[role] for role in _ROLES},
             branch_trainable=document.branch_trainable,
+            skip_trainable=document.skip_trainable,
+            attention_trainable=document.attention_trainable,
         )
 
     def save(self, path: str | Path) -> None:
@@ -244,7 +293,7 @@ class Parametrization:
             if isinstance(getattr(self, item.name), np.ndarray)
             else getattr(self, item.name) == getattr(other, item.name)
             for item in fields(self)
-            if item.name not in ("weights", "biases")
+            if item.name not in ("weights", "biases", "learning_rates")
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -252,8 +301,8 @@ class Parametrization:
     def with_columns(self, **columns: ArrayLike) -> Parametrization:
         """A copy with some columns replaced; names as in `columns()`, `.` written `__` (`weight__query=0.02`).
 
-        A scalar fills the column; weights and biases stay 0 where a sublayer does not have the role. A value with
-        leading axes makes a sweep: the other columns are repeated along them.
+        A scalar fills the column; where a sublayer does not have the role, weights and biases stay 0, learning rates 1.
+        A value with leading axes makes a sweep: the other columns are repeated along them.
 
         Raises:
             InputError: an unknown column, or a value of another shape or out of range.
@@ -269,8 +318,9 @@ class Parametrization:
             column = name.replace("__", ".", 1)
             if column not in filled:
                 raise InputError(f"a parametrization has no column {name!r}; columns: {', '.join(filled)}")
-            role = column.partition(".")[2]
-            filled[column] = np.where(masks[role], value, 0.0) if role else np.broadcast_to(value, shape)
+            group, _, role = column.partition(".")
+            none = 1.0 if group == "learning_rate" else 0.0
+            filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
         return self._with(filled)
 
     def members(self, which: slice) -> Parametrization:
@@ -279,15 +329,13 @@ class Parametrization:
 
     def _with(self, columns: Mapping[str, FloatArray]) -> Parametrization:
         """A copy with all numeric columns replaced, by their names in `columns()`."""
+        plain: Any = {name: columns[name] for name in _PLAIN}
         return replace(
             self,
             weights={role: columns[f"weight.{role}"] for role in ROLES},
             biases={role: columns[f"bias.{role}"] for role in ROLES},
-            skip=columns["skip"],
-            branch=columns["branch"],
-            norm_gain=columns["norm_gain"],
-            post_norm_gain=columns["post_norm_gain"],
-            score_scale=columns["score_scale"],
+            learning_rates={name: columns[f"learning_rate.{name}"] for name in LEARNING_RATES},
+            **plain,
         )
 
     @staticmethod
@@ -348,6 +396,12 @@ class Parametrization:
 def _line(row: Mapping[str, Any]) -> str:
     """A sublayer as a line of the table, with {} where the layers' numbers go."""
     numbers = "  ".join(f"{role} {value:.4g}" for role, value in row["weights"].items())
+    for name in ("norm_scale", "value_skip", "attention_gain"):
+        if name in row:
+            numbers += f"  {name} {row[name]:.4g}"
+    if "learning_rates" in row:
+        rates = sorted({f"{rate:.4g}" for rate in row["learning_rates"].values()})
+        numbers += f"  learning rates {', '.join(rates)}"
     return (
         f"  {row['stack']} {{:>9}}  {row['kind']:<15} norm {row['norm']:<8} skip {row['skip']:.5f}"
         f"  branch {row['branch']:.5f}  gain {row['norm_gain']:.4g}  {numbers}"
@@ -375,8 +429,12 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
         skip=one,
         branch=one,
         norm_gain=one,
+        norm_scale=one,
         post_norm_gain=one,
         score_scale=np.full(n, architecture.score_scale),
+        value_skip=zero,
+        attention_gain=one,
+        learning_rates=dict.fromkeys(LEARNING_RATES, one),
         embedding=Embedding(token=0.0, scale=architecture.embedding_scale),
         head=Head(weight=0.0),
     )
@@ -397,8 +455,12 @@ class _Row(BaseModel):
     skip: float
     branch: float
     norm_gain: float
+    norm_scale: float = 1.0
     post_norm_gain: float = 1.0
     score_scale: float | None = None
+    value_skip: float = 0.0
+    attention_gain: float = 1.0
+    learning_rates: dict[Role | Literal["vectors"], float] = Field(default_factory=dict)
 
 
 class _Document(Value):
@@ -413,4 +475,6 @@ class _Document(Value):
     head: Head
     distribution: dict[Role, Distribution] = Field(min_length=len(_ROLES))
     branch_trainable: Trainable
+    skip_trainable: Trainable = "fixed"
+    attention_trainable: bool = False
     sublayers: list[_Row]

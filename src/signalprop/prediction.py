@@ -97,5 +97,5 @@ def _small_scores(p: Parametrization) -> bool:
     from signalprop.parametrization import PLACEMENTS
     from signalprop.theory.blocks import Rows
 
-    scores = Rows.of(p).qk * p.norm_gain**4
+    scores = Rows.of(p).qk * p.norm_output**4
     return bool((p.placement != PLACEMENTS.index("none")).all() and scores[p.kind != 2].max(initial=0.0) <= 2.0)

@@ -222,7 +222,7 @@ class _Stack:
             return stream.kernel * math.exp(min(max(stream.log_scale, -27.6), 27.6)), None
         divisor = variance + self.a.norm_eps
         scale = math.exp(min(max(stream.log_scale, -600.0), 600.0))
-        normed = stream.kernel * scale / np.sqrt(np.outer(divisor, divisor)) * self.p.norm_gain[i] ** 2
+        normed = stream.kernel * scale / np.sqrt(np.outer(divisor, divisor)) * self.p.norm_output[i] ** 2
         return normed, divisor
 
     def attention(self, i: int, kernel: FloatArray) -> TokenAttention:
@@ -301,7 +301,7 @@ class _Stack:
         if p.placement[i] != POST:
             return total, branch, None
         own = np.diagonal(total.kernel) * math.exp(min(max(total.log_scale, -600), 600)) + self.a.norm_eps
-        scale = math.exp(min(max(total.log_scale, -600), 600)) * p.norm_gain[i] ** 2
+        scale = math.exp(min(max(total.log_scale, -600), 600)) * p.norm_output[i] ** 2
         return State(total.kernel * scale / np.sqrt(np.outer(own, own))), branch, own
 
     def run(self, start: State, first: int, last: int) -> Iterator[tuple[int, State, State, State, FloatArray | None]]:
@@ -379,7 +379,7 @@ def _backward(
             columns.put("stream_out", i, gradient)
             at_sum = gradient
             if own_post is not None:
-                gain = float(p.norm_gain[i]) ** 2
+                gain = float(p.norm_output[i]) ** 2
                 at_sum = State(
                     gradient.kernel * gain / np.sqrt(np.outer(own_post, own_post)), gradient.log_scale
                 ).rescaled()
@@ -410,5 +410,5 @@ def _through_branch(stack: _Stack, i: int, layer_in: State, branch: State, gradi
         at_output = at_output * p.post_norm_gain[i] ** 2 / np.sqrt(np.outer(raw, raw))
     back = stack.branch_back(i, kernel, at_output)
     if divisor is not None:
-        back = back * p.norm_gain[i] ** 2 / np.sqrt(np.outer(divisor, divisor))
+        back = back * p.norm_output[i] ** 2 / np.sqrt(np.outer(divisor, divisor))
     return State(back, log_scale).rescaled()

@@ -25,6 +25,7 @@ def draw(tensor: Tensor, std: float, distribution: Distribution, seed: int, plac
 
     Numbers are drawn in float32 whatever the tensor's type, so that a network has the same weights in every
     precision. `truncated_normal` is cut off at two standard deviations of the uncut normal and rescaled to `std`.
+    `orthogonal` matrices (Saxe et al. 2014) have orthogonal rows or columns, whichever are fewer, and that mean square.
     `measured` weights have no known shape and are drawn normal.
     """
     with torch.no_grad():
@@ -39,6 +40,8 @@ def draw(tensor: Tensor, std: float, distribution: Distribution, seed: int, plac
         elif distribution == "truncated_normal":
             full = std / _TRUNCATED_STD
             nn.init.trunc_normal_(values, 0.0, full, -2 * full, 2 * full, generator=generator)
+        elif distribution == "orthogonal" and tensor.ndim == 2:
+            nn.init.orthogonal_(values, std * math.sqrt(max(tensor.shape)), generator=generator)
         else:
             values.normal_(0.0, std, generator=generator)
         if not plain:

@@ -50,6 +50,16 @@ class SublayerMap:
         call: which call of `branch`, where one module is called several times in a forward pass (0: the
             first).
         calls: how many times `branch` is called in a forward pass.
+        carrier: the module whose output, times a number, is the branch times that number: where a multiplier goes.
+            Default: the post_norm of a sandwich, the norm of a res-post, else the module of the output (or down) weight.
+        dropout: what drops out the branch between its carrier and the addition: a path of an nn.Dropout or of a float
+            attribute. Default: `branch`, where that is an nn.Dropout.
+        scaling: path of the float attribute that multiplies query and key's product, where the model has one.
+        norm_scale: fixed factor on the output of `norm`.
+        stream_out: a module whose output is the stream after the sublayer, where none of the above tells (a norm that
+            was moved behind the addition).
+        units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
+            Parametrization (a model whose skip multipliers were gauged away carries a rescaled stream).
     """
 
     branch: Module
@@ -65,6 +75,12 @@ class SublayerMap:
     key_norm: Module | None = None
     call: int = 0
     calls: int = 1
+    carrier: Module | None = None
+    dropout: str | None = None
+    scaling: str | None = None
+    norm_scale: float = 1.0
+    stream_out: Module | None = None
+    units: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -229,10 +245,10 @@ def plan(model: nn.Module, mapping: Mapping) -> Plan:
         first = i == 0 or rows.stack[i] != rows.stack[i - 1]
         if rows.parallel[i]:
             entry = stream_in[-1]
-        elif not first and placement(i - 1) == "post":
-            entry = site(needed(i - 1, "norm", "placement post needs it"), "output", i - 1)
         elif item.reads is not None:
             entry = site(item.reads, "input", i)
+        elif not first and placement(i - 1) == "post":
+            entry = site(needed(i - 1, "norm", "placement post needs it"), "output", i - 1)
         elif here in ("pre", "sandwich"):
             entry = site(needed(i, "norm", f"placement {here} needs it"), "input", i)
         else:
@@ -249,7 +265,9 @@ def plan(model: nn.Module, mapping: Mapping) -> Plan:
     for i, item in enumerate(items):
         last = i + 1 == len(items) or rows.stack[i + 1] != rows.stack[i]
         final = mapping.final_norm if i + 1 == len(items) else mapping.encoder_final_norm
-        if placement(i) == "post":
+        if item.stream_out is not None:
+            leave = site(item.stream_out, "output", i)
+        elif placement(i) == "post":
             leave = site(needed(i, "norm", "placement post needs it"), "output", i)
         elif not last and rows.parallel[i + 1]:
             leave = -1 if item.writes is None else site(item.writes, "output", i)

@@ -128,7 +128,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
     shapes = {(s, c): blocks.shape_of(a, s, cross=c) for s, c in {(int(s), False) for s in p.stack} | {(1, True)}}
     placements, parallels = p.placement.tolist(), p.parallel.tolist()
     log_skip2, log_branch2 = log(p.skip**2), log(p.branch**2)
-    log_gain2, log_post_gain2 = log(p.norm_gain**2), log(p.post_norm_gain**2)
+    log_gain2, log_post_gain2 = log(p.norm_output**2), log(p.post_norm_gain**2)
     epsilon = log(float(a.norm_eps))
     log_v, r, mean = _start(start, lead)
     memory: tuple[Array, Array] | None = None
@@ -192,7 +192,7 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += math.log(e.norm_gain**2 / total) if total > 0 and e.norm_gain > 0 else NO_SIGNAL
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
-    steps = steps + np.where(p.placement == POST, log(p.norm_gain**2) - log_norm, 0.0)
+    steps = steps + np.where(p.placement == POST, log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
 
 
@@ -213,7 +213,7 @@ def _read(
             log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
         log_second = log_add(log_v, log_mean2)
         norm = log_add(log_second, log(float(a.norm_eps)))
-        second = safe_exp(log_second - norm) * row(p.norm_gain, i) ** 2
+        second = safe_exp(log_second - norm) * row(p.norm_output, i) ** 2
         return plain(second), _with_mean(log_second, log_mean2, r), norm, log_v * 0.0
     log_second = log_add(log_v, log_mean2)
     held = _held(log_second)
@@ -250,7 +250,7 @@ def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) ->
     maps, to_memory = _backward_maps(p, rows, f)
     skip2, log_branch2 = p.skip**2, log(p.branch**2)
     # what a norm makes of a gradient on its way to the stream, and on its way to the branch
-    norm_gain = log(p.norm_gain**2) - f.norm
+    norm_gain = log(p.norm_output**2) - f.norm
     inner = log_branch2 + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
     second_norm = log(p.post_norm_gain**2) - np.logaddexp(f.raw_branch, log(float(a.norm_eps)))
     inner = inner + np.where(p.placement == SANDWICH, second_norm, 0.0)
