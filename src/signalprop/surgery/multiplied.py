@@ -1,0 +1,170 @@
+"""The modules that carry a scheme's multipliers inside a model whose forward code stays as it is.
+
+Every number is a plain float attribute, which neither a meta device nor `to_empty` can erase; what trains is a
+parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.surgery.swapping import Splice
+
+
+class Passed:
+    """A tensor on its way from the module that saw it to the module that needs it, within one forward pass of a layer.
+
+    Both modules hold the same Passed. It is no module, so it adds no keys, and it is empty outside of a forward pass.
+    """
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+    def take(self) -> Tensor:
+        """The tensor; it is let go of."""
+        tensor, self.tensor = self.tensor, None
+        assert tensor is not None, "the module that reads the stream did not run before the one that writes to it"
+        return tensor
+
+
+class Multiplied(Splice):
+    """A module whose (first) input and whose output, bias included, are multiplied by numbers."""
+
+    brings = ("input_scale", "branch_scale")
+    input_scale: float
+    branch_scale: float
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.input_scale != 1.0:
+            args = (args[0] * self.input_scale, *args[1:])
+        out = super().forward(*args, **kwargs)
+        if self.branch_scale == 1.0:
+            return out
+        return (out[0] * self.branch_scale, *out[1:]) if isinstance(out, tuple) else out * self.branch_scale
+
+
+class Reading(Splice):
+    """A module whose first argument is the stream that a later module of the layer needs again."""
+
+    brings = ("stream",)
+    stream: Passed
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.stream.tensor = args[0]
+        return super().forward(*args, **kwargs)
+
+
+class Emitting(Splice):
+    """The map whose output holds the values, for the output projection that adds them (Value-SkipInit)."""
+
+    brings = ("values",)
+    values: Passed
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        self.values.tensor = out
+        return out
+
+
+class Passing(Splice):
+    """A norm that was taken out of its place: the stream passes. `normalise` is what it did."""
+
+    brings = ()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args[0]
+
+    def normalise(self, stream: Tensor) -> Tensor:
+        """The norm itself, for a place behind the addition."""
+        out: Tensor = super().forward(stream)
+        return out
+
+
+class Placed:
+    """Holds a norm for the module that calls it, without owning it: its keys stay where they were."""
+
+    def __init__(self, norm: Passing) -> None:
+        self.norm = norm
+
+
+class Rewired(Splice):
+    """The last map of a branch, which returns what the model has to add to the stream to get the wanted one.
+
+    The model computes `stream + this`. With the stream x and the branch f (output dropout included, which is done
+    here): this = gauge * multiplier * f as long as the stream goes on as it is (`stream` None), else
+    this = after - x with after = skip * x + multiplier * f, normed if `placed` holds the norm.
+
+    Attributes:
+        multiplier, skip: numbers, or parameters of shape (1,) or (features,).
+        gauge: factor on the multiplier, where the stream is carried in other units.
+        dropout_p: probability of the output dropout that this module took over.
+        post_norm: second norm of a sandwich that the vanilla model does not have; or None.
+        point, after: identities without parameters, where the branch and the new stream can be seen.
+    """
+
+    brings = ("stream", "placed", "multiplier", "skip", "gauge", "dropout_p", "post_norm", "point", "after")
+    stream: Passed | None
+    placed: Placed | None
+    multiplier: float | nn.Parameter
+    skip: float | nn.Parameter
+    gauge: float
+    dropout_p: float
+    post_norm: nn.Module | None
+    point: nn.Module
+    after: nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        first = out[0] if isinstance(out, tuple) else out
+        branch = F.dropout(first, self.dropout_p, self.training)
+        if self.post_norm is not None:
+            branch = self.post_norm(branch)
+        branch = self.point(branch)
+        branch = _number(self.multiplier, branch) * branch
+        if self.stream is None:
+            added = branch if self.gauge == 1.0 else self.gauge * branch
+        else:
+            stream = self.stream.take()
+            after = _number(self.skip, stream) * stream + branch
+            if self.placed is not None:
+                after = self.placed.norm.normalise(after)
+            added = self.after(after) - stream
+        return (added, *out[1:]) if isinstance(out, tuple) else added
+
+
+def _number(value: float | nn.Parameter, like: Tensor) -> float | Tensor:
+    """A multiplier in the type of what it multiplies, so that autocast's types stay."""
+    return value.to(like.dtype) if isinstance(value, Tensor) else value
+
+
+class Mixing(Splice):
+    """An output projection that reads `attention_gain * (A V) + value_skip * V` (He et al. 2023, section 3.1).
+
+    V is taken from the projection that makes it, so caches, masks and attention kernels do not matter.
+
+    Attributes:
+        value_skip, attention_gain: numbers, or parameters of shape (1,).
+        value_rows: the output features of that projection which are values; None: all.
+        groups: query heads per value head. d_head: features of a head.
+    """
+
+    brings = ("values", "value_skip", "attention_gain", "value_rows", "groups", "d_head")
+    values: Passed
+    value_skip: float | nn.Parameter
+    attention_gain: float | nn.Parameter
+    value_rows: Any
+    groups: int
+    d_head: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        mixed, values = args[0], self.values.take()
+        if self.value_rows is not None:
+            values = values[..., self.value_rows]
+        if self.groups > 1:
+            heads = values.reshape(*values.shape[:-1], -1, 1, self.d_head)
+            values = heads.expand(*heads.shape[:-2], self.groups, self.d_head).flatten(-3)
+        mixed = _number(self.attention_gain, mixed) * mixed + _number(self.value_skip, values) * values
+        return super().forward(mixed, *args[1:], **kwargs)

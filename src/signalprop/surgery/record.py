@@ -1,0 +1,201 @@
+"""What `apply` leaves on a model: the record of what it did, and the mapping in the Parametrization's units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from signalprop.errors import InputError
+from signalprop.layout import PLACEMENTS
+from signalprop.parametrization import Parametrization
+from signalprop.probes.families import mapping_for, mapping_of
+from signalprop.probes.mapping import Mapping, SublayerMap, find, find_any
+from signalprop.surgery.planning import Plan, RowPlan
+from signalprop.surgery.swapping import Splice
+
+
+@dataclass
+class Record:
+    """What was done to a model.
+
+    Attributes:
+        parametrization: what the model now is.
+        mode: `gauge` (multipliers) or `absorbed` (weights and learning rates).
+        plan: what was done, row by row.
+        carriers: path of every row's carrier in the model.
+        mapping: of the vanilla model, where it was given by hand; None: the model's own, or its family's.
+        changed: plain attributes that were set: (path of the module, attribute, value before).
+        added: paths of modules and parameters that the vanilla model does not have.
+        factors: absorbed mode: what each parameter was multiplied with, by name.
+        matched_eps: whether the epsilons of norms were rescaled with the stream.
+        eps_error: bound on the relative change of a norm's output where they were not.
+        pending: the weights have not been drawn yet (the model was on the meta device).
+    """
+
+    parametrization: Parametrization
+    mode: str
+    plan: Plan
+    carriers: tuple[str, ...]
+    mapping: Mapping | None = None
+    changed: list[tuple[str, str, Any]] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    factors: dict[str, float] = field(default_factory=dict)
+    matched_eps: bool = False
+    eps_error: float = 0.0
+    pending: bool = False
+
+
+class Applied(Splice):
+    """A model that carries a scheme. Its name stays that of the vanilla class, which libraries look at."""
+
+    keeps_name = True
+    brings = ("signalprop_record",)
+    signalprop_record: Record
+
+    def signalprop_mapping(self) -> Mapping:
+        """Where the signal runs, in the units of the Parametrization, for `measure` and `Probe`."""
+        return applied_mapping(self, vanilla_mapping(self), self.signalprop_record)
+
+
+def applied_mixin(model: type[nn.Module]) -> type[Applied]:
+    """The mixin for a model of this class."""
+    return Applied
+
+
+def record_of(model: nn.Module) -> Record | None:
+    """The record of an applied model; None for a model that carries no scheme."""
+    found: Record | None = getattr(model, "signalprop_record", None)
+    return found
+
+
+def the_record(model: nn.Module) -> Record:
+    """The record of an applied model.
+
+    Raises:
+        InputError: the model carries no scheme.
+    """
+    record = record_of(model)
+    if record is None:
+        raise InputError(f"this {type(model).__name__} carries no scheme; expected a model after signalprop.apply")
+    return record
+
+
+def vanilla_mapping(model: nn.Module) -> Mapping:
+    """The mapping of a model as it was before a scheme was applied."""
+    record = record_of(model)
+    if record is None:
+        return mapping_for(model, None)
+    if record.mapping is not None:
+        return record.mapping
+    own = getattr(model._vanilla, "signalprop_mapping", None) if isinstance(model, Splice) else None
+    return own(model) if own is not None else mapping_of(model)
+
+
+def carrier_of(item: SublayerMap, placement: str) -> Any:
+    """The module that a multiplier goes on, as the mapping names it."""
+    if item.carrier is not None:
+        return item.carrier
+    if placement == "sandwich" and item.post_norm is not None:
+        return item.post_norm
+    if placement == "res-post":
+        return item.norm
+    reference = item.weights.get("output", item.weights.get("down"))
+    return reference[0] if isinstance(reference, tuple) else reference
+
+
+def reader_of(item: SublayerMap, placement: str) -> Any:
+    """The module whose first argument is the stream that the branch reads, within the sublayer's own layer."""
+    if placement in ("pre", "sandwich"):
+        return item.norm
+    reference = item.weights.get("query", item.weights.get("up"))
+    return reference[0] if isinstance(reference, tuple) else reference
+
+
+def dropout_of(model: nn.Module, item: SublayerMap) -> tuple[nn.Module, str] | None:
+    """(owner, attribute) of the probability with which the branch is dropped out; None where nothing does."""
+    path = item.dropout if item.dropout is not None else item.branch
+    if isinstance(path, nn.Module):
+        return (path, "p") if isinstance(path, nn.Dropout) else None
+    if not path:
+        return None
+    found = find_any(model, path, "dropout")
+    if isinstance(found, nn.Dropout):
+        return found, "p"
+    if isinstance(found, (int, float)):
+        parent, _, name = path.rpartition(".")
+        return find(model, parent), name
+    return None
+
+
+def path_of(model: nn.Module, reference: Any, what: str) -> str:
+    """The path of a module in the model."""
+    if isinstance(reference, str):
+        find(model, reference, what)
+        return str(reference)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module is reference:
+            return str(name)
+    got = "nothing" if reference is None else f"a {type(reference).__name__}"
+    raise InputError(f"{what}: the mapping names {got}; expected a module of {type(model).__name__}, or its path")
+
+
+def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mapping:
+    """The mapping of an applied model: the same places, multipliers as they are now, streams in paper units."""
+    p = record.parametrization
+    if record.mode == "absorbed":
+        return vanilla
+    sublayers = []
+    for i, (item, row, carrier) in enumerate(zip(vanilla.sublayers, record.plan.rows, record.carriers, strict=True)):
+        was = PLACEMENTS[record_placement(vanilla, i)]
+        now = PLACEMENTS[p.placement[i]]
+        sublayers.append(_row(model, p, item, row, carrier, i, was, now))
+    removed = record.plan.removes_final_norm
+    return replace(
+        vanilla,
+        architecture=p.architecture,
+        sublayers=sublayers,
+        embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
+        head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
+        final_norm=None if removed and p.placement[-1] == PLACEMENTS.index("post") else vanilla.final_norm,
+    )
+
+
+def record_placement(vanilla: Mapping, index: int) -> int:
+    """Index into PLACEMENTS of a sublayer of the vanilla model."""
+    from signalprop.layout import layout
+
+    return int(layout(vanilla.architecture).placement[index])
+
+
+def _row(
+    model: nn.Module, p: Parametrization, item: SublayerMap, row: RowPlan, carrier: str, i: int, was: str, now: str
+) -> SublayerMap:
+    module = find(model, carrier)
+    rewired = row.treatment == "rewired"
+    changes: dict[str, Any] = {
+        "skip": module.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
+        "multiplier": module.multiplier if rewired else float(p.branch[i]),
+        "norm_scale": row.norm_scale,
+        "value_skip": row.value_skip,
+        "attention_gain": row.attention_gain,
+        "units": (row.before, 1.0 if rewired else 1 / row.scale, row.behind),
+    }
+    if row.mixes_values:
+        output = find(model, path_of(model, item.weights["output"], "output"))
+        changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
+    if row.score_ratio != 1:
+        own = p.architecture.score_scale if item.score_scale is None else item.score_scale
+        changes["score_scale"] = own * row.score_ratio
+    if rewired:
+        changes |= {"branch": f"{carrier}.point", "call": 0, "calls": 1}
+    if was != now:
+        changes["reads"] = reader_of(item, was)
+        if now == "post":
+            changes["stream_out"] = f"{carrier}.after"
+        elif was == "post":
+            changes["stream_out"] = item.norm
+        if now == "sandwich":
+            changes["post_norm"] = f"{carrier}.post_norm"
+    return replace(item, **changes)
