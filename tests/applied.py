@@ -1,0 +1,212 @@
+"""Applied models beside built ones: tiny Hugging Face models, the same weights in both, and what to compare."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import signalprop as sp
+from signalprop.data import Batch, default_statistics
+from signalprop.models.synthetic import synthetic_batch
+from signalprop.models.transformer import Transformer, batch_tensors
+from signalprop.parametrization import Parametrization
+from signalprop.surgery import apply
+from signalprop.surgery.assigning import Part, assignments
+from signalprop.surgery.multiplied import Mixing, Rewired
+from signalprop.surgery.record import vanilla_mapping
+
+transformers = pytest.importorskip("transformers")
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+VOCABULARY = 61
+_LLAMA = {
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+    "vocab_size": VOCABULARY, "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# class of the model, class of its configuration, name of its number of layers, the rest
+MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "bert": ("BertForMaskedLM", "BertConfig", "num_hidden_layers", {
+        "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 24, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", "n_layer", {
+        "n_embd": 32, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 24, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1, "eos_token_id": 2}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", "num_hidden_layers", _LLAMA),
+    "vit": ("ViTForImageClassification", "ViTConfig", "num_hidden_layers", {
+        "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 16, "patch_size": 4,
+        "num_labels": 10}),
+    "t5": ("T5ForConditionalGeneration", "T5Config", "num_layers", {
+        "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": VOCABULARY, "dropout_rate": 0.0,
+        "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", "num_hidden_layers", {
+        "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 24, "bos_token_id": 1, "eos_token_id": 2}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", "num_hidden_layers", _LLAMA | {"head_dim": 8}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", "num_hidden_layers", _LLAMA | {"head_dim": 8}),
+}  # fmt: skip
+
+
+def vanilla(name: str, n_layers: int = 2, **changes: Any) -> nn.Module:
+    """A tiny model of a family, with transformers' own weights."""
+    model_class, config_class, depth, options = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**options | {depth: n_layers} | changes)
+    model: nn.Module = getattr(transformers, model_class)(config)
+    return model
+
+
+def batch_of(model: nn.Module, n_tokens: int = 13) -> Batch:
+    """Two sequences that a model can read, without the ids of padding."""
+    a = vanilla_mapping(model).architecture
+    if a.input == "tokens":
+        a = a.replace(seq_len=n_tokens)
+    batch = synthetic_batch(a, default_statistics(a), 2, 0)
+    if batch.tokens is None:
+        return batch
+    later = None if batch.decoder_tokens is None else np.maximum(batch.decoder_tokens, 3)
+    return replace(batch, tokens=np.maximum(batch.tokens, 3), decoder_tokens=later)
+
+
+def arguments_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """The model's arguments for a batch, in its own type."""
+    dtype = next(model.parameters()).dtype
+    mapping = model.signalprop_mapping() if hasattr(model, "signalprop_mapping") else vanilla_mapping(model)
+    given = mapping.arguments(batch)
+    return {k: v.to(dtype) if torch.is_floating_point(v) else v for k, v in given.items() if v is not None}
+
+
+def logits_of(model: nn.Module, batch: Batch) -> Tensor:
+    """What the model says about a batch."""
+    out: Tensor = model(**arguments_of(model, batch)).logits
+    return out
+
+
+@contextmanager
+def double_norms() -> Iterator[None]:
+    """RMS norms of transformers compute in float32 whatever the model's type; here they compute in the model's type."""
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    def plain(self: Any, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+
+    def offset(self: Any, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
+
+    changed = [(LlamaRMSNorm, plain), (Qwen3RMSNorm, plain), (T5LayerNorm, plain), (GemmaRMSNorm, offset)]
+    before = [(cls, cls.forward) for cls, _ in changed]
+    try:
+        for cls, forward in changed:
+            cls.forward = forward
+        yield
+    finally:
+        for cls, forward in before:
+            cls.forward = forward
+
+
+@dataclass
+class Pair:
+    """An applied model, and the model built from the same table with the same weights."""
+
+    applied: nn.Module
+    built: Transformer
+    table: Parametrization
+    batch: Batch
+
+
+def pair(name: str, scheme: Any, n_layers: int = 2, dtype: torch.dtype = torch.float64, **options: Any) -> Pair:
+    """Apply a scheme to a vanilla model, and build what it then is."""
+    model = vanilla(name, n_layers).to(dtype)
+    table = apply(model, scheme, seed=3, **options)
+    built = sp.build(table, seed=3, dtype=dtype)
+    with torch.no_grad():  # what a table does not speak of
+        if name == "vit":
+            built.encoder.embedding.class_token.copy_(model.vit.embeddings.cls_token.flatten())
+        if name == "bert":
+            built.encoder.embedding.token.weight[0] = 0.0  # the row of padding
+        if name == "t5":
+            built.encoder.embedding.token.weight[0] = model.shared.weight[0]
+            for stack in ("encoder", "decoder"):
+                theirs = getattr(model, stack).block[0].layer[0].SelfAttention.relative_attention_bias
+                getattr(built, stack).relative.table.weight.copy_(theirs.weight)
+        if name in ("llama", "gemma", "qwen3"):
+            built.decoder.embedding.token.weight[0] = 0.0
+    return Pair(model, built, table, batch_of(model))
+
+
+def loss_of(logits: Tensor) -> Tensor:
+    """Cross-entropy against targets that depend on nothing but the shape."""
+    targets = torch.arange(logits[..., 0].numel()) * 7 % logits.shape[-1]
+    return F.cross_entropy(logits.flatten(0, -2), targets)
+
+
+def built_logits(made: Pair) -> Tensor:
+    """Logits of the built model."""
+    dtype = next(made.built.parameters()).dtype
+    given = {  # by way of float32, in which images are given to a model
+        k: v.float().to(dtype) if v is not None and torch.is_floating_point(v) else v
+        for k, v in batch_tensors(made.batch).items()
+    }
+    out = made.built(**given).logits
+    assert out is not None
+    return out
+
+
+def role_gradients(model: nn.Module, table: Parametrization) -> dict[tuple[str, str, int], Tensor]:
+    """Gradient of every role of every sublayer, as (outputs, inputs); multipliers too. Key biases have none."""
+    out: dict[tuple[str, str, int], Tensor] = {}
+
+    def put(where: str, role: str, gradient: Tensor | None) -> None:
+        if gradient is None or role in ("key bias", "head bias"):  # zero, and not mapped in a built model
+            return
+        count = 0
+        while (where, role, count) in out:
+            count += 1
+        out[where, role, count] = gradient.double().flatten()
+
+    mapping = model.signalprop_mapping()  # of an applied model too: norms that were added are in it
+    for item in assignments(model, mapping, table):
+        for part in item.parts:
+            put(part.where, part.role, None if item.tensor.grad is None else rows_of(item.tensor.grad, part))
+    for i, row in enumerate(mapping.sublayers):
+        for module in multipliers(model, row, i):
+            for name in ("multiplier", "skip", "value_skip", "attention_gain"):
+                value = getattr(module, name, None)
+                if isinstance(value, nn.Parameter):
+                    put(f"sublayer {i}", name, value.grad)
+    return out
+
+
+def multipliers(model: nn.Module, row: Any, i: int) -> list[nn.Module]:
+    """The modules that hold the trainable multipliers of a sublayer."""
+    if isinstance(model, Transformer):
+        sublayer = model.sublayers()[i]
+        return [sublayer, sublayer.branch.function]
+    paths = [model.signalprop_record.carriers[i], row.weights.get("output")]
+    found = {path: model.get_submodule(path) for path in paths if path is not None}
+    return [module for module in found.values() if isinstance(module, (Rewired, Mixing))]
+
+
+def rows_of(tensor: Tensor, part: Part) -> Tensor:
+    """The part of a tensor that plays a role, as (outputs, inputs)."""
+    rows: Any = slice(None) if part.rows is None else part.rows
+    return tensor[:, rows].T if part.transposed else tensor[rows]
+
+
+def distance(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> float:
+    """Relative L2 distance of all gradients together."""
+    assert one.keys() == other.keys(), sorted(map(str, one.keys() ^ other.keys()))
+    a = torch.cat([one[key] for key in one])
+    b = torch.cat([other[key] for key in one])
+    return float((a - b).norm() / b.norm().clamp_min(1e-300))

@@ -1,0 +1,60 @@
+"""An applied model computes the function of the built one: logits and gradients, every scheme and family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import signalprop as sp
+from applied import Pair, built_logits, distance, double_norms, logits_of, loss_of, pair, role_gradients
+from signalprop.errors import InputError
+
+FAMILIES = ("bert", "gpt2", "llama", "vit", "t5")
+# what cannot be: (scheme, family) -> words of the one line that says so
+REFUSED = {
+    ("bamboo", "bert"): "norm placement 'pre'",
+    ("deepscalelm", "vit"): "token correlation",
+    ("lns", "bert"): "norm placement 'pre'",
+    ("mix-ln", "bert"): "norm placement 'pre'",
+    ("sandwich", "bert"): "norm placement 'sandwich'",
+    ("takase", "vit"): "patches",
+    ("value-skipinit", "t5"): "one stack",
+}
+
+
+def errors(made: Pair) -> tuple[float, float]:
+    """(largest difference of logits over the largest logit, relative distance of the gradients)."""
+    mine, theirs = logits_of(made.applied, made.batch), built_logits(made)
+    loss_of(mine).backward()
+    loss_of(theirs).backward()
+    largest = theirs.detach().abs().max()
+    error = float((mine - theirs).detach().abs().max() / largest) if largest > 0 else float(mine.detach().abs().max())
+    return error, distance(role_gradients(made.applied, made.table), role_gradients(made.built, made.table))
+
+
+def compare(family: str, scheme: str, n_layers: int, dtype: torch.dtype, bound: float) -> None:
+    words = REFUSED.get((scheme, family))
+    if words is not None:
+        with pytest.raises(InputError, match=words):
+            pair(family, scheme, n_layers, dtype)
+        return
+    logits, gradients = errors(pair(family, scheme, n_layers, dtype, match_eps=True))
+    assert logits <= bound
+    assert gradients <= bound
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", sorted(sp.SCHEMES))
+class TestEveryScheme:
+    def test_in_double_precision(self, scheme: str, family: str) -> None:
+        with double_norms():
+            compare(family, scheme, 4, torch.float64, 1e-10)
+
+    def test_in_single_precision(self, scheme: str, family: str) -> None:
+        compare(family, scheme, 4, torch.float32, 1e-5)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("n_layers", [48, 192])
+    def test_deep(self, scheme: str, family: str, n_layers: int) -> None:
+        with double_norms():
+            compare(family, scheme, n_layers, torch.float64, 1e-10)
