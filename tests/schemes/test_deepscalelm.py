@@ -41,7 +41,7 @@ def gradient(profile: Profile, sublayer: int = 0) -> float:
 class TestConstants:
     """Every number of the papers' pseudo-code at d = 256, N = 48, p = 0.1."""
 
-    def table(self, name: str = "deepscalelm", **options: float) -> Parametrization:
+    def table(self, name: str = "deepscalelm", **options: Any) -> Parametrization:
         return scheme(name, **options)(Architecture.preset("tgs", n_layers=48))
 
     def test_multipliers(self) -> None:
@@ -85,6 +85,15 @@ class TestConstants:
         assert table.skip**2 == pytest.approx(np.full(96, 1 - 0.5 / 48**1.5))
         alone = self.table(k=100.0, alpha=0.0)
         assert (alone.branch == 1).all() and not alone.skip.any()
+
+    @pytest.mark.parametrize("name", ["deepscalelm", "deepscalelm-simple"])
+    @pytest.mark.parametrize("trainable", ["fixed", "scalar", "channel"])
+    def test_a_learnable_beta_starts_at_the_same_value(self, name: str, trainable: str) -> None:
+        table = self.table(name, trainable=trainable)
+        assert (table.branch_trainable, table.skip_trainable) == (trainable, "fixed")
+        assert np.array_equal(table.branch, self.table(name).branch)
+        with pytest.raises(InputError, match="expected one of fixed, scalar, channel"):
+            scheme(name, trainable="vector")
 
     def test_stacks_count_their_own_layers(self) -> None:
         a = Architecture(n_layers=12, n_decoder_layers=6, kind="encoder-decoder", d_model=64, dropout=0.1)

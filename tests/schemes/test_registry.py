@@ -18,6 +18,7 @@ from signalprop.schemes import SCHEMES, Scheme, register, scheme
 from signalprop.schemes.base import fill, positive, xavier_std
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
+START_AT_ZERO = {("fixup", "output"), ("fixup", "down")}
 SMALL = Architecture(n_layers=2, d_model=16, seq_len=8, family="bert")
 
 
@@ -46,7 +47,8 @@ def test_every_scheme_says_what_it_is(name: str) -> None:
     assert table.scheme == name and dict(table.options) == made.options()
     for role in ROLES:
         present = role_mask(SMALL, role)
-        assert (table.weights[role][present] > 0).all() and not table.weights[role][~present].any()
+        assert ((table.weights[role][present] > 0) == ((name, role) not in START_AT_ZERO)).all()
+        assert not table.weights[role][~present].any()
 
 
 def test_options_reach_the_table() -> None:
@@ -58,7 +60,7 @@ def test_options_reach_the_table() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "part"),
     [
-        ("xavir", {}, "unknown scheme 'xavir'; schemes: deepscalelm"),
+        ("xavir", {}, "unknown scheme 'xavir'; schemes: admin, "),
         (None, {}, "unknown scheme"),
         (["xavier"], {}, "unknown scheme"),
         ("xavier", {"gian": 2.0}, "no option 'gian'; options: gain, qk_gain"),

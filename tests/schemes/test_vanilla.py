@@ -131,6 +131,15 @@ def close(tensor: Any, std: float) -> None:
     assert abs(np.sqrt(np.mean(values**2)) / std - 1) < 4 / math.sqrt(2 * values.size)
 
 
+SMALL = {
+    "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 200, "vocab_size": 300,
+    "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+FAIRSEQ = {
+    "d_model": 96, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 200, "decoder_ffn_dim": 200, "vocab_size": 300,
+    "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2,
+}  # fmt: skip
 HF: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": (
         "BertConfig",
@@ -197,6 +206,18 @@ HF: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "GPTNeoXForCausalLM",
     ),
+    "opt": (
+        "OPTConfig",
+        {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 200, "vocab_size": 300},
+        "OPTForCausalLM",
+    ),
+    "olmo2": ("Olmo2Config", SMALL, "Olmo2ForCausalLM"),
+    "phi": ("PhiConfig", SMALL, "PhiForCausalLM"),
+    "falcon": ("FalconConfig", SMALL | {"ffn_hidden_size": 200}, "FalconForCausalLM"),
+    "deit": ("DeiTConfig", SMALL | {"image_size": 32, "patch_size": 8}, "DeiTForImageClassification"),
+    "bart": ("BartConfig", FAIRSEQ, "BartForConditionalGeneration"),
+    "whisper": ("WhisperConfig", FAIRSEQ, "WhisperForConditionalGeneration"),
+    "speech_to_text": ("Speech2TextConfig", FAIRSEQ, "Speech2TextForConditionalGeneration"),
 }
 
 
@@ -224,6 +245,11 @@ def test_transformers_draws_what_the_table_says(case: str) -> None:
     for name, n in (("token", 300 * 96), ("position", 16 * 96), ("segment", 96)):
         std, drawn = getattr(wanted.embedding, name), getattr(found.embedding, name)
         assert (drawn == std == 0) or abs(drawn / std - 1) < 4.5 / math.sqrt(2 * n)
+    if wanted.embedding.decoder_position is not None:
+        assert abs(found.embedding.decoder_position / wanted.embedding.decoder_position - 1) < 4.5 / math.sqrt(2 * 9600)
+    for drawn, std in zip(found.embedding.convolutions, wanted.embedding.convolutions, strict=True):
+        assert abs(drawn / std - 1) < 4.5 / math.sqrt(2 * 3 * 80 * 96)
+    assert not any(found.embedding.convolution_biases)
     assert abs(found.head.weight / wanted.head.weight - 1) < 4.5 / math.sqrt(2 * 2 * 96)
     assert (found.head.transform > 0) == (wanted.head.transform > 0)
     assert found.head.scale == pytest.approx(wanted.head.scale)

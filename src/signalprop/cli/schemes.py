@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.errors import InputError
+
+if TYPE_CHECKING:
+    from signalprop.architecture import Architecture
 
 SCHEMA = "signalprop/schemes/1"
 
@@ -17,7 +21,7 @@ SCHEMA = "signalprop/schemes/1"
 def schemes(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this scheme.")] = None,
     architecture: Annotated[
-        str | None, typer.Option("--architecture", metavar="ARCH", help="Print the scheme's table for this network.")
+        str | None, typer.Option("--architecture", metavar="ARCH", help="Say what comes out for this network.")
     ] = None,
     layers: opt.Layers = None,
     d_model: opt.DModel = None,
@@ -27,14 +31,13 @@ def schemes(
 ) -> None:
     """List the initialisation schemes, or describe one.
 
-    With a NAME: paper, equations, options; with --architecture its numbers for that network.
+    With a NAME: paper, equations, options. With --architecture what theory predicts that each does to that network; of
+    a NAME also the table of its numbers.
 
     \b
     Example:
       signalprop schemes deepscalelm --architecture bert-base --layers 48
     """
-    from signalprop.errors import InputError
-    from signalprop.report.tables import text_table
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
@@ -42,22 +45,82 @@ def schemes(
     if architecture is None and (changed or option):
         raise InputError("--layers, --d-model, --set and --option need --architecture")
     if name is None:
-        if architecture is not None:
-            raise InputError("--architecture needs the NAME of a scheme")
+        if option:
+            raise InputError("--option needs the NAME of a scheme")
         everything = {key: _describe(cls) for key, cls in sorted(SCHEMES.items())}
+        if architecture is not None:
+            _predict_all(everything, opt.read_architecture(architecture, changed))
         if output.write_result(json_file, {"schema": SCHEMA, "schemes": everything}):
-            rows = [[key, item["summary"], _options(item), item["paper"]] for key, item in everything.items()]
-            typer.echo(text_table(["scheme", "what it does", "options", "source"], rows, left=4))
+            typer.echo(_listed(everything) if architecture is None else _compared(everything))
         return
     cls = type(scheme(name))
     if architecture is not None:
-        table = opt.parametrization(architecture, changed, name, option)
-        if output.write_result(json_file, table.to_json()):
-            typer.echo(str(table))
+        _show_table(architecture, changed, name, option, json_file)
         return
     item = _describe(cls)
     if output.write_result(json_file, {"schema": SCHEMA, "schemes": {name: item}}):
         typer.echo(f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}")
+
+
+def _show_table(
+    architecture: str, changed: dict[str, Any], name: str, option: list[str] | None, json_file: str | None
+) -> None:
+    """The scheme's table (as JSON a parametrization), and under the text what theory predicts."""
+    from signalprop.prediction import predict
+    from signalprop.report import findings
+
+    table = opt.parametrization(architecture, changed, name, option)
+    if output.write_result(json_file, table.to_json()):
+        typer.echo(str(table))
+        profile = predict(table)
+        output.echo_findings(findings.summary(profile), findings.warnings(profile), json_file, None)
+
+
+def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:
+    """Add the prediction for an architecture to every scheme, or the reason why it refuses."""
+    from signalprop.data import default_statistics
+    from signalprop.prediction import predict
+    from signalprop.schemes import scheme
+
+    inputs = default_statistics(architecture)
+    with output.progress("predicting") as step:
+        for done, (name, item) in enumerate(everything.items(), start=1):
+            try:
+                profile = predict(scheme(name)(architecture, inputs), inputs)
+            except InputError as error:
+                item["prediction"] = {"refused": str(error)}
+            else:
+                stream, gradient = profile.forward["stream_out"], profile.gradient
+                item["prediction"] = {
+                    "fidelity": profile.fidelity,
+                    "input_variance": profile.input["variance"],
+                    "stream_variance": float(stream.variance[-1]),
+                    "token_correlation": float(stream.token_correlation[-1]),
+                    "gradient_ratio": None if gradient is None else float(gradient["stream_in"].variance[0]),
+                    "sensitivity": profile.sensitivity()["mean"],
+                }
+            step(done, len(everything))
+
+
+def _listed(everything: dict[str, dict[str, Any]]) -> str:
+    from signalprop.report.tables import text_table
+
+    rows = [[key, item["summary"], _options(item), item["paper"]] for key, item in everything.items()]
+    return text_table(["scheme", "what it does", "options", "source"], rows, left=4)
+
+
+def _compared(everything: dict[str, dict[str, Any]]) -> str:
+    from signalprop.report.tables import number, text_table
+
+    columns = ("input_variance", "stream_variance", "token_correlation", "gradient_ratio", "sensitivity")
+    found = {name: item["prediction"] for name, item in everything.items()}
+    rows = [[name, *(number(p.get(column)) for column in columns)] for name, p in found.items()]
+    lines = [text_table(["scheme", "var in", "var out", "token corr", "grad ratio", "sensitivity"], rows), ""]
+    lines += [f"refused  {name}: {p['refused']}" for name, p in found.items() if "refused" in p]
+    lines.append(
+        "variance of the stream; gradient's variance, first layer over last; branch over stream variance, added up"
+    )
+    return "\n".join(lines)
 
 
 def _describe(cls: Any) -> dict[str, Any]:

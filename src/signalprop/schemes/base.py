@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from numpy.typing import ArrayLike
 
@@ -14,10 +14,11 @@ from signalprop.architecture import Architecture
 from signalprop.ends import LARGEST
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization, blank, fan
+from signalprop.parametrization import Parametrization, Trainable, blank, fan
 
 SCHEMES: dict[str, type[Scheme]] = {}
 S = TypeVar("S", bound="type[Scheme]")
+TRAINABLE: tuple[str, ...] = get_args(Trainable)
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,14 @@ def within(owner: Scheme, name: str, low: float, high: float) -> None:
         )
 
 
+def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
+    """Refuse an option that is not one of the choices."""
+    value = getattr(owner, name)
+    if value not in choices:
+        listed = ", ".join(map(str, choices))
+        raise InputError(f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected one of {listed}")
+
+
 def fill(
     architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
 ) -> Parametrization:
@@ -99,6 +108,11 @@ def fill(
 
 
 def xavier_std(architecture: Architecture, role: str) -> float:
-    """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out))."""
+    """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)).
+
+    Where a model puts another factor on its scores than 1/sqrt(d_head), queries make up for it: T5, which has none, would
+    otherwise start with scores of variance d_head.
+    """
     fan_in, fan_out = fan(architecture, role)
-    return math.sqrt(2 / (fan_in + fan_out))
+    std = math.sqrt(2 / (fan_in + fan_out))
+    return std / (architecture.score_scale * math.sqrt(architecture.d_head)) if role == "query" else std

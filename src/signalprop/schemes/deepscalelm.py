@@ -14,8 +14,8 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, Embedding, Parametrization, layout
-from signalprop.schemes.base import Scheme, fill, positive, register, within
+from signalprop.parametrization import KINDS, Embedding, Parametrization, Trainable, layout
+from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
 _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
@@ -23,14 +23,20 @@ _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, a
 
 @dataclass(frozen=True)
 class _DeepScale(Scheme):
-    """What both variants share: the options k and alpha of beta^2 = k / N^alpha."""
+    """What both variants share: k and alpha of beta^2 = k / N^alpha, and whether beta is trained.
+
+    TGS table 13 compares a fixed with a learnable beta that starts at the same value, and finds no difference that
+    matters; one number or one per channel is not said there. lambda stays fixed.
+    """
 
     k: float = 2.0
     alpha: float = 1.0
+    trainable: Trainable = "fixed"
 
     def __post_init__(self) -> None:
         positive(self, "k")
         within(self, "alpha", 0.0, 10.0)
+        one_of(self, "trainable", TRAINABLE)
 
     def branch_variance(self, n_layers: int) -> float:
         """beta^2 = k / N^alpha, at most 1 (there the skip connection is gone, lambda = 0)."""
@@ -86,7 +92,7 @@ class DeepScaleLMSimple(_DeepScale):
 
 
 def _table(
-    architecture: Architecture, made_by: Scheme, beta2: FloatArray, value_output: FloatArray | float
+    architecture: Architecture, made_by: _DeepScale, beta2: FloatArray, value_output: FloatArray | float
 ) -> Parametrization:
     """The common table; `value_output` is d_model * (n_heads d_head) * sigma_v^2 * sigma_o^2."""
     a = architecture
@@ -110,6 +116,7 @@ def _table(
         fill(a, made_by, std, branch=np.sqrt(beta2), skip=np.sqrt(1 - beta2)),
         embedding=embedding,
         head=small_logits_head(a, embedding),
+        branch_trainable=made_by.trainable,
     )
 
 

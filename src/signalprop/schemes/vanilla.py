@@ -6,46 +6,81 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from signalprop.architecture import Architecture
+from signalprop.architecture import ADDED, Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, Embedding, Head, Parametrization, fan
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
+from signalprop.theory.embedding import activated
 
-_NORMAL_FAMILIES = ("bert", "roberta", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "vit")
+_NORMAL_FAMILIES = (
+    "bert", "roberta", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "vit", "opt", "olmo2", "phi",
+    "falcon", "deit", "bart", "whisper", "speech_to_text",
+)  # fmt: skip
+_SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
 def unit_embedding(architecture: Architecture) -> Embedding:
-    """Tables whose sum has variance 1 after embedding dropout: sigma_e^2 = (1 - p) / tables (TGS section 3.5)."""
+    """Tables whose sum has variance 1 after embedding dropout: sigma_e^2 = (1 - p) / tables (TGS section 3.5).
+
+    Convolutions over frames count as a table: of features of mean square 1 they make a stream of its variance.
+    """
     a = architecture
     std = math.sqrt((1 - (a.embedding_dropout or 0.0)) / a.n_embedding_tables) / a.embedding_scale
-    token = std / math.sqrt(a.patch_dim) if a.input == "patches" else std
-    has_positions = a.positions in ("learned", "sinusoidal")
-    return Embedding(
-        token=token,
-        position=std if has_positions else 0.0,
-        segment=std if a.n_segments else 0.0,
-        scale=a.embedding_scale,
+    return _embedding(
+        a,
+        std,
+        token=std / math.sqrt(a.patch_dim) if a.input == "patches" else std,
+        convolutions=_unit_convolutions(a, std) if a.input == "frames" else (),
     )
 
 
 def same_embedding(architecture: Architecture, std: float) -> Embedding:
-    """Every table with one standard deviation."""
+    """Every table with one standard deviation; likewise the convolutions that read frames."""
+    n = len(architecture.conv_kernels) if architecture.input == "frames" else 0
+    return _embedding(architecture, std, token=std, convolutions=(std,) * n)
+
+
+def _embedding(architecture: Architecture, std: float, *, token: float, convolutions: tuple[float, ...]) -> Embedding:
     a = architecture
     return Embedding(
-        token=std,
-        position=std if a.positions in ("learned", "sinusoidal") else 0.0,
+        token=token if a.has_token_table or a.input == "patches" else 0.0,
+        position=std if {a.positions, a.decoder_positions} & set(ADDED) else 0.0,
         segment=std if a.n_segments else 0.0,
+        convolutions=convolutions,
         scale=a.embedding_scale,
     )
+
+
+def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, ...]:
+    """Standard deviations that give every convolution outputs of variance 1, the stream behind the last `std`^2.
+
+    Raises:
+        InputError: the activation is bounded and does not reach that variance.
+    """
+    a = architecture
+    low, high = 0.0, 1.0
+    while activated(a.conv_activation, high, 0.0)[1] < std**2:
+        low, high = high, 2 * high
+        if high > 1e9:
+            raise InputError(f"conv_activation {a.conv_activation!r} gives no variance of {std**2:.3g}; choose another")
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if activated(a.conv_activation, middle, 0.0)[1] < std**2 else (low, middle)
+    mean, variance, _ = activated(a.conv_activation, 1.0, 0.0)
+    out = []
+    for i in range(len(a.conv_kernels)):
+        inputs, _, kernel = a.convolution(i)
+        wanted = high if i == len(a.conv_kernels) - 1 else 1.0
+        out.append(math.sqrt(wanted / (inputs * kernel * (variance + mean**2 if i else 1.0))))
+    return tuple(out)
 
 
 def head_of(architecture: Architecture, std: float, embedding: Embedding, scale: float = 1.0) -> Head:
     """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table."""
     a = architecture
-    tied = a.tied_embeddings and a.head == "lm" and a.input == "tokens"
     return Head(
-        weight=embedding.token if tied else std,
+        weight=embedding.token if a.has_tied_head else std,
         scale=scale,
         transform=std if a.head_transform else 0.0,
     )
@@ -58,7 +93,7 @@ def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     """
     a = architecture
     return Head(
-        weight=embedding.token if a.input == "tokens" else 1.0,
+        weight=embedding.token if a.has_token_table else 1.0,
         scale=1 / math.sqrt(a.d_model),
         transform=1 / math.sqrt(a.d_model) if a.head_transform else 0.0,
     )
@@ -126,7 +161,7 @@ class FixedStd(Scheme):
         positive(self, "std")
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
-        return _one_std(architecture, self, self.std, residual=1.0)
+        return one_std(architecture, self, self.std, residual=1.0)
 
 
 @register
@@ -146,7 +181,7 @@ class GPT2(Scheme):
         positive(self, "std")
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
-        return _one_std(architecture, self, self.std, residual=1 / math.sqrt(2 * architecture.n_layers_total))
+        return one_std(architecture, self, self.std, residual=1 / math.sqrt(2 * architecture.n_layers_total))
 
 
 @register
@@ -174,6 +209,11 @@ class PyTorchDefault(Scheme):
         if a.input == "patches":
             bound = 1 / math.sqrt(3 * a.patch_dim)
             embedding = Embedding(token=bound, position=embedding.position, patch_bias=bound, distribution="uniform")
+        if a.input == "frames":
+            reads = (a.convolution(i) for i in range(len(a.conv_kernels)))
+            bounds = tuple(1 / math.sqrt(3 * inputs * kernel) for inputs, _, kernel in reads)
+            made = {"convolutions": bounds, "convolution_biases": bounds, "distribution": "uniform"}
+            embedding = Embedding(**embedding.model_dump() | made)
         return replace(
             table,
             distribution=dict.fromkeys(ROLES, "uniform"),
@@ -187,11 +227,12 @@ class PyTorchDefault(Scheme):
 class HuggingFaceDefault(Scheme):
     """What transformers' `_init_weights` draws for the architecture's family (transformers 5.23), at default settings.
 
-    BERT, RoBERTa, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, ViT: normal 0.02 everywhere (ViT's truncation lies
-    100 standard deviations out). GPT-2: the same with output projections 0.02 / sqrt(2N). T5: queries
-    (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2; outputs fan_in^-1/2; embeddings 1, and a tied head
-    reads its input times d^-1/2. Biases are zero. T5's random bias on scores, of standard deviation d^-1/2, has no
-    column in the table.
+    BERT, RoBERTa, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, ViT, OPT, OLMo 2, Phi, Falcon, DeiT, BART, Whisper,
+    Speech2Text: normal 0.02 everywhere, convolutions too (ViT's truncation lies 100 standard deviations out). DeiT's
+    positions and class tokens are zero; sinusoidal positions are plain sines and cosines, of mean square 1/2. GPT-2:
+    output projections 0.02 / sqrt(2N). T5: queries (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2;
+    outputs fan_in^-1/2; embeddings 1, and a tied head reads its input times d^-1/2. Biases are zero. T5's random bias
+    on scores, of standard deviation d^-1/2, has no column in the table.
 
     Raises:
         InputError: the architecture has no family, or one whose initialisation is not known here.
@@ -204,9 +245,10 @@ class HuggingFaceDefault(Scheme):
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture
         if a.family in _NORMAL_FAMILIES:
-            return _one_std(a, self, 0.02, residual=1.0)
+            table = one_std(a, self, 0.02, residual=1.0)
+            return replace(table, embedding=_with_positions(a, table.embedding))
         if a.family == "gpt2":
-            return _one_std(a, self, 0.02, residual=1 / math.sqrt(2 * a.n_layers))
+            return one_std(a, self, 0.02, residual=1 / math.sqrt(2 * a.n_layers))
         if a.family == "t5":
             embedding = same_embedding(a, 1.0)
             head = head_of(a, 1.0, embedding, a.d_model**-0.5 if a.tied_embeddings else 1.0)
@@ -218,7 +260,20 @@ class HuggingFaceDefault(Scheme):
         )
 
 
-def _one_std(architecture: Architecture, made_by: Scheme, std: float, *, residual: float) -> Parametrization:
+def _with_positions(architecture: Architecture, embedding: Embedding) -> Embedding:
+    """The embedding with the positions that transformers starts a family with, where those are not like the tables."""
+    a = architecture
+    sinusoids = _SINUSOIDS / a.embedding_scale  # added behind the scale
+    changes: dict[str, float] = {"position": 0.0} if a.family == "deit" else {}
+    if a.positions == "sinusoidal":
+        changes["position"] = sinusoids
+    if a.positions_of(decoder=True) != a.positions:
+        changes["decoder_position"] = sinusoids if a.decoder_positions == "sinusoidal" else embedding.position
+    return Embedding(**embedding.model_dump() | changes)
+
+
+def one_std(architecture: Architecture, made_by: Scheme, std: float, *, residual: float) -> Parametrization:
+    """Everything of one standard deviation, the two matrices that write to the stream times `residual`."""
     values = dict.fromkeys(ROLES, std) | {"output": std * residual, "down": std * residual}
     embedding = same_embedding(architecture, std)
     head = head_of(architecture, std, embedding)

@@ -1,0 +1,147 @@
+"""Maximal update parametrizations: hyperparameters of a small network carried to a wide (muP) or deep one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from signalprop.architecture import Architecture
+from signalprop.ends import Head
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.moments import FloatArray
+from signalprop.parametrization import ROLES, Parametrization
+from signalprop.schemes.base import Scheme, register, within
+from signalprop.schemes.residual import layers_of_stack
+from signalprop.schemes.stacking import base_table, check_base, warn_if_depth_scaled
+
+_WIDEST = 10_000_000
+
+
+@dataclass(frozen=True)
+class _MaximalUpdate(Scheme):
+    base: str = "fixed"
+    base_width: int = 256
+    base_d_head: int | None = None
+
+    def __post_init__(self) -> None:
+        check_base(self, self.base)
+        _whole(self, "base_width")
+        if self.base_d_head is not None:
+            _whole(self, "base_d_head")
+
+
+@register
+@dataclass(frozen=True)
+class MuP(_MaximalUpdate):
+    """Maximal update parametrization for Adam: the scheme `base` at width `base_width`, and away from it
+
+                    initial variance     factor on its input     Adam's learning rate
+        embeddings  base                 base                    1
+        hidden      base / m             1                       1 / m
+        head        base                 base / m                1
+        vectors     base (biases)        1                       1
+
+    with m = d / base_width. "base" is the number that scheme `base` gives to the network of width `base_width`; inner
+    widths (heads, feed-forward) are taken to be proportional to d. Scores q.k have the factor 1/d_head instead of
+    1/sqrt(d_head), times sqrt(base_d_head), so that nothing changes at the base; `base_d_head` is the head width there
+    (default: the same as here, wider networks have more heads, and scores keep their factor).
+
+    Followed: Tensor Programs V, table 8, which gives the head a fixed initial variance and a factor 1/m, not table 3
+    (variance 1/m^2, learning rate 1/m, no factor). Adam moves both alike, but only table 8 is defined for tied
+    embeddings: the table of variance and learning rate of an embedding, read by the head with a factor 1/m.
+
+    The dense layer before BERT's head is a hidden weight. `parameter_groups` keeps learning rate times weight decay, as
+    the authors' package can: m times the decay for hidden weights. Adam's epsilon (1/m) is not scaled. The paper's advice
+    to start head and queries at 0 is not followed.
+    """
+
+    name: ClassVar[str] = "mup"
+    paper: ClassVar[str] = "Yang et al. 2022, arXiv:2203.03466 (Tensor Programs V), table 8"
+    summary: ClassVar[str] = "width transfer: hidden variance and Adam rate 1/m, head factor 1/m, m = d / base_width"
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        return _widened(self, architecture, inputs)
+
+
+@register
+@dataclass(frozen=True)
+class DepthMuP(_MaximalUpdate):
+    """muP for width (see `mup`), and for depth, with L the layers of a stack and m_L = L / `base_depth`:
+
+        branch = m_L^-alpha,    Adam's learning rates in the layers times m_L^(alpha - 1)
+
+    At alpha = 1/2 (default) that is Depth-muP: every branch a/sqrt(L) and every update of Adam smaller by 1/sqrt(L), so
+    that L random branches add up to order 1, and so do L updates. alpha = 1 is CompleteP: branches 1/L and learning
+    rates that do not know the depth; random branches then add up to 1/L only, what training aligns to order 1. Both are
+    one family in CompleteP's table 1, which is followed where Yang et al. say nothing: biases, gains and multipliers of
+    the layers take the factor too, embeddings, final norm and head do not. At the base depth nothing changes.
+
+    Choose a base that does not know the depth: with scaled initialisation the depth would count twice (a warning).
+    Yang et al. derive the rates for blocks of one layer and find no ideal rate for blocks of two or more, which all
+    transformers have. Adam's epsilon (m_L^-alpha / m in the layers) and SGD (no factor on the learning rate) are not in
+    the table.
+    """
+
+    name: ClassVar[str] = "depth-mup"
+    paper: ClassVar[str] = (
+        "Yang et al. 2023, arXiv:2310.02244 (Tensor Programs VI); Dey et al. 2025 (CompleteP), table 1"
+    )
+    summary: ClassVar[str] = "mup, and branches times m_L^-alpha, Adam rates times m_L^(alpha-1), m_L = L / base_depth"
+    base_depth: int = 2
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _whole(self, "base_depth")
+        within(self, "alpha", 0.0, 10.0)
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        table = _widened(self, architecture, inputs)
+        deeper = layers_of_stack(architecture) / self.base_depth
+        rate = deeper ** (self.alpha - 1)
+        table = table.with_columns(
+            branch=table.branch * deeper**-self.alpha,
+            **{f"learning_rate__{name}": column * rate for name, column in table.learning_rates.items()},
+        )
+        if self.alpha > 0:
+            warn_if_depth_scaled(table, self.base, inputs)
+        return table
+
+
+def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputStatistics | None) -> Parametrization:
+    """The base's table at the base width, carried to the architecture's width."""
+    a = architecture
+    narrow, score_scale = _base_architecture(made_by, a)
+    table = base_table(made_by, made_by.base, narrow, inputs)
+    wider = a.d_model / narrow.d_model
+    columns: dict[str, FloatArray | float] = {}
+    for role in ROLES:
+        columns[f"weight__{role}"] = table.weights[role] / math.sqrt(wider)
+        columns[f"learning_rate__{role}"] = table.learning_rates[role] / wider
+    head = table.head.model_dump() | {
+        "scale": table.head.scale / wider,
+        "transform": table.head.transform / math.sqrt(wider),
+        "transform_learning_rate": table.head.transform_learning_rate / wider,
+    }
+    return replace(table, architecture=a, head=Head(**head)).with_columns(
+        score_scale=table.score_scale * (score_scale / narrow.score_scale), **columns
+    )
+
+
+def _base_architecture(made_by: MuP | DepthMuP, a: Architecture) -> tuple[Architecture, float]:
+    """The network at the base width, and the factor on scores that the wide one has."""
+    if made_by.base_d_head is None:
+        return a.replace(d_model=made_by.base_width), a.score_scale
+    narrow = a.replace(d_model=made_by.base_width, d_head=made_by.base_d_head)
+    return narrow, narrow.score_scale * made_by.base_d_head / a.d_head
+
+
+def _whole(owner: Scheme, name: str) -> None:
+    """Refuse an option that is not a whole number from 1."""
+    value: Any = getattr(owner, name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _WIDEST:
+        raise InputError(
+            f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected a whole number from 1 to {_WIDEST}"
+        )

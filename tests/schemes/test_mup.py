@@ -1,0 +1,218 @@
+"""Maximal update parametrizations: the published tables by hand, and what should not change with width and depth."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import LEARNING_RATES, ROLES, Parametrization, role_mask
+from signalprop.prediction import predict
+from signalprop.schemes import scheme
+from strategies import architectures
+
+STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3, target_correlation=0.3)
+
+
+def gpt2(d_model: int, n_layers: int = 4, **changes: Any) -> Architecture:
+    return Architecture.preset("gpt2", d_model=d_model, n_layers=n_layers, **changes)
+
+
+def columns(table: Parametrization, but: tuple[str, ...] = ()) -> dict[str, list[float]]:
+    return {name: column.tolist() for name, column in table.columns().items() if name not in but}
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestTable8:
+    """Four times the base width: hidden variance 1/4, Adam's rate 1/4, the head's factor 1/4, nothing else."""
+
+    def test_hidden_weights(self) -> None:
+        table = scheme("mup")(gpt2(1024))
+        for role in ROLES:
+            present = role_mask(table.architecture, role)
+            assert table.weights[role][present] == pytest.approx(np.full(present.sum(), 0.01))
+            assert table.learning_rates[role][present] == pytest.approx(np.full(present.sum(), 0.25))
+        assert (table.learning_rates["vectors"] == 1).all() and (table.branch == 1).all()
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_embedding_and_head(self, tied: bool) -> None:
+        table = scheme("mup")(gpt2(1024, tied_embeddings=tied))
+        e, h = table.embedding, table.head
+        assert (e.token, e.position, e.learning_rate) == (0.02, 0.02, 1.0)
+        assert (h.weight, h.scale, h.learning_rate) == (0.02, 0.25, 1.0)
+
+    def test_the_dense_layer_before_a_head_is_hidden(self) -> None:
+        a = Architecture.preset("bert-base", d_model=1024)
+        assert scheme("mup")(a).head.transform == pytest.approx(0.01)
+
+    def test_biases_keep_their_size(self) -> None:
+        narrow = scheme("pytorch")(gpt2(256))
+        wide = scheme("mup", base="pytorch")(gpt2(4096))
+        assert np.array_equal(wide.biases["up"], narrow.biases["up"]) and wide.biases["up"].any()
+
+    def test_scores(self) -> None:
+        more_heads = scheme("mup")(gpt2(1024))
+        assert more_heads.score_scale == pytest.approx(np.full(8, 1 / 8))  # heads of 64, as at the base
+        wider_heads = scheme("mup", base_d_head=16)(gpt2(1024, n_heads=16, d_head=64))
+        assert wider_heads.score_scale == pytest.approx(np.full(8, 4 / 64))  # sqrt(16) / 64
+        t5 = scheme("mup", base_d_head=16)(Architecture.preset("t5-small"))
+        assert t5.score_scale == pytest.approx(np.full(30, 16 / 64))  # 1 there, so 1 at the base
+
+    def test_what_is_inversely_proportional_to_width_already_stays(self) -> None:
+        a = gpt2(2048)
+        table, xavier = scheme("mup", base="xavier")(a), scheme("xavier")(a)
+        for role in ROLES:
+            assert table.weights[role] == pytest.approx(xavier.weights[role])
+        # 1/sqrt(256) at the base, then 1/m, against 1/sqrt(2048)
+        assert table.head.scale == pytest.approx(1 / 16 / 8)
+
+
+@pytest.mark.parametrize("base", ["fixed", "xavier", "gpt2", "pytorch", "deepscalelm"])
+@pytest.mark.parametrize("name", ["mup", "depth-mup"])
+def test_at_the_base_nothing_changes(name: str, base: str) -> None:
+    a = gpt2(256, n_layers=2)
+    with_base = scheme(base)(a)
+    if name == "depth-mup" and base == "gpt2":
+        with pytest.warns(UserWarning, match="both make branches smaller"):
+            table = scheme(name, base=base)(a)
+    else:
+        table = scheme(name, base=base)(a)
+    assert columns(table) == columns(with_base)
+    assert (table.embedding, table.head) == (with_base.embedding, with_base.head)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(a=architectures(), base=st.sampled_from(["fixed", "xavier", "gpt2", "pytorch"]))
+def test_at_its_own_width_any_architecture_is_the_base(a: Architecture, base: str) -> None:
+    table, wanted = scheme("mup", base=base, base_width=a.d_model)(a), scheme(base)(a)
+    assert columns(table) == columns(wanted) and table.head == wanted.head and table.embedding == wanted.embedding
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(a=architectures(), width=st.integers(1, 2000), depth=st.integers(1, 100), alpha=st.sampled_from([0.0, 0.5, 1.0]))
+def test_any_architecture(a: Architecture, width: int, depth: int, alpha: float) -> None:
+    table = scheme("depth-mup", base_width=width, base_depth=depth, alpha=alpha)(a)
+    assert Parametrization.from_json(json.loads(json.dumps(table.to_json()))) == table
+    m = a.d_model / width
+    layers = np.where(table.stack == table.stack[0], a.n_layers, a.n_decoder_layers or a.n_layers)
+    assert table.branch == pytest.approx((depth / layers) ** alpha)
+    rate = (layers / depth) ** (alpha - 1)
+    for name in LEARNING_RATES:
+        present = role_mask(a, name) if name in ROLES else np.ones(table.n_sublayers, bool)
+        wanted = rate if name == "vectors" else rate / m
+        assert table.learning_rates[name][present] == pytest.approx(wanted[present])
+    for role in ROLES:
+        present = role_mask(a, role)
+        assert table.weights[role][present] ** 2 * m == pytest.approx(np.full(present.sum(), 0.02**2))
+    assert table.head.scale == pytest.approx(1 / m) and table.embedding.learning_rate == 1
+
+
+class TestWidth:
+    """A coordinate check by prediction: branches of order 1 at every width, where the fixed start is not."""
+
+    WIDTHS = (256, 1024, 4096, 16_384)
+
+    def branches(self, name: str, **options: Any) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+        out = []
+        for width in self.WIDTHS:
+            a = Architecture(n_layers=4, d_model=width, seq_len=4096)
+            table = scheme(name, **options)(a)
+            out.append(predict(table, STREAM, fidelity="moments").forward["branch"].variance)
+        return out
+
+    @pytest.mark.parametrize("base", ["fixed", "xavier"])
+    def test_branches_do_not_know_the_width(self, base: str) -> None:
+        first, *others = self.branches("mup", base=base)
+        for other in others:  # attention keeps (1 - r)^2 / (r d) besides: 0.6 % at 256
+            assert other == pytest.approx(first, rel=0.01)
+
+    def test_the_fixed_start_does(self) -> None:
+        found = [branch[1] for branch in self.branches("fixed")]
+        assert found[1] / found[0] > 10 and found[3] / found[2] > 10
+
+    def test_logits_shrink_with_width_at_the_start(self) -> None:
+        """d (scale sigma)^2 = 1/m of the base's: zero in the limit, until Adam aligns the head with the stream."""
+        for width in self.WIDTHS:
+            head = scheme("mup")(gpt2(width)).head
+            assert width * (head.weight * head.scale) ** 2 == pytest.approx(256 * 0.02**2 * 256 / width)
+
+
+class TestDepth:
+    def test_by_hand(self) -> None:
+        table = scheme("depth-mup", base_depth=4)(gpt2(256, n_layers=64))
+        assert table.branch == pytest.approx(np.full(128, 0.25))
+        assert table.learning_rates["up"][1::2] == pytest.approx(np.full(64, 0.25))
+        assert table.learning_rates["vectors"] == pytest.approx(np.full(128, 0.25))
+        assert (table.embedding.learning_rate, table.head.learning_rate, table.head.scale) == (1, 1, 1)
+
+    def test_completep(self) -> None:
+        table = scheme("depth-mup", base_depth=4, alpha=1.0)(gpt2(512, n_layers=64))
+        assert table.branch == pytest.approx(np.full(128, 1 / 16))
+        assert table.learning_rates["up"][1::2] == pytest.approx(np.full(64, 0.5))  # by width alone
+        assert (table.learning_rates["vectors"] == 1).all()
+
+    def test_stacks_count_their_own_layers(self) -> None:
+        a = Architecture(kind="encoder-decoder", n_layers=8, n_decoder_layers=2, d_model=256)
+        assert scheme("depth-mup")(a).branch == pytest.approx([0.5] * 16 + [1.0] * 6)
+
+    def test_the_stream_does_not_know_the_depth(self) -> None:
+        found = []
+        for n_layers in (32, 128, 512, 2048):
+            a = Architecture.preset("tgs", n_layers=n_layers)
+            profile = predict(scheme("depth-mup", base="xavier")(a), STREAM, fidelity="moments")
+            assert profile.gradient is not None
+            found.append((profile.forward["stream_out"].variance[-1], profile.gradient["stream_in"].variance[0]))
+        for one in found[1:]:
+            assert one == pytest.approx(found[0], rel=0.02)
+        assert found[0][0] > 1.5  # and layers do something
+
+    def test_completep_starts_at_the_identity(self) -> None:
+        added = []
+        for n_layers in (32, 128, 512):
+            a = Architecture.preset("tgs", n_layers=n_layers)
+            table = scheme("depth-mup", base="xavier", alpha=1.0)(a)
+            added.append(predict(table, STREAM, fidelity="moments").forward["stream_out"].variance[-1] - 1)
+        assert [math.log(b / a, 4) for a, b in pairwise(added)] == pytest.approx([-1, -1], abs=0.06)
+
+    def test_depth_counted_twice_is_warned_of(self) -> None:
+        with pytest.warns(UserWarning, match="depth-mup on gpt2: both make branches smaller with depth"):
+            scheme("depth-mup", base="gpt2")(gpt2(256, n_layers=32))
+        scheme("depth-mup", base="gpt2", alpha=0.0)(gpt2(256, n_layers=32))  # alpha = 0 leaves branches alone
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "part"),
+    [
+        ("mup", {"base": "nothing"}, "unknown scheme 'nothing'"),
+        ("mup", {"base": "mup"}, "cannot stand on itself"),
+        ("mup", {"base_width": 0}, "base_width of scheme 'mup' is 0"),
+        ("mup", {"base_width": 256.0}, "expected a whole number"),
+        ("mup", {"base_width": True}, "expected a whole number"),
+        ("mup", {"base_d_head": -1}, "base_d_head"),
+        ("depth-mup", {"base_depth": 0}, "base_depth"),
+        ("depth-mup", {"alpha": -0.5}, "alpha"),
+        ("depth-mup", {"alpha": "1"}, "alpha"),
+    ],
+)
+def test_bad_options(name: str, options: dict[str, Any], part: str) -> None:
+    assert part in refused(lambda: scheme(name, **options))
+
+
+def test_a_base_that_places_norms_is_refused() -> None:
+    made = scheme("mup", base="deepnorm")
+    assert "both say what norms do" in refused(lambda: made(gpt2(256)))

@@ -1,0 +1,372 @@
+"""Methods that place or scale norms: constants by hand, and what each paper claims against the prediction."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import PLACEMENTS, ROLES, Parametrization, role_mask
+from signalprop.prediction import predict
+from signalprop.profile import Profile
+from signalprop.schemes import scheme
+from signalprop.schemes.norms import Admin, DeepNorm
+from strategies import architectures
+
+STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.227, target_correlation=0.3)
+BOTH = Architecture(
+    kind="encoder-decoder", n_layers=18, n_decoder_layers=3, d_model=12, n_heads=4, n_kv_heads=2, d_ff=20, gated=True
+)
+
+
+def encoder(n_layers: int, **changes: Any) -> Architecture:
+    return Architecture.preset("tgs", **{"n_layers": n_layers, "d_model": 1024, "seq_len": 1024, **changes})
+
+
+def llama(n_layers: int) -> Architecture:
+    """The 130M model of the Curse of Depth paper, at other depths."""
+    return Architecture(
+        kind="decoder", n_layers=n_layers, d_model=768, n_heads=12, d_ff=2048, gated=True, activation="silu",
+        norm="rmsnorm", norm_eps=1e-6, positions="rotary", seq_len=256, bias=False, tied_embeddings=False,
+    )  # fmt: skip
+
+
+def predicted(name: str, a: Architecture, inputs: InputStatistics = STREAM, **options: Any) -> Profile:
+    return predict(scheme(name, **options)(a, inputs), inputs, fidelity="moments")
+
+
+def gradient(profile: Profile, sublayer: int = 0) -> float:
+    assert profile.gradient is not None
+    return float(profile.gradient["stream_in"].variance[sublayer])
+
+
+def refused(call: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def placements(table: Parametrization) -> list[str]:
+    return [PLACEMENTS[code] for code in table.placement]
+
+
+class TestDeepNorm:
+    @pytest.mark.parametrize("kind", ["encoder", "decoder"])
+    @pytest.mark.parametrize(
+        ("n_layers", "alpha", "beta"), [(12, 2.21336, 0.319472), (24, 2.63215, 0.268642), (32, 2.828427, 0.25)]
+    )
+    def test_one_stack(self, kind: str, n_layers: int, alpha: float, beta: float) -> None:
+        a = Architecture(kind=kind, n_layers=n_layers, d_model=64)
+        table, xavier = scheme("deepnorm")(a), scheme("xavier")(a)
+        assert table.skip == pytest.approx(np.full(2 * n_layers, alpha), rel=1e-5)
+        assert (table.branch == 1).all() and set(placements(table)) == {"post"}
+        assert not table.architecture.has_final_norm
+        gains = {role: table.weights[role].max() / xavier.weights[role].max() for role in ROLES if role != "gate"}
+        assert gains == pytest.approx(
+            {"query": 1.0, "key": 1.0, "value": beta, "output": beta, "up": beta, "down": beta}, rel=1e-5
+        )
+
+    def test_encoder_and_decoder_have_constants_of_their_own(self) -> None:
+        # (18^4 * 3)^(1/16) = 314928^(1/16) = 2.206166; 9^(1/4) = 1.732051; 36^(-1/4) = 0.408248
+        table, xavier = scheme("deepnorm")(BOTH), scheme("xavier")(BOTH)
+        assert table.skip == pytest.approx([0.81 * 2.206166] * 36 + [1.732051] * 9, rel=1e-5)
+        for role in ROLES:
+            present = role_mask(BOTH, role)
+            ratio = table.weights[role][present] / xavier.weights[role][present]
+            first, last = (1.0, 1.0) if role in ("query", "key") else (0.87 / 2.206166, 0.408248)
+            encoder_rows = table.stack[present] == 0
+            assert ratio[encoder_rows] == pytest.approx(np.full(encoder_rows.sum(), first), rel=1e-5)
+            assert ratio[~encoder_rows] == pytest.approx(np.full((~encoder_rows).sum(), last), rel=1e-5)
+
+    def test_not_what_public_code_got_wrong(self) -> None:
+        """xformers #219: unscaled values; labml #145: alpha on the branch; MixLN ff45826: gain inverted."""
+        for n_layers in (6, 12, 200):
+            table = scheme("deepnorm")(Architecture.preset("gpt2", n_layers=n_layers))
+            assert table.weights["value"].max() < table.weights["query"].max()
+            assert (table.skip > 1).all() and (table.branch == 1).all()
+            assert table.skip[0] ** 4 == pytest.approx(2 * n_layers)
+            assert table.weights["output"].max() ** 2 == pytest.approx((8 * n_layers) ** -0.5 * 2 / (768 + 768))
+
+    @pytest.mark.parametrize("n_layers", [12, 48, 192])
+    def test_the_gradient_does_not_vanish(self, n_layers: int) -> None:
+        a = encoder(n_layers)
+        assert gradient(predicted("deepnorm", a)) == pytest.approx(1.0, abs=0.006)
+        plain = gradient(predicted("xavier", a.replace(norm_placement="post")))
+        assert plain < {12: 0.85, 48: 0.2, 192: 5e-4}[n_layers]
+
+    def test_what_it_costs_layers_hardly_contribute(self) -> None:
+        """Branch over stream variance falls like N^(-3/2), so that all layers together weigh N^(-1/2)."""
+        shares = [predicted("deepnorm", encoder(n)).sensitivity()["mean"] for n in (48, 192, 768)]
+        assert [math.log(b / a, 4) for a, b in pairwise(shares)] == pytest.approx([-0.5, -0.5], abs=0.01)
+
+    def test_parallel_blocks_cannot(self) -> None:
+        assert "parallel" in refused(lambda: scheme("deepnorm")(Architecture(n_layers=2, d_model=8, parallel=True)))
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(architectures())
+    def test_any_architecture(self, a: Architecture) -> None:
+        if a.parallel:
+            return
+        table = scheme("deepnorm")(a)
+        xavier = scheme("xavier")(table.architecture)
+        alpha, beta = DeepNorm().constants(a)
+        assert np.array_equal(table.skip, alpha) and set(placements(table)) == {"post"}
+        for role in ROLES:
+            gain = 1.0 if role in ("query", "key") else beta
+            assert table.weights[role] == pytest.approx(gain * xavier.weights[role])
+        for stack, layers in ((0, a.n_layers), (1, a.n_decoder_layers or a.n_layers)):
+            mine = table.stack == stack
+            if a.kind != "encoder-decoder" and mine.any():  # alpha^4 beta^-4: 2N * 8N
+                assert alpha[mine] ** 4 / beta[mine] ** 4 == pytest.approx(np.full(mine.sum(), 16 * layers**2))
+            elif mine.any() and stack == 1:
+                assert alpha[mine] ** 4 / beta[mine] ** 4 == pytest.approx(np.full(mine.sum(), 36 * layers**2))
+
+
+class TestAdmin:
+    def test_the_skip_is_the_root_of_what_came_before(self) -> None:
+        a = Architecture(n_layers=2, d_model=8)
+        table = Admin(branch_variances=(0.44, 0.25, 0.56, 9.0))(a)
+        assert table.skip == pytest.approx([1.0, 1.2, 1.3, 1.5])
+        assert (table.branch == 1).all() and set(placements(table)) == {"post"}
+        assert table.skip_trainable == "channel" and table.branch_trainable == "fixed"
+
+    def test_each_stack_starts_anew(self) -> None:
+        a = Architecture(kind="encoder-decoder", n_layers=1, n_decoder_layers=1, d_model=8)
+        assert Admin((3.0, 5.0, 8.0, 7.0, 1.0))(a).skip == pytest.approx([1, 2, 1, 3, 4])
+
+    def test_the_default_is_a_predicted_profile(self) -> None:
+        a = encoder(6, d_model=256, seq_len=128)
+        profile = predict(Admin().profiling(a), STREAM, fidelity="moments", backward=False)
+        table = Admin()(a, STREAM)
+        assert np.array_equal(table.skip, Admin().profiled(profile)(a).skip)
+        variances = profile.forward["branch"].variance
+        assert table.skip[5] ** 2 == pytest.approx(1 + variances[:5].sum())
+
+    def test_a_measured_profile(self) -> None:
+        torch = pytest.importorskip("torch")
+        from signalprop.data import Batch
+        from signalprop.models import build
+        from signalprop.probes import measure
+
+        a = Architecture(n_layers=6, d_model=256, norm_placement="post", dropout=0.1, vocab_size=100, seq_len=64)
+        draws = np.random.default_rng(0)
+        batch = Batch(tokens=draws.integers(0, 100, (8, 64)), targets=draws.integers(0, 100, (8, 64)))
+        model = build(Admin().profiling(a), seed=0).train()
+        torch.manual_seed(0)
+        measured = Admin().profiled(measure(model, batch, backward=False))(a)
+        predicted = Admin()(a, batch.statistics(a))
+        # of one network: attention branches of 256 features vary by some percent, their sum by less
+        assert measured.skip == pytest.approx(predicted.skip, rel=0.03)
+        assert measured.skip[-1] > 1.5
+
+    @pytest.mark.parametrize("n_layers", [48, 192, 768])
+    def test_the_gradient_does_not_vanish(self, n_layers: int) -> None:
+        assert 1.0 < gradient(predicted("admin", encoder(n_layers))) < 1.3
+
+    def test_late_branches_get_the_smaller_gradient(self) -> None:
+        """1/omega^2 of the stream's, which falls like 1/N: what remains of post-norm's vanishing gradient."""
+        profile, skip = predicted("admin", encoder(192)), scheme("admin")(encoder(192), STREAM).skip
+        assert profile.gradient is not None
+        branch = profile.gradient["branch"].variance
+        stream = branch * (skip**2 + profile.forward["branch"].variance)
+        assert ((stream > 0.45) & (stream < 1.2)).all()
+        assert branch[-1] < 0.005 and branch[0] > 0.5
+
+    @pytest.mark.parametrize("trainable", ["fixed", "scalar", "channel"])
+    def test_trainable(self, trainable: str) -> None:
+        table = scheme("admin", trainable=trainable)(encoder(1, d_model=16), STREAM)
+        assert table.skip_trainable == trainable
+
+    def test_options_survive_json(self) -> None:
+        made = Admin(branch_variances=(0.5, 1.0))
+        table = made(Architecture(n_layers=1, d_model=8))
+        again = Parametrization.from_json(json.loads(json.dumps(table.to_json())))
+        assert again == table and scheme("admin", **again.options) == made
+
+    def test_what_does_not_fit(self) -> None:
+        a = Architecture(n_layers=2, d_model=8)
+        assert "holds 3 numbers; the architecture has 4" in refused(lambda: Admin((1.0, 1.0, 1.0))(a))
+        for bad in ("1,2", 3.0, (1.0, -1.0), (math.nan,), (True,), ("1",)):
+            assert "branch_variances" in refused(lambda bad=bad: scheme("admin", branch_variances=bad))
+        assert "expected one of fixed" in refused(lambda: scheme("admin", trainable="yes"))
+        with_skips = predict(DeepNorm()(a), backward=False)
+        assert "skip = branch = 1" in refused(lambda: Admin().profiled(with_skips))
+        pre = predict(scheme("xavier")(a), backward=False)
+        assert "post-norm" in refused(lambda: Admin().profiled(pre))
+
+
+class TestMixLN:
+    @pytest.mark.parametrize(("n_layers", "post"), [(3, 0), (4, 1), (12, 3), (24, 6), (26, 6), (100, 25)])
+    def test_the_first_quarter(self, n_layers: int, post: int) -> None:
+        table = scheme("mix-ln")(llama(n_layers))
+        assert placements(table) == ["post"] * 2 * post + ["pre"] * 2 * (n_layers - post)
+        assert table.architecture.has_final_norm
+
+    @pytest.mark.parametrize(("share", "post"), [(0.0, 0), (0.29, 29), (0.999, 99), (1.0, 100)])
+    def test_share(self, share: float, post: int) -> None:
+        table = scheme("mix-ln", post_share=share)(Architecture(n_layers=100, d_model=8))
+        assert placements(table).count("post") == 2 * post
+
+    def test_stack_by_stack(self) -> None:
+        a = Architecture(kind="encoder-decoder", n_layers=4, n_decoder_layers=8, d_model=8)
+        table = scheme("mix-ln")(a)
+        assert placements(table) == ["post"] * 2 + ["pre"] * 6 + ["post"] * 6 + ["pre"] * 18
+
+    def test_the_weights_are_the_bases(self) -> None:
+        a = llama(8)
+        for base in ("fixed", "xavier", "gpt2"):
+            table, wanted = scheme("mix-ln", base=base)(a), scheme(base)(a)
+            assert all(np.array_equal(table.weights[role], wanted.weights[role]) for role in ROLES)
+            assert table.embedding == wanted.embedding and table.options["base"] == base
+
+    def test_measured_variance(self) -> None:
+        """The last layer's variance in one random network of 24 layers (width 768) was 1.567."""
+        inputs = InputStatistics(token_correlation=1 / 32_000)
+        profile = predict(scheme("mix-ln")(llama(24)), inputs, fidelity="kernel", backward=False)
+        out = profile.forward["stream_out"].variance
+        assert out[:12] == pytest.approx(np.ones(12), abs=3e-3)  # epsilon against 0.02^2
+        assert out[-1] == pytest.approx(1.567, rel=0.03)
+
+    @pytest.mark.parametrize("dropout", [0.0, 0.1])
+    def test_gradients_are_more_even_than_in_pre_norm_though_not_by_much(self, dropout: float) -> None:
+        for n_layers in (24, 96, 384):
+            a = encoder(n_layers, dropout=dropout)
+            spread = []
+            for profile in (predicted("xavier", a), predicted("mix-ln", a, base="xavier")):
+                assert profile.gradient is not None
+                branch = profile.gradient["branch"].variance
+                spread.append(branch.max() / branch.min())
+            assert 0.3 * spread[0] < spread[1] < 0.82 * spread[0]
+
+    def test_the_pre_norm_part_still_grows_linearly(self) -> None:
+        out = predicted("mix-ln", encoder(400), base="xavier").forward["stream_out"].variance
+        assert out[:200] == pytest.approx(np.ones(200), abs=1e-4)
+        assert np.diff(out[201::2])[20:] == pytest.approx(np.full(279, 1.31), abs=0.03)
+
+
+class TestLayerNormScaling:
+    def test_the_norm_of_layer_l_is_divided_by_its_root(self) -> None:
+        table = scheme("lns")(llama(3))
+        assert table.norm_scale**2 == pytest.approx([1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 3])
+        assert (table.norm_gain == 1).all() and table.head.final_norm_gain == 1
+        assert set(table.weights["query"][::2]) == {0.02} and set(placements(table)) == {"pre"}
+
+    def test_each_stack_counts_its_own_layers(self) -> None:
+        a = Architecture(kind="encoder-decoder", n_layers=2, n_decoder_layers=2, d_model=8)
+        assert scheme("lns")(a).norm_scale ** -2 == pytest.approx([1, 1, 2, 2, 1, 1, 1, 2, 2, 2])
+
+    def test_a_post_norm_model_becomes_pre_norm(self) -> None:
+        table = scheme("lns")(Architecture.preset("bert-base"))
+        assert set(placements(table)) == {"pre"} and table.architecture.has_final_norm
+
+    @pytest.mark.parametrize(("n_layers", "plain", "scaled"), [(12, 0.971, 0.145), (24, 2.156, 0.201)])
+    def test_measured_variances(self, n_layers: int, plain: float, scaled: float) -> None:
+        """Of random networks at width 768; seeds of the 12 layers differ by 5 %."""
+        inputs = InputStatistics(token_correlation=1 / 32_000)
+        for name, wanted in (("fixed", plain), ("lns", scaled)):
+            profile = predict(scheme(name)(llama(n_layers)), inputs, fidelity="kernel", backward=False)
+            assert profile.forward["stream_out"].variance[-1] == pytest.approx(wanted, rel=0.05)
+
+    def test_growth_is_logarithmic_instead_of_linear(self) -> None:
+        depths = (100, 1_000, 10_000)
+        a = {n: encoder(n, dropout=0.0) for n in depths}
+        plain = [predicted("xavier", a[n]).forward["stream_out"].variance[-1] for n in depths]
+        scaled = [predicted("lns", a[n], base="xavier").forward["stream_out"].variance[-1] for n in depths]
+        assert [math.log10(y / x) for x, y in pairwise(plain)] == pytest.approx([1, 1], abs=0.02)
+        steps = np.diff(scaled) / math.log(10)  # equal steps per factor of depth: a + b ln N
+        assert steps[1] == pytest.approx(steps[0], rel=0.15)
+        assert scaled[-1] < 12
+
+    def test_it_is_a_reparametrization(self) -> None:
+        """The same function as plain pre-norm with what reads the norms divided by sqrt(l)."""
+        a = llama(6)
+        scaled, plain = scheme("lns")(a), scheme("fixed")(a)
+        reading = {f"weight__{r}": plain.weights[r] * scaled.norm_scale for r in ROLES if r not in ("output", "down")}
+        mine = predict(scaled, fidelity="moments").forward["stream_out"].variance
+        assert mine == pytest.approx(
+            predict(plain.with_columns(**reading), fidelity="moments").forward["stream_out"].variance
+        )
+
+    def test_deep_layers_hardly_contribute(self) -> None:
+        """At initialisation, against what the paper hopes for: the share of layers past the middle is smaller."""
+        shares = {}
+        for name in ("xavier", "lns"):
+            options = {"base": "xavier"} if name == "lns" else {}
+            ratios = predicted(name, encoder(48), **options).sensitivity_ratios
+            shares[name] = ratios[48:].sum() / ratios.sum()
+        assert shares["lns"] < 0.6 * shares["xavier"]
+
+    def test_scaled_initialisation_below_it_is_warned_of(self) -> None:
+        a = encoder(48)
+        with pytest.warns(UserWarning, match="lns on gpt2: both make branches smaller with depth") as caught:
+            both = scheme("lns", base="gpt2")(a)
+        forward = predict(both, fidelity="moments").forward
+        added = forward["stream_out"].variance[-1] / forward["stream_in"].variance[0] - 1
+        told = str(caught[0].message)
+        assert f"add {added:.3g} times the variance" in told and "times with gpt2 alone" in told
+        assert caught[0].filename == __file__
+
+    def test_the_warning_counts_what_skips_leave_of_the_input(self) -> None:
+        a = encoder(48, d_model=256)
+        with pytest.warns(UserWarning, match="lns on deepscalelm-simple") as caught:
+            scheme("lns", base="deepscalelm-simple")(a)
+        alone = predict(scheme("deepscalelm-simple")(a), fidelity="moments").forward["stream_out"].variance[-1]
+        left = (1 - 2 / 48) ** 96  # of the input's variance 1
+        assert f"{alone / left - 1:.3g} times with deepscalelm-simple alone" in str(caught[0].message)
+
+    @pytest.mark.parametrize("base", ["fixed", "xavier", "xavier-uniform", "pytorch"])
+    def test_others_are_not(self, base: str) -> None:
+        scheme("lns", base=base)(encoder(48))  # warnings are errors in these tests
+        scheme("lns", base="gpt2")(encoder(1))
+
+
+class TestSandwich:
+    @pytest.mark.parametrize("base", ["fixed", "gpt2", "xavier"])
+    def test_every_branch_adds_variance_1(self, base: str) -> None:
+        profile = predicted("sandwich", encoder(24, norm_eps=0.0), base=base)
+        assert profile.forward["branch"].variance == pytest.approx(np.ones(48))
+        assert profile.forward["stream_out"].variance[-1] == pytest.approx(49.0)
+
+    def test_measured_variance(self) -> None:
+        """One random network of 24 layers (width 768) ended at 46.3."""
+        inputs = InputStatistics(token_correlation=1 / 32_000)
+        profile = predict(scheme("sandwich", base="fixed")(llama(24)), inputs, fidelity="kernel", backward=False)
+        assert profile.forward["stream_out"].variance[-1] == pytest.approx(46.3, rel=0.05)
+
+    def test_placement(self) -> None:
+        table = scheme("sandwich")(Architecture.preset("bert-base"))
+        assert set(placements(table)) == {"sandwich"} and table.architecture.has_final_norm
+        assert table.weights["output"].max() == pytest.approx(0.02 / math.sqrt(24))
+
+
+@pytest.mark.parametrize("name", ["mix-ln", "lns", "sandwich"])
+class TestBases:
+    def test_unknown(self, name: str) -> None:
+        assert "unknown scheme 'xavir'" in refused(lambda: scheme(name, base="xavir"))
+        assert "cannot stand on itself" in refused(lambda: scheme(name, base=name))
+
+    def test_of_the_same_kind(self, name: str) -> None:
+        made = scheme(name, base="admin")
+        assert "both say what norms do" in refused(lambda: made(Architecture(n_layers=4, d_model=8)))
+
+    @settings(max_examples=30, deadline=None, derandomize=True)
+    @given(a=architectures())
+    def test_any_architecture(self, name: str, a: Architecture) -> None:
+        if a.parallel and name != "lns":
+            if name == "sandwich" or a.n_layers >= 4:
+                assert "parallel" in refused(lambda: scheme(name)(a))
+            return
+        table = scheme(name)(a)
+        assert Parametrization.from_json(json.loads(json.dumps(table.to_json()))) == table
+        base = scheme(str(table.options["base"]))(table.architecture)
+        assert replace(table, scheme=base.scheme, options=base.options, norm_scale=base.norm_scale) == base

@@ -1,0 +1,307 @@
+"""Multipliers on residual branches: numbers worked out by hand, and what each paper claims against the prediction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import PLACEMENTS, Parametrization
+from signalprop.prediction import predict
+from signalprop.profile import Profile, Series
+from signalprop.schemes import scheme
+from signalprop.schemes.residual import fan_in_std
+from signalprop.theory.blocks import Rows
+from strategies import architectures
+
+GROUPED = Architecture(
+    kind="encoder-decoder", n_layers=2, n_decoder_layers=3, d_model=12, n_heads=4, n_kv_heads=2, d_head=5, d_ff=20,
+    gated=True, activation="relu", dropout=0.1,
+)  # fmt: skip
+STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.227, target_correlation=0.3)
+
+
+def encoder(n_layers: int, **changes: Any) -> Architecture:
+    return Architecture.preset("tgs", **{"n_layers": n_layers, "d_model": 512, **changes})
+
+
+def predicted(name: str, a: Architecture, **options: Any) -> Profile:
+    return predict(scheme(name, **options)(a, STREAM), STREAM, fidelity="moments")
+
+
+def out(profile: Profile) -> Series:
+    return profile.forward["stream_out"]
+
+
+def gradient(profile: Profile) -> float:
+    """Gradient variance at the first sublayer, in units of that at the last."""
+    assert profile.gradient is not None
+    return float(profile.gradient["stream_in"].variance[0])
+
+
+def exponent(values: list[float], depths: tuple[int, ...]) -> float:
+    """Slope of the logarithm of values against that of depths."""
+    return float(np.polyfit(np.log(depths), np.log(values), 1)[0])
+
+
+def removed(table: Parametrization) -> bool:
+    """Whether no norm is left on the stream."""
+    a = table.architecture
+    placements = {PLACEMENTS[code] for code in table.placement}
+    return placements == {"none"} == set(a.placements) and not a.has_final_norm
+
+
+def refused(name: str, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        scheme(name, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class TestFanIn:
+    def test_by_hand(self) -> None:
+        assert fan_in_std(GROUPED) == pytest.approx(
+            {
+                "query": 12**-0.5,
+                "key": 12**-0.5,
+                "value": 12**-0.5,
+                "output": 20**-0.5,
+                "gate": 12**-0.5,
+                "up": 12**-0.5,
+                "down": 10**-0.5,  # 1 / (20 * 1/2): half of a ReLU's second moment is lost
+            }
+        )
+
+    def test_a_factor_on_scores_goes_into_the_queries(self) -> None:
+        for factor in (None, 1.0, 0.01):
+            a = GROUPED.replace(attention_scale=factor)
+            assert Rows.of(scheme("stable-resnet")(a)).qk[0] == pytest.approx(1.0)
+
+
+class TestGates:
+    """SkipInit and ReZero: at the start the network is the identity."""
+
+    @pytest.mark.parametrize("name", ["skipinit", "rezero"])
+    def test_the_table(self, name: str) -> None:
+        for a in (GROUPED, GROUPED.replace(norm_placement="post"), encoder(3, norm_placement="sandwich")):
+            table = scheme(name)(a)
+            assert not table.branch.any() and (table.skip == 1).all()
+            assert (table.branch_trainable, table.skip_trainable) == ("scalar", "fixed")
+            assert removed(table)
+
+    def test_weights(self) -> None:
+        query = scheme("rezero")(GROUPED).weights["query"]
+        assert query[0] == pytest.approx(math.sqrt(2 / 32))  # Xavier: 12 + 20
+        assert scheme("skipinit")(GROUPED).weights["query"][0] == pytest.approx(12**-0.5)
+
+    @pytest.mark.parametrize("placement", ["pre", "post"])
+    def test_skipinit_keeps_norms_when_told(self, placement: Any) -> None:
+        a = encoder(2, norm_placement=placement)
+        assert scheme("skipinit", norm=True)(a).architecture == a
+        assert scheme("skipinit", beta=0.25)(a).branch.tolist() == [0.25] * 4
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(st.data())
+    def test_nothing_happens_to_the_signal(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(["skipinit", "rezero", "fixup"]))
+        a = data.draw(architectures())
+        profile = predict(scheme(name)(a, STREAM), STREAM, fidelity="moments")
+        assert out(profile).variance == pytest.approx(np.ones(profile.n_sublayers), rel=1e-12)
+        assert out(profile).token_correlation == pytest.approx(np.full(profile.n_sublayers, 0.227), rel=1e-12)
+        assert profile.sensitivity() == {"mean": 0.0, "median": 0.0}
+        assert profile.gradient is not None
+        found = profile.gradient["stream_in"].variance
+        if a.kind == "encoder-decoder":  # cross-attention adds nothing, so nothing comes back to the encoder either
+            assert not found[: 2 * a.n_layers].any()
+            found = found[2 * a.n_layers :]
+        assert found == pytest.approx(np.ones(len(found)), rel=1e-12)
+
+    def test_one_over_the_square_root_of_the_number_of_branches_is_small_enough_and_1_is_not(self) -> None:
+        """De and Smith: without norms a branch adds beta^2 of the stream; 2N of them stay below e at beta^2 = 1/2N."""
+        for n_layers in (12, 192, 768):
+            grown = out(predicted("skipinit", encoder(n_layers, dropout=0.0), beta=(2 * n_layers) ** -0.5))
+            assert 1.5 < grown.variance[-1] < math.e
+        ungated = predicted("skipinit", encoder(48, dropout=0.0), beta=1.0)
+        ratio = out(ungated).variance / ungated.forward["stream_in"].variance
+        assert ratio[1::2] == pytest.approx(np.full(48, 2.0))  # every feed-forward doubles the variance
+        assert out(ungated).log_variance[-1] > 48 * math.log(2)
+
+    @pytest.mark.parametrize("options", [{"beta": "0"}, {"beta": True}, {"beta": None}, {"norm": 1}, {"norm": "yes"}])
+    def test_bad_options(self, options: dict[str, Any]) -> None:
+        assert next(iter(options)) in refused("skipinit", **options)
+
+
+class TestLayerScale:
+    @pytest.mark.parametrize(("n_layers", "epsilon"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+    def test_epsilon_by_depth(self, n_layers: int, epsilon: float) -> None:
+        table = scheme("layerscale")(encoder(n_layers))
+        assert (table.branch == epsilon).all() and (table.skip == 1).all()
+        assert table.branch_trainable == "channel"
+        assert table.architecture == encoder(n_layers)
+
+    def test_stacks_have_their_own_depth_and_weights_are_0_02(self) -> None:
+        table = scheme("layerscale")(GROUPED.replace(n_layers=18, n_decoder_layers=24))
+        assert table.branch.tolist() == [0.1] * 36 + [1e-5] * 72
+        assert set(np.concatenate(list(table.weights.values())).tolist()) == {0.0, 0.02}
+
+    def test_options(self) -> None:
+        table = scheme("layerscale", epsilon=1e-4, std=0.1)(GROUPED)
+        assert (table.branch == 1e-4).all() and table.weights["up"].max() == 0.1
+        assert "epsilon" in refused("layerscale", epsilon=0) and "std" in refused("layerscale", std=-1.0)
+
+    def test_sensitivity_is_of_order_beta_squared_n(self) -> None:
+        """TGS table 3 with the erratum that it is beta^2 N, not beta N; forward and gradient stay of order 1."""
+        depths = (12, 48, 192, 768)
+        for placement in ("pre", "post"):
+            # embeddings of variance 1, so that the first branches meet what the later ones do
+            profiles = [
+                predicted("layerscale", encoder(n, norm_placement=placement), epsilon=1e-3, std=0.05) for n in depths
+            ]
+            assert exponent([p.sensitivity()["mean"] for p in profiles], depths) == pytest.approx(1.0, abs=0.01)
+            assert [gradient(p) for p in profiles] == pytest.approx([1.0] * 4, abs=0.01)
+            assert [out(p).variance[-1] for p in profiles] == pytest.approx([1.0] * 4, abs=0.01)
+        small, large = (predicted("layerscale", encoder(48), epsilon=e).sensitivity()["mean"] for e in (1e-4, 1e-3))
+        assert large / small == pytest.approx(100.0, rel=1e-3)
+
+
+class TestStableResNet:
+    def test_uniform(self) -> None:
+        assert scheme("stable-resnet")(encoder(12)).branch == pytest.approx(np.full(24, 1 / math.sqrt(24)))
+        two = scheme("stable-resnet")(GROUPED)
+        assert two.branch == pytest.approx([0.5] * 4 + [1 / 3] * 9)  # 4 branches, 9 branches
+        assert (two.skip == 1).all() and two.branch_trainable == "fixed"
+
+    def test_decreasing(self) -> None:
+        branch = scheme("stable-resnet", decreasing=True)(GROUPED).branch
+        by_hand = [
+            1 / math.log(2),
+            1 / (math.sqrt(2) * math.log(3)),
+            1 / (math.sqrt(3) * math.log(4)),
+            0.5 / math.log(5),
+        ]
+        assert branch[:4] == pytest.approx(by_hand)
+        assert branch[4:8] == pytest.approx(by_hand)  # the decoder counts its own
+        assert branch[12] == pytest.approx(1 / (3 * math.log(10)))
+
+    def test_constants_of_spa(self) -> None:
+        table = scheme("stable-resnet", beta_attention=0.05, beta_feed_forward=0.1, norm=False)(GROUPED)
+        assert table.branch[4:7].tolist() == [0.05, 0.05, 0.1] and removed(table)
+        one = scheme("stable-resnet", beta_attention=0.2)(encoder(2))
+        assert one.branch == pytest.approx([0.2, 0.5] * 2)
+
+    @pytest.mark.parametrize("options", [{}, {"decreasing": True}])
+    @pytest.mark.parametrize("norm", [False, True])
+    def test_growth_is_that_of_the_sum_of_squares(self, options: dict[str, Any], norm: bool) -> None:
+        """The sum is 1 at any depth, or converges; a branch multiplies variances by at most 1 + 3 beta^2 here."""
+        depths = (100, 1000, 4000)
+        tables = [scheme("stable-resnet", norm=norm, **options)(encoder(n)) for n in depths]
+        sums = [float((table.branch**2).sum()) for table in tables]
+        assert sums == pytest.approx([1.0] * 3) if not options else 3 < sums[0] < sums[2] < 3.4
+        profiles = [predict(table, STREAM, fidelity="moments") for table in tables]
+        for quantity in (gradient, lambda profile: out(profile).variance[-1]):
+            logs = np.log([quantity(profile) for profile in profiles])
+            assert 0 < logs[0] < 3 * sums[0]
+            assert (np.diff(logs) > -0.01).all() and (np.diff(logs) < 3 * np.diff(sums) + 0.01).all()
+
+    def test_bad_options(self) -> None:
+        assert "exclude each other" in refused("stable-resnet", beta_attention=0.1, decreasing=True)
+        assert "beta_feed_forward" in refused("stable-resnet", beta_feed_forward="big")
+        assert "true or false" in refused("stable-resnet", decreasing=None)
+
+
+class TestNormalisedSkip:
+    @pytest.mark.parametrize(("norm", "attention"), [(True, 0.99), (False, 0.999)])
+    def test_published_values(self, norm: bool, attention: float) -> None:
+        table = scheme("normalised-skip", norm=norm)(GROUPED)
+        assert table.skip[4:7].tolist() == pytest.approx([attention, attention, 0.99])
+        beta = {0.99: 0.1410674, 0.999: 0.0447102}
+        assert table.branch[4:7].tolist() == pytest.approx([beta[attention], beta[attention], beta[0.99]], rel=1e-5)
+        assert removed(table) == (not norm)
+
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(st.data())
+    def test_squares_add_up_to_1(self, data: st.DataObject) -> None:
+        unit = st.floats(0, 1)
+        options = data.draw(
+            st.fixed_dictionaries({"alpha_attention": unit, "alpha_feed_forward": unit})
+            | st.fixed_dictionaries({"k": st.floats(1e-6, 100)})
+        )
+        table = scheme("normalised-skip", **options)(data.draw(architectures()))
+        assert table.skip**2 + table.branch**2 == pytest.approx(np.ones(table.n_sublayers), rel=1e-12)
+        assert (table.skip >= 0).all()
+
+    def test_by_depth(self) -> None:
+        assert scheme("normalised-skip", k=2.0)(encoder(12)).skip ** 2 == pytest.approx(np.full(24, 10 / 12))
+        two = scheme("normalised-skip", k=1.0)(GROUPED)
+        assert two.branch**2 == pytest.approx([1 / 2] * 4 + [1 / 3] * 9)
+        alone = scheme("normalised-skip", k=2.0)(encoder(1))
+        assert not alone.skip.any() and (alone.branch == 1).all()
+
+    def test_what_a_branch_does_to_a_stream_of_variance_1(self) -> None:
+        a = encoder(1, dropout=0.0, seq_len=4096, d_model=4096)
+        variance = out(predicted("normalised-skip", a, alpha_attention=0.8, alpha_feed_forward=0.6)).variance
+        # attention averages its values: what it adds has the variance of what the tokens share, and 0.1 % more here
+        assert variance[0] == pytest.approx(0.64 + 0.36 * 0.227, rel=2e-3)
+        assert variance[1] == pytest.approx(0.36 * variance[0] + 0.64, rel=1e-4)
+
+    def test_constant_alphas_lose_the_gradient_of_deep_stacks_and_those_by_depth_do_not(self) -> None:
+        fixed = [gradient(predicted("normalised-skip", encoder(n))) for n in (48, 192, 768)]
+        assert fixed[0] > fixed[1] > 10 * fixed[2]
+        by_depth = [gradient(predicted("normalised-skip", encoder(n), k=2.0)) for n in (48, 192, 768)]
+        assert by_depth == pytest.approx([by_depth[0]] * 3, rel=0.03)
+
+    def test_bad_options(self) -> None:
+        assert "exclude each other" in refused("normalised-skip", alpha_attention=0.9, k=2.0)
+        assert "from 0 to 1" in refused("normalised-skip", alpha_feed_forward=1.1)
+        assert "positive" in refused("normalised-skip", k=0)
+
+
+class TestNoci:
+    def test_weights_and_multipliers(self) -> None:
+        table = scheme("noci")(GROUPED)
+        for role, fan_out in {"query": 5, "key": 5, "value": 5, "output": 12, "gate": 20, "up": 20, "down": 12}.items():
+            assert table.weights[role].max() == pytest.approx(fan_out**-0.5)
+        assert table.branch == pytest.approx([2**-0.5] * 4 + [3**-0.5] * 9)
+        assert (scheme("noci", beta=0.5)(GROUPED).branch == 0.5).all()
+        assert "beta" in refused("noci", beta="small")
+
+    @pytest.mark.parametrize("n_heads", [1, 4, 8])
+    def test_scores_and_values_grow_with_the_heads(self, n_heads: int) -> None:
+        """TGS v1 appendix F: C_1 is n_heads, far more than the feed-forward's C_2 = 1/2 (no dropout)."""
+        a = encoder(1, n_heads=n_heads, dropout=0.0)
+        rows = Rows.of(scheme("noci")(a))
+        assert rows.qk[0] == pytest.approx(n_heads**2)
+        assert (rows.value * rows.output)[0] == pytest.approx(n_heads)
+        assert predicted("noci", a).forward["branch"].variance[1] == pytest.approx(0.5, rel=1e-4)
+
+    def test_depth_scaling_bounds_the_stream(self) -> None:
+        scaled = [out(predicted("noci", encoder(n))).variance[-1] for n in (12, 192, 768)]
+        assert scaled == pytest.approx([scaled[-1]] * 3, rel=0.05) and scaled[-1] < 10
+        plain = [out(predicted("noci", encoder(n), beta=1.0)).variance[-1] for n in (12, 48)]
+        assert plain[1] / plain[0] == pytest.approx(4, rel=0.15)
+
+    @pytest.mark.parametrize("placement", ["pre", "post"])
+    def test_rank_collapse(self, placement: Any) -> None:
+        """Without dropout and residual factor tokens become one; 1/sqrt(N) prevents it, and so does dropout."""
+        depths = (12, 48, 192, 768)
+
+        def apart(name: str, dropout: float, **options: Any) -> list[float]:
+            """1 - token correlation at the end, by depth."""
+            nets = [encoder(n, n_heads=4, norm_placement=placement, dropout=dropout) for n in depths]
+            return [1 - float(out(predicted(name, a, **options)).token_correlation[-1]) for a in nets]
+
+        collapsing, vanilla = apart("noci", 0.0, beta=1.0), apart("xavier", 0.0)
+        assert collapsing[0] < 0.6 * vanilla[0]  # faster than Xavier, as attention outweighs the feed-forward
+        if placement == "pre":  # a power of depth
+            assert exponent(collapsing, depths) == pytest.approx(-0.94, abs=0.05)
+        else:  # TGS: all tokens the same after 12 layers
+            assert collapsing[0] < 1e-6 and collapsing[3] < 1e-12
+        for kept in (apart("noci", 0.0), apart("noci", 0.1, beta=1.0)):
+            assert kept[3] > 0.05 and kept[3] == pytest.approx(kept[2], rel=0.05)

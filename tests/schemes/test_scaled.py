@@ -1,0 +1,289 @@
+"""Weights made smaller by depth: numbers worked out by hand, and what each paper claims against the prediction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.parametrization import ROLES, Parametrization, role_mask
+from signalprop.prediction import predict
+from signalprop.profile import Profile
+from signalprop.schemes import scheme
+from signalprop.schemes.base import xavier_std
+from signalprop.schemes.residual import without_norms
+from strategies import architectures
+
+GROUPED = Architecture(
+    kind="encoder-decoder", n_layers=2, n_decoder_layers=3, d_model=12, n_heads=4, n_kv_heads=2, d_head=5, d_ff=20,
+    gated=True, activation="relu", dropout=0.1,
+)  # fmt: skip
+DEPTHS = (12, 48, 192)
+NEW = ("takase", "ds-init", "fixup", "t-fixup", "bamboo", "skipinit", "rezero", "layerscale", "stable-resnet",
+       "normalised-skip", "noci")  # fmt: skip
+
+
+def encoder(n_layers: int, **changes: Any) -> Architecture:
+    return Architecture.preset("tgs", **{"n_layers": n_layers, "d_model": 512, **changes})
+
+
+def predicted(name: str, a: Architecture, **options: Any) -> Profile:
+    return predict(scheme(name, **options)(a), fidelity="moments")
+
+
+def log_growth(profile: Profile) -> float:
+    """Logarithm of the stream's variance at the end over that at the start (of an encoder or decoder)."""
+    return float(profile.forward["stream_out"].log_variance[-1] - profile.forward["stream_in"].log_variance[0])
+
+
+def log_gradient(profile: Profile, sublayer: int = 0) -> float:
+    assert profile.gradient is not None
+    return float(profile.gradient["stream_in"].log_variance[sublayer])
+
+
+def ratios(table: Parametrization, role: str) -> list[float]:
+    """Standard deviations over Xavier's, where the role exists."""
+    column = table.weights[role][role_mask(table.architecture, role)]
+    return (column / xavier_std(table.architecture, role)).tolist()  # type: ignore[no-any-return]
+
+
+class TestAll:
+    @settings(max_examples=100, deadline=None, derandomize=True)
+    @given(st.data())
+    def test_any_architecture_gets_a_table_that_makes_the_round_trip_and_a_finite_prediction(
+        self, data: st.DataObject
+    ) -> None:
+        name = data.draw(st.sampled_from(NEW))
+        a = data.draw(architectures())
+        table = scheme(name)(a)
+        assert Parametrization.from_json(table.to_json()) == table
+        kept = table.architecture.model_dump(exclude={"norm_placement", "final_norm"})
+        assert kept == a.model_dump(exclude={"norm_placement", "final_norm"})
+        assert name in ("fixup", "t-fixup", "skipinit", "rezero", "bamboo") or table.architecture == a
+        for role in ROLES:
+            positive = table.weights[role][role_mask(a, role)] > 0
+            assert not positive.any() if name == "fixup" and role in ("output", "down") else positive.all()
+        profile = predict(table, fidelity="moments")
+        assert np.isfinite(profile.forward["stream_out"].variance).all()
+
+    @pytest.mark.parametrize("name", NEW)
+    def test_patches_and_classes(self, name: str) -> None:
+        a = Architecture.preset("vit-small", n_layers=2, d_model=32)
+        inputs = InputStatistics(kind="patches", token_correlation=0.4)
+        table = scheme(name)(a, inputs)
+        entered = predict(table, inputs, fidelity="moments").input["variance"]
+        expected = {"takase": 0.8, "t-fixup": 2 * 18**-0.5, "layerscale": 768 * 0.02**2 + 0.02**2}
+        assert entered == pytest.approx(expected.get(name, 1.0), rel=0.02)  # the class token is one of 197
+
+
+class TestTakase:
+    def test_by_hand(self) -> None:
+        a = Architecture.preset("gpt2")  # d = 768, N = 12
+        table = scheme("takase")(a)
+        std = 0.02282177  # sqrt(2 / 3840)
+        for role in ("query", "key", "value", "up"):
+            assert table.weights[role].max() == pytest.approx(std, rel=1e-6)
+        for role in ("output", "down"):
+            assert table.weights[role].max() == pytest.approx(std / math.sqrt(24), rel=1e-6)
+        e = table.embedding
+        assert (e.token, e.position, e.scale) == pytest.approx((std, std, 27.712813), rel=1e-6)
+        assert (table.head.weight, table.head.scale) == (e.token, 1.0)
+        assert (table.skip == 1).all() and (table.branch == 1).all() and table.architecture == a
+
+    def test_the_stream_starts_with_two_fifths(self) -> None:
+        assert predicted("takase", Architecture.preset("llama-130m")).input["variance"] == pytest.approx(0.4)
+
+    def test_what_the_curse_of_depth_calls_by_this_name_is_gpt2s(self) -> None:
+        for a in (encoder(3), GROUPED):
+            one, other = scheme("takase", scaled_embedding=False, std=0.02)(a), scheme("gpt2")(a)
+            assert one.embedding == other.embedding and one.head == other.head
+            columns = other.columns()
+            assert all(np.array_equal(column, columns[key]) for key, column in one.columns().items())
+
+    def test_measured_growth(self) -> None:
+        """24 Llama layers of width 768 on uniform random tokens: 0.399 -> 0.4275 measured (one seed, fp32)."""
+        a = Architecture.preset("llama-130m", n_layers=24)
+        uniform = InputStatistics(token_correlation=1 / 32_000, target_correlation=1 / 32_000)
+        profile = predict(scheme("takase")(a), uniform, backward=False)
+        assert profile.forward["stream_out"].variance[-1] - profile.input["variance"] == pytest.approx(0.0285, rel=0.03)
+
+    def test_small_sublayers_and_a_large_shortcut_keep_the_gradient(self) -> None:
+        """The paper's two conditions; its bound per branch is 1 + (sublayer's size / shortcut's size)^2."""
+        gradients = [log_gradient(predicted("takase", encoder(n))) for n in DEPTHS]
+        assert gradients == pytest.approx([gradients[0]] * 3, abs=0.01) and gradients[0] < 0.2
+        assert log_gradient(predicted("takase", encoder(48), scaled_embedding=False)) > 10 * gradients[0]
+
+    def test_options(self) -> None:
+        assert scheme("takase", std=0.1)(GROUPED).weights["up"].max() == 0.1
+        for options in ({"std": 0}, {"std": "0.02"}, {"scaled_embedding": 1}):
+            with pytest.raises(InputError, match=next(iter(options))):
+                scheme("takase", **options)
+
+
+class TestDSInit:
+    def test_by_hand(self) -> None:
+        table = scheme("ds-init")(encoder(9))
+        for role in ("query", "key", "value", "output", "up", "down"):
+            found = ratios(table, role)
+            assert (found[0], found[1], found[3], found[8]) == pytest.approx((1.0, 0.70710678, 0.5, 1 / 3))
+        assert set(table.distribution.values()) == {"uniform"}
+        assert table.architecture == encoder(9)
+        assert ratios(scheme("ds-init", alpha=0.5)(encoder(4)), "up")[3] == pytest.approx(0.25)
+
+    def test_every_stack_counts_its_own_layers(self) -> None:
+        table = scheme("ds-init")(GROUPED)
+        assert ratios(table, "gate") == pytest.approx([1, 2**-0.5, 1, 2**-0.5, 3**-0.5])
+        assert ratios(table, "value") == pytest.approx([1, 2**-0.5, 1, 1, 2**-0.5, 2**-0.5, 3**-0.5, 3**-0.5])
+
+    def test_branches_fall_as_the_square_of_the_layer(self) -> None:
+        """Table 3 of TGS takes beta_l^2 ~ l^-2 (under ReLU exact for the feed-forward, which is homogeneous)."""
+        branch = predicted("ds-init", encoder(16)).forward["branch"].variance[1::2]
+        assert branch * (1 + np.arange(16)) ** 2 == pytest.approx(np.full(16, branch[0]), rel=1e-4)
+
+    def test_post_norm_gradients_do_not_vanish(self) -> None:
+        """The paper's claim, and TGS table 3."""
+        nets = [encoder(n, norm_placement="post") for n in DEPTHS]
+        scaled = [log_gradient(predicted("ds-init", a)) for a in nets]
+        vanilla = [log_gradient(predicted("xavier", a)) for a in nets]
+        assert scaled[2] == pytest.approx(scaled[0], abs=0.1) and -1 < scaled[2] < 0
+        assert vanilla[2] < -7
+
+    def test_orders_of_growth(self) -> None:
+        """TGS table 3, pre-norm: forward and backward O(1); sensitivity N^-1 by its median (its mean is O(1))."""
+        profiles = [predicted("ds-init", encoder(n)) for n in (*DEPTHS, 768)]
+        assert log_growth(profiles[3]) == pytest.approx(log_growth(profiles[0]), abs=0.05)
+        assert log_gradient(profiles[3]) == pytest.approx(log_gradient(profiles[0]), abs=0.05)
+        medians = [math.log(p.sensitivity()["median"]) for p in profiles]
+        assert (medians[3] - medians[1]) / math.log(16) == pytest.approx(-1, abs=0.02)
+        assert profiles[3].sensitivity()["mean"] == pytest.approx(profiles[0].sensitivity()["mean"], rel=0.1)
+
+
+class TestFixup:
+    def test_by_hand(self) -> None:
+        table = scheme("fixup")(encoder(12))  # L = 24 branches
+        for role in ("query", "key", "value"):
+            assert ratios(table, role) == pytest.approx([0.58879] * 12, rel=1e-4)
+        assert ratios(table, "up") == pytest.approx([0.204124] * 12, rel=1e-5)
+        assert not table.weights["output"].any() and not table.weights["down"].any()
+        assert (table.branch == 1).all() and table.branch_trainable == "scalar"
+        assert not table.architecture.has_final_norm and set(table.architecture.placements) == {"none"}
+
+    def test_gated_blocks_and_two_stacks(self) -> None:
+        table = scheme("fixup")(GROUPED)  # 2 * 2 + 3 * 3 = 13 branches in all
+        assert ratios(table, "up") == ratios(table, "gate") == pytest.approx([13**-0.25] * 5)
+        assert ratios(table, "key") == pytest.approx([13 ** (-1 / 6)] * 8)
+
+    @pytest.mark.parametrize(
+        ("changes", "zero"),
+        [({}, False), ({"tied_embeddings": False}, True), ({"head": "classes"}, True), ({"head": "none"}, False)],
+    )
+    def test_a_head_of_its_own_starts_at_0(self, changes: dict[str, Any], zero: bool) -> None:
+        assert (scheme("fixup")(encoder(1, **changes)).head.weight == 0) == zero
+
+    @pytest.mark.parametrize("a", [encoder(12), encoder(100), encoder(7, gated=True), GROUPED], ids=str)
+    def test_an_update_is_of_one_size_at_any_depth(self, a: Architecture) -> None:
+        """Fixup's design: a step on the last matrix of branch i moves the output by its other factors squared, and all
+        L branches together by a constant."""
+        table = scheme("fixup")(a)
+        attention = np.prod([np.square(ratios(table, role)) for role in ("query", "key", "value")], axis=0)
+        roles = ("gate", "up") if a.gated else ("up",)
+        feed_forward = np.prod([np.square(ratios(table, role)) for role in roles], axis=0)
+        assert attention.sum() + feed_forward.sum() == pytest.approx(1.0)
+
+
+class TestTFixup:
+    def test_by_hand(self) -> None:
+        a = Architecture(kind="encoder-decoder", n_layers=6, d_model=512, embedding_scale=math.sqrt(512))
+        table = scheme("t-fixup")(a)
+        encoder_factor, decoder_factor = 0.428092, 0.368894  # 0.67 * 6^(-1/4), 54^(-1/4)
+        for role in ("value", "output"):
+            assert ratios(table, role) == pytest.approx([encoder_factor] * 6 + [decoder_factor] * 12, rel=1e-5)
+        for role in ("up", "down"):
+            assert ratios(table, role) == pytest.approx([encoder_factor] * 6 + [decoder_factor] * 6, rel=1e-5)
+        for role in ("query", "key"):
+            assert ratios(table, role) == pytest.approx([1.0] * 18)
+        e = table.embedding
+        assert (e.token, e.scale) == pytest.approx((512**-0.5 * decoder_factor, 512**0.5), rel=1e-5)
+        assert table.head.weight == e.token and table.head.scale == 1.0  # tied
+        assert not table.architecture.has_final_norm and set(table.architecture.placements) == {"none"}
+        assert (table.branch == 1).all() and table.branch_trainable == "fixed"
+
+    def test_the_bound_of_the_paper(self) -> None:
+        """3N decoder branches whose updates are v^2 w^2 + v^2 m^2 + w^2 m^2 at v = w = m: together of order 1."""
+        table = scheme("t-fixup")(Architecture(kind="encoder-decoder", n_layers=1, n_decoder_layers=40, d_model=64))
+        factors = np.array(ratios(table, "value")[1:] + ratios(table, "down")[1:])
+        assert len(factors) == 3 * 40 and (3 * factors**4).sum() == pytest.approx(1.0)
+
+    def test_one_stack(self) -> None:
+        assert ratios(scheme("t-fixup")(encoder(16)), "down") == pytest.approx([0.335] * 16)  # 0.67 / 2
+        decoder = Architecture(kind="decoder", n_layers=9, d_model=64)
+        assert ratios(scheme("t-fixup")(decoder), "down") == pytest.approx([1 / 3] * 9)
+
+    def test_three_matrices_have_the_factor_of_two(self) -> None:
+        table = scheme("t-fixup")(GROUPED)
+        product = np.prod([ratios(table, role) for role in ("gate", "up", "down")], axis=0)
+        assert product == pytest.approx([(0.67 * 2**-0.25) ** 2] * 2 + [27**-0.5] * 3)
+
+    @pytest.mark.parametrize("scale", [1.0, math.sqrt(512)])
+    @pytest.mark.parametrize("embedding_norm", [False, True])
+    @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "none"])
+    def test_the_stream_starts_alike_however_it_is_scaled(
+        self, positions: Any, embedding_norm: bool, scale: float
+    ) -> None:
+        a = encoder(12, positions=positions, embedding_norm=embedding_norm, embedding_scale=scale, dropout=0.0,
+                    n_segments=0)  # fmt: skip
+        table = scheme("t-fixup")(a)
+        entered = predict(table, fidelity="moments").input
+        tokens = 108**-0.5
+        added = {"learned": tokens, "sinusoidal": 0.5, "none": 0.0}[positions]
+        # a LayerNorm takes the sinusoids' common mean away and gives the rest the same mean square
+        second = entered["variance"] + entered["mean"] ** 2
+        assert second == pytest.approx(tokens + added, rel=1e-6)
+        logits = table.head.weight * table.head.scale  # d^(-1/2) times what a token has in the stream
+        assert logits == pytest.approx(512**-0.5 * 108**-0.25)
+
+    def test_stream_and_gradient_do_not_depend_on_depth_without_any_norm(self) -> None:
+        forward = [log_growth(predicted("t-fixup", encoder(n))) for n in DEPTHS]
+        assert forward == pytest.approx([forward[2]] * 3, abs=0.002) and forward[2] < 0.2
+        backward = [log_gradient(predicted("t-fixup", encoder(n))) for n in DEPTHS]
+        assert backward == pytest.approx([backward[2]] * 3, abs=0.002) and 0 < backward[2] < 0.1
+        vanilla = predict(scheme("xavier")(without_norms(encoder(48))), fidelity="moments")
+        assert log_growth(vanilla) > 40 and log_gradient(vanilla) > 40
+
+    def test_encoder_decoder(self) -> None:
+        """Both stacks bounded; the encoder hears of the loss through cross-attention alone, at any depth as much."""
+        found = []
+        for n_layers in DEPTHS:
+            a = Architecture(kind="encoder-decoder", n_layers=n_layers, d_model=512, activation="relu", dropout=0.1)
+            profile = predicted("t-fixup", a)
+            stream = profile.forward["stream_out"].log_variance
+            start = math.log(profile.input["variance"])
+            decoder = 2 * n_layers
+            assert 0 < stream[decoder - 1] - start < 0.3 and 0 < stream[-1] - start < 0.6
+            assert 0 < log_gradient(profile, decoder) < 0.1
+            found.append(log_gradient(profile))
+        assert found == pytest.approx([found[2]] * 3, abs=0.15) and found[2] < math.log(0.1)
+
+
+class TestBamboo:
+    def test_it_is_vanilla_pre_norm(self) -> None:
+        for a in (encoder(3), GROUPED):
+            table, vanilla = scheme("bamboo")(a), scheme("xavier")(a)
+            columns = vanilla.columns()
+            assert all(np.array_equal(column, columns[key]) for key, column in table.columns().items())
+            assert (table.embedding, table.head, table.architecture) == (vanilla.embedding, vanilla.head, a)
+
+    def test_it_owns_the_placement(self) -> None:
+        table = scheme("bamboo")(encoder(2, norm_placement="post"))
+        assert table.architecture == encoder(2) and table.architecture.has_final_norm
+
+    def test_vanilla_growth(self) -> None:
+        logs = [log_growth(predicted("bamboo", encoder(n))) for n in (48, 192, 768)]
+        assert np.diff(logs) == pytest.approx([math.log(4)] * 2, abs=0.06)
