@@ -93,10 +93,7 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
 @contextmanager
 def double_norms() -> Iterator[None]:
     """RMS norms of transformers compute in float32 whatever the model's type; here they compute in the model's type."""
-    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
-    from transformers.models.t5.modeling_t5 import T5LayerNorm
+    from importlib import import_module
 
     def plain(self: Any, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
@@ -104,7 +101,10 @@ def double_norms() -> Iterator[None]:
     def offset(self: Any, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
 
-    changed = [(LlamaRMSNorm, plain), (Qwen3RMSNorm, plain), (T5LayerNorm, plain), (GemmaRMSNorm, offset)]
+    names = {"llama": "LlamaRMSNorm", "mistral": "MistralRMSNorm", "qwen2": "Qwen2RMSNorm", "qwen3": "Qwen3RMSNorm",
+             "olmo2": "Olmo2RMSNorm", "t5": "T5LayerNorm", "gemma": "GemmaRMSNorm"}  # fmt: skip
+    found = {n: getattr(import_module(f"transformers.models.{n}.modeling_{n}"), cls) for n, cls in names.items()}
+    changed = [(cls, offset if name == "gemma" else plain) for name, cls in found.items()]
     before = [(cls, cls.forward) for cls, _ in changed]
     try:
         for cls, forward in changed:
@@ -128,6 +128,10 @@ class Pair:
 def pair(name: str, scheme: Any, n_layers: int = 2, dtype: torch.dtype = torch.float64, **options: Any) -> Pair:
     """Apply a scheme to a vanilla model, and build what it then is."""
     model = vanilla(name, n_layers).to(dtype)
+    if name == "vit":  # patches of real images are alike, those of the default are not
+        options.setdefault(
+            "inputs", replace(default_statistics(vanilla_mapping(model).architecture), token_correlation=0.3)
+        )
     table = apply(model, scheme, seed=3, **options)
     built = sp.build(table, seed=3, dtype=dtype)
     with torch.no_grad():  # what a table does not speak of
@@ -154,8 +158,8 @@ def loss_of(logits: Tensor) -> Tensor:
 def built_logits(made: Pair) -> Tensor:
     """Logits of the built model."""
     dtype = next(made.built.parameters()).dtype
-    given = {  # by way of float32, in which images are given to a model
-        k: v.float().to(dtype) if v is not None and torch.is_floating_point(v) else v
+    given = {
+        k: v.to(dtype) if v is not None and torch.is_floating_point(v) else v
         for k, v in batch_tensors(made.batch).items()
     }
     out = made.built(**given).logits

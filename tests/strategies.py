@@ -18,10 +18,12 @@ FAMILIES = ("bert", "gpt2", "llama", "vit", "t5", "gpt_neox")
 DROPOUTS = st.sampled_from([0.0, 0.1, 0.5, 0.99]) | st.floats(0, 0.99)
 PLACEMENTS = st.sampled_from(["pre", "post", "sandwich", "none"])
 SIZES = st.floats(0.01, 100.0) | st.just(1.0)
-FLAGS = ("gated", "qk_norm", "embedding_norm", "bias", "norm_bias", "tied_embeddings", "head_transform")
+FLAGS = ("gated", "embedding_norm", "bias", "norm_bias", "tied_embeddings", "head_transform")
 CHOICES: dict[str, SearchStrategy[Any]] = {
     **{name: st.booleans() for name in FLAGS},
     **{name: st.sampled_from([None, True, False]) for name in ("final_norm", "qkv_bias")},
+    "qk_norm": st.sampled_from([False, True, "whole"]),
+    "head_bias": st.sampled_from([None, True, False]),
     "d_ff": st.none() | st.integers(1, 1000),
     "activation": st.sampled_from(sorted(ACTIVATIONS)),
     "norm": st.sampled_from(["layernorm", "rmsnorm"]),
@@ -54,6 +56,7 @@ def architectures(draw: Any, *, deepest: int = 6) -> Architecture:
         fields |= {"n_decoder_layers": n_decoder_layers, "target_len": draw(st.sampled_from([1, 2, 5, 64]))}
     else:
         fields["parallel"] = draw(st.booleans())
+        fields["shared_norm"] = fields["parallel"] and draw(st.booleans())
     places = st.sampled_from(["pre", "none"]) if fields.get("parallel") else PLACEMENTS
     fields["norm_placement"] = draw(places | st.lists(places, min_size=total, max_size=total).map(tuple))
     n_kv_heads, d_head = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 8, 64, None]))
@@ -62,6 +65,15 @@ def architectures(draw: Any, *, deepest: int = 6) -> Architecture:
     fields |= {"n_kv_heads": n_kv_heads, "n_heads": n_heads, "d_head": d_head, "d_model": d_model}
     if kind == "encoder" and draw(st.booleans()):
         fields |= {"input": "patches", "class_token": draw(st.booleans())}
+        fields["distillation_token"] = fields["class_token"] and draw(st.booleans())
+    elif kind != "decoder" and draw(st.booleans()):
+        n = draw(st.integers(1, 3))
+        fields |= {"input": "frames", "frame_dim": draw(st.integers(1, 9)), "conv_channels": draw(st.integers(1, 9))}
+        fields["conv_kernels"] = tuple(draw(st.sampled_from([1, 3, 5])) for _ in range(n))
+        fields["conv_strides"] = tuple(draw(st.integers(1, 3)) for _ in range(n))
+        fields["conv_activation"] = draw(st.sampled_from(["glu", "gelu", "relu"]))
+    if kind == "encoder-decoder" and fields["positions"] in ("learned", "sinusoidal", "none"):
+        fields["decoder_positions"] = draw(st.sampled_from([None, "learned", "sinusoidal", "none"]))
     return Architecture(**fields)
 
 
@@ -72,7 +84,7 @@ def schemes(draw: Any) -> Scheme:
     known = SCHEMES[name].__dataclass_fields__
     options = {key: draw(SIZES) for key in ("gain", "qk_gain", "std", "k") if key in known}
     if "alpha" in known:
-        options["alpha"] = draw(st.floats(0, 3))
+        options["alpha"] = draw(SIZES if name == "ds-init" else st.floats(0, 3))
     return scheme(name, **options)
 
 
@@ -97,6 +109,9 @@ def statistics(architecture: Architecture) -> SearchStrategy[InputStatistics]:
         segment_correlation=unit,
         target_correlation=unit,
         loss_fraction=share,
+        decoder=st.builds(InputStatistics, token_correlation=unit, target_correlation=unit, loss_fraction=share)
+        if architecture.input == "frames" and architecture.kind == "encoder-decoder"
+        else st.none(),
     )
     return stream | own
 

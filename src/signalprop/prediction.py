@@ -98,4 +98,5 @@ def _small_scores(p: Parametrization) -> bool:
     from signalprop.theory.blocks import Rows
 
     scores = Rows.of(p).qk * p.norm_output**4
-    return bool((p.placement != PLACEMENTS.index("none")).all() and scores[p.kind != 2].max(initial=0.0) <= 2.0)
+    raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
+    return bool(not raw.any() and scores[p.kind != 2].max(initial=0.0) <= 2.0)

@@ -19,6 +19,7 @@ from signalprop.data import default_batch
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.profile import Profile
+from signalprop.report.findings import summary, warnings
 from signalprop.schemes import SCHEMES, scheme
 
 
@@ -146,6 +147,34 @@ def test_schemes_lists_all(command: Command) -> None:
     out = command("schemes").out
     assert all(f"\n{name} " in out for name in SCHEMES)
     assert "Kedia et al. 2024" in command("schemes", "deepscalelm").out
+
+
+def test_schemes_compares_what_theory_predicts(command: Command) -> None:
+    arguments = ["schemes", "--architecture", "tgs", "--layers", "3", "--d-model", "32"]
+    everything = result_of(command, *arguments)["schemes"]
+    assert set(everything) == set(SCHEMES)
+    a = Architecture.preset("tgs", n_layers=3, d_model=32)
+    profile = predict(scheme("noci")(a))
+    assert profile.gradient is not None
+    assert everything["noci"]["prediction"] == {
+        "fidelity": "moments",
+        "input_variance": profile.input["variance"],
+        "stream_variance": profile.forward["stream_out"].variance[-1],
+        "token_correlation": profile.forward["stream_out"].token_correlation[-1],
+        "gradient_ratio": profile.gradient["stream_in"].variance[0],
+        "sensitivity": profile.sensitivity()["mean"],
+    }
+    assert "family None" in everything["huggingface"]["prediction"]["refused"]
+    out = command(*arguments).out
+    assert all(f"\n{name} " in out for name in SCHEMES) and "refused  huggingface: " in out
+
+
+def test_a_scheme_with_an_architecture_prints_what_theory_predicts(command: Command, tmp_path: Path) -> None:
+    status, out, err = command("schemes", "noci", "--architecture", "tgs", "--layers", "48", "--option", "beta=1")
+    assert (status, err) == (0, "")
+    assert "branch 1.00000" in out and "source              theory (moments)" in out
+    profile = predict(scheme("noci", beta=1)(Architecture.preset("tgs", n_layers=48)))
+    assert all(line in out.splitlines() for line in (*summary(profile), f"{'warning':<20}{warnings(profile)[0]}"))
 
 
 def test_compute(command: Command) -> None:

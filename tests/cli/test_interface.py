@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from signalprop.cli import app, run
+from signalprop.storage import write_json
+from signalprop.surgery.checking import Check
 from signalprop.verification import VerificationReport
 
 SNAPSHOT = Path(__file__).with_name("interface.json")
@@ -36,6 +39,15 @@ def interface() -> dict[str, Any]:
         name: [" ".join(parameter.opts) for parameter in command.params] for name, command in sorted(commands.items())
     }
     results = {name: keys(result_of(arguments)) for name, arguments in RESULTS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+        model, unfolded, folded = (Path(folder, name) for name in ("model", "unfolded", "folded"))
+        model.mkdir()
+        write_json(model / "config.json", config | {"architectures": ["GPT2LMHeadModel"]})
+        arguments = ["apply", str(model), "--scheme", "xavier", "--out", str(unfolded)]
+        results["apply"] = keys(result_of(arguments))
+        results["fold"] = keys(result_of(["fold", str(unfolded), "--out", str(folded)]))
+    results["check"] = keys(Check("", {}, "", (), 0.0).to_json())
     results["verify"] = keys(VerificationReport((), "quick", 0).as_json())
     return {"options": options, "results": results}
 

@@ -37,6 +37,16 @@ def test_without_scores_attention_is_the_mean_of_what_a_row_sees(causal: bool) -
 
 
 @pytest.mark.parametrize("causal", [True, False])
+def test_a_value_skip_mixes_the_identity_in(causal: bool) -> None:
+    length, skip, gain = 23, 0.7, -0.4
+    s, g = kernel_of(length, 0), kernel_of(length, 1)
+    m = skip * np.eye(length) + gain * mixing(length, causal)
+    attention = TokenAttention(s, qk=0.0, d_model=64, causal=causal, value_skip=skip, gain=gain)
+    np.testing.assert_allclose(attention.forward(), m @ s @ m.T, atol=1e-12)
+    np.testing.assert_allclose(attention.backward(g), m.T @ g @ m, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
 def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
     length = 9
     s, h = kernel_of(length, 2), kernel_of(length, 3)
@@ -49,9 +59,9 @@ def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("structured", [False, True])
+@pytest.mark.parametrize(("structured", "skip", "gain"), [(False, 0.0, 1.0), (True, 0.0, 1.0), (True, 0.5, 0.8)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: bool) -> None:
+def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: bool, skip: float, gain: float) -> None:
     """Monte Carlo over weights and the arriving gradient: 5 standard errors, and 4 % for what the theory leaves out."""
     rng = np.random.default_rng(4)
     length, d, dk, draws, s0 = 24, 96, 48, 300, 1.0
@@ -74,13 +84,14 @@ def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: 
         scores = q @ k.T / np.sqrt(dk) + hidden
         a = np.exp(scores - scores.max(1, keepdims=True))
         a /= a.sum(1, keepdims=True)
-        outs.append((a @ v) @ (a @ v).T / dk)
+        out = skip * v + gain * a @ v
+        outs.append(out @ out.T / dk)
         g = np.sqrt(g_corr) * rng.normal(size=(1, dk)) + np.sqrt(1 - g_corr) * rng.normal(size=(length, dk))
-        da = g @ v.T
+        da = gain * g @ v.T
         ds = a * (da - (a * da).sum(1, keepdims=True)) / np.sqrt(dk)
-        gx = (a.T @ g) @ wv.T + (ds @ k) @ wq.T + (ds.T @ q) @ wk.T
+        gx = (skip * g + gain * a.T @ g) @ wv.T + (ds @ k) @ wq.T + (ds.T @ q) @ wk.T
         backs.append(gx @ gx.T / d)
-    theory = TokenAttention(s, qk=s0, d_model=d, causal=causal)
+    theory = TokenAttention(s, qk=s0, d_model=d, causal=causal, value_skip=skip, gain=gain)
     gradient = np.full((length, length), g_corr)
     np.fill_diagonal(gradient, 1.0)
     # units: forward d sigma_v^2 = 1; backward d_v sigma_v^2 = dk / d

@@ -94,11 +94,11 @@ def test_seed_decides_everything_and_its_default_comes_from_pytorch() -> None:
 # --- what a sublayer computes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none"])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none", "res-post"])
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_placements(placement: Any, norm: Any) -> None:
     p = table(norm_placement=placement, norm=norm, n_layers=1, norm_eps=1e-6)
-    p = p.with_columns(skip=0.8, branch=0.6, norm_gain=1.3, post_norm_gain=0.5)
+    p = p.with_columns(skip=0.8, branch=0.6, norm_gain=1.3, norm_scale=0.7, post_norm_gain=0.5)
     sublayer = build(p, seed=0, dtype=torch.float64).sublayers()[1]
     x = torch.randn(2, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -111,12 +111,36 @@ def test_placements(placement: Any, norm: Any) -> None:
         return nn.functional.gelu(values @ up.weight.T) @ down.weight.T
 
     expected = {
-        "pre": lambda: 0.8 * x + 0.6 * f(1.3 * normed(x)),
-        "post": lambda: 1.3 * normed(0.8 * x + 0.6 * f(x)),
-        "sandwich": lambda: 0.8 * x + 0.6 * 0.5 * normed(f(1.3 * normed(x))),
+        "pre": lambda: 0.8 * x + 0.6 * f(0.91 * normed(x)),
+        "post": lambda: 0.91 * normed(0.8 * x + 0.6 * f(x)),
+        "sandwich": lambda: 0.8 * x + 0.6 * 0.5 * normed(f(0.91 * normed(x))),
         "none": lambda: 0.8 * x + 0.6 * f(x),
+        "res-post": lambda: 0.8 * x + 0.6 * 0.91 * normed(f(x)),
     }[placement]()
     torch.testing.assert_close(sublayer(x, Surroundings()), expected)
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.6])
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_value_skip_adds_a_tokens_own_value(kind: Any, gain: float) -> None:
+    changes: dict[str, Any] = {"kind": kind, "n_layers": 1, "n_kv_heads": 1}
+    p = table(**changes).with_columns(value_skip=0.8, attention_gain=gain)
+    function = build(p, seed=0, dtype=torch.float64).sublayers()[0].branch.function
+    plain = build(table(**changes), seed=0, dtype=torch.float64).sublayers()[0].branch.function
+    x = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    around = Surroundings(causal=kind == "decoder")
+    own = plain.output(torch.cat([plain.value(x)] * 2, -1))  # both heads share the one value head
+    torch.testing.assert_close(function(x, around), 0.8 * own + gain * plain(x, around))
+
+
+def test_value_skip_needs_a_value_of_the_querys_own() -> None:
+    p = table(kind="encoder-decoder")
+    cross = p.kind == 1
+    with pytest.raises(InputError, match=r"value_skip of sublayer 5 is 0\.5; expected 0 in cross-attention"):
+        build(p.with_columns(value_skip=np.where(cross, 0.5, 0.0)))
+    without = build(p.with_columns(attention_gain=np.where(cross, 0.0, 1.0)), seed=0)
+    one = without(TOKENS, decoder_tokens=TOKENS[:, :5]).logits  # a source of another length, and nothing reads it
+    torch.testing.assert_close(one, without(TOKENS[:, :6], decoder_tokens=TOKENS[:, :5]).logits)
 
 
 def test_parallel_sublayers_read_the_same_stream_and_the_skip_counts_once() -> None:
@@ -257,6 +281,35 @@ def test_trainable_multipliers_are_parameters(kind: Any, shape: tuple[int, ...])
     assert all(s.multiplier.shape == shape and s.multiplier.grad.abs().sum() > 0 for s in model.sublayers())
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("scalar", (1,)), ("channel", (16,))])
+def test_trainable_skips_are_parameters(kind: Any, shape: tuple[int, ...]) -> None:
+    plain = table(parallel=True).with_columns(skip=0.7)
+    model, fixed = build(replace(plain, skip_trainable=kind), seed=0), build(plain, seed=0)
+    assert torch.equal(model(TOKENS).logits, fixed(TOKENS).logits)
+    extra = set(model.state_dict()) - set(fixed.state_dict())
+    assert extra == {f"encoder.sublayers.{i}.skip" for i in (0, 2)}  # the layer has one skip, its attention's
+    model(TOKENS, targets=TOKENS).loss.backward()
+    for sublayer in model.sublayers()[::2]:
+        assert sublayer.skip.shape == shape and sublayer.skip.grad.abs().sum() > 0
+    assert "skip=trainable" in repr(model)
+
+
+def test_trainable_attention_scalars_are_parameters() -> None:
+    plain = table(kind="encoder-decoder")
+    own = plain.kind == 0
+    plain = plain.with_columns(value_skip=np.where(own, 1.0, 0.0), attention_gain=np.where(own, 0.0, 1.0))
+    model, fixed = build(replace(plain, attention_trainable=True), seed=0), build(plain, seed=0)
+    arguments = {"decoder_tokens": TOKENS, "targets": TOKENS}
+    torch.testing.assert_close(model(TOKENS, **arguments).logits, fixed(TOKENS, **arguments).logits)
+    model(TOKENS, **arguments).loss.backward()
+    for sublayer, kind in zip(model.sublayers(), plain.kind, strict=True):
+        if kind == 2:
+            continue
+        function = sublayer.branch.function
+        assert function.attention_gain.shape == (1,) and function.attention_gain.grad.abs() > 0
+        assert isinstance(function.value_skip, nn.Parameter) is bool(kind == 0)  # a query across has no own value
+
+
 def test_it_can_be_pickled_and_copied() -> None:
     for name in ("relu2", "quick_gelu", "identity"):
         model = build(table(activation=name), seed=0)
@@ -321,6 +374,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "neox": {"kind": "decoder", "parallel": True, "positions": "rotary"},
     "bart": {"kind": "encoder-decoder", "norm_placement": "post"},
     "t5": {"kind": "encoder-decoder", "positions": "relative", "norm": "rmsnorm"},
+    "olmo2": {"kind": "decoder", "norm_placement": "res-post", "norm": "rmsnorm", "qk_norm": True},
 }
 
 
@@ -328,7 +382,8 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_measured_is_simulated(form: str) -> None:
     p = table(**FORMS[form])
     rng = np.random.default_rng(0)
-    p = p.with_columns(skip=rng.uniform(0.6, 1, p.n_sublayers), branch=rng.uniform(0.5, 1, p.n_sublayers))
+    one, two, three, four, five = rng.uniform(0.5, 1, (5, p.n_sublayers))
+    p = p.with_columns(skip=one, branch=two, norm_scale=three, value_skip=four * (p.kind == 0), attention_gain=five)
     keep = np.arange(8) < np.array([[8], [6]])
     decoder = p.architecture.kind == "encoder-decoder"
     targets = TOKENS.numpy() if decoder else np.where(keep, TOKENS.numpy(), -1)
@@ -343,6 +398,26 @@ def test_measured_is_simulated(form: str) -> None:
             np.testing.assert_allclose(ours[point].token_correlation, theirs[point].token_correlation, atol=1e-4)
     ratios = simulated.sensitivity_ratios
     np.testing.assert_allclose(ratios, measured.sensitivity_ratios, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "t5"])  # T5's bias is no number of the table
+def test_it_reads_as_the_table_it_was_built_from(form: str) -> None:
+    p = table(**FORMS[form])
+    rng = np.random.default_rng(0)
+    scale, value, gain, skip = rng.uniform(0.5, 1, (4, p.n_sublayers))
+    attends = p.kind != 2
+    p = p.with_columns(
+        norm_scale=np.where(p.placement == 3, 1.0, scale),
+        value_skip=np.where(p.kind == 0, value, 0.0),
+        attention_gain=np.where(attends, gain, 1.0),
+        skip=np.where(p.parallel, 1.0, skip),
+    )
+    p = replace(p, skip_trainable="channel", branch_trainable="scalar", attention_trainable=True)
+    found = Parametrization.from_model(build(p, seed=0, dtype=torch.float64))
+    for name in ("skip", "branch", "norm_gain", "norm_scale", "post_norm_gain", "value_skip", "attention_gain"):
+        np.testing.assert_allclose(getattr(found, name), getattr(p, name), rtol=1e-12, err_msg=name)
+    for name in ("skip_trainable", "branch_trainable", "attention_trainable"):
+        assert getattr(found, name) == getattr(p, name)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,31 @@ def _vit(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
+def _opt(**changes: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 40, "init_std": 0.2, "dropout": 0.1, "word_embed_proj_dim": 32,
+    } | changes  # fmt: skip
+
+
+def _fairseq(**changes: Any) -> dict[str, Any]:
+    return {
+        "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": VOCABULARY,
+        "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2, "dropout": 0.1,
+        "init_std": 0.2,
+    } | changes  # fmt: skip
+
+
+def _speech(**changes: Any) -> dict[str, Any]:
+    return _fairseq(max_target_positions=20, **changes)
+
+
+_WHISPER = {
+    "max_source_positions": 12, "num_mel_bins": 6, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+_S2T = {"max_source_positions": 48, "input_feat_per_channel": 6, "conv_channels": 24}
+_FALCON = {"hidden_dropout": 0.1, "ffn_hidden_size": 48, "bias": True}
 _DROP = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 _GQA = {"num_key_value_heads": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -61,12 +86,34 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5-gated": ("T5ForConditionalGeneration", "T5Config", _t5(feed_forward_proj="gated-gelu")),
     "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _common(hidden_dropout=0.1)),
     "gpt_neox-sequential": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _common(use_parallel_residual=False)),
+    "opt": ("OPTForCausalLM", "OPTConfig", _opt()),
+    "opt-post": ("OPTForCausalLM", "OPTConfig", _opt(do_layer_norm_before=False)),
+    "opt-open": ("OPTForCausalLM", "OPTConfig", _opt(_remove_final_layer_norm=True)),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _common(**_GQA)),
+    "phi": ("PhiForCausalLM", "PhiConfig", _common(resid_pdrop=0.1, embd_pdrop=0.1)),
+    "falcon": ("FalconForCausalLM", "FalconConfig", _common(**_FALCON)),
+    "falcon-grouped": (
+        "FalconForCausalLM", "FalconConfig", _common(**_FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    ),
+    "falcon-one-norm": (
+        "FalconForCausalLM", "FalconConfig",
+        _common(**_FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+    ),
+    "falcon-heads": ("FalconForCausalLM", "FalconConfig", _common(**_FALCON, multi_query=False)),
+    "falcon-sequential": (
+        "FalconForCausalLM", "FalconConfig", _common(parallel_attn=False, ffn_hidden_size=48),
+    ),
+    "deit": ("DeiTForImageClassification", "DeiTConfig", _vit(**_DROP)),
+    "bart": ("BartForConditionalGeneration", "BartConfig", _fairseq(max_position_embeddings=40)),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", _speech(**_WHISPER)),
+    "speech_to_text": ("Speech2TextForConditionalGeneration", "Speech2TextConfig", _speech(**_S2T)),
     "bert-bare": ("BertModel", "BertConfig", _common(**_DROP)),
     "gpt2-bare": ("GPT2Model", "GPT2Config", _gpt2()),
     "llama-bare": ("LlamaModel", "LlamaConfig", _common(**_GQA)),
     "t5-encoder": ("T5EncoderModel", "T5Config", _t5()),
+    "bart-bare": ("BartModel", "BartConfig", _fairseq(max_position_embeddings=40)),
     "bert-classes": ("BertForSequenceClassification", "BertConfig", _common(**_DROP)),
-}
+}  # fmt: skip
 Build = Callable[..., nn.Module]
 
 

@@ -13,11 +13,9 @@ FAMILIES = ("bert", "gpt2", "llama", "vit", "t5")
 # what cannot be: (scheme, family) -> words of the one line that says so
 REFUSED = {
     ("bamboo", "bert"): "norm placement 'pre'",
-    ("deepscalelm", "vit"): "token correlation",
     ("lns", "bert"): "norm placement 'pre'",
     ("mix-ln", "bert"): "norm placement 'pre'",
     ("sandwich", "bert"): "norm placement 'sandwich'",
-    ("takase", "vit"): "patches",
     ("value-skipinit", "t5"): "one stack",
 }
 

@@ -35,7 +35,24 @@ def _moments(x: Matrix) -> list[float]:
     return [square / x.size, ((x.sum(axis=0) ** 2).sum() - square) / (x.size * (n - 1))]
 
 
-def _head(rng, *, n_keys, d, head, p, s0, r, r_g, n_queries=None, r_query=None, causal=False, rotary=False, bias=0.0):  # type: ignore[no-untyped-def]
+def _head(
+    rng,
+    *,
+    n_keys,
+    d,
+    head,
+    p,
+    s0,
+    r,
+    r_g,
+    n_queries=None,
+    r_query=None,
+    causal=False,
+    rotary=False,
+    bias=0.0,
+    skip=0.0,
+    gain=1.0,
+):  # type: ignore[no-untyped-def]
     """One draw: forward, gradient at queries, at keys/values, at both; then control variates of expectation 0."""
     y, y_common = _tokens(rng, n_keys, d, r)
     x, x_common = (y, y_common) if n_queries is None else _tokens(rng, n_queries, d, r_query)
@@ -52,13 +69,14 @@ def _head(rng, *, n_keys, d, head, p, s0, r, r_g, n_queries=None, r_query=None, 
     a = np.exp(scores - scores.max(axis=1, keepdims=True))
     a /= a.sum(axis=1, keepdims=True)
     dropped = a * (rng.random(a.shape) >= p) / (1 - p)
-    ds = dropped * (g @ v.T)
+    ds = gain * dropped * (g @ v.T)
     ds = (ds - a * ds.sum(axis=1, keepdims=True)) / math.sqrt(head)
     dq, dk = ds @ k, ds.T @ q
     if rotary:
         dq, dk = _rotate(dq, -1), _rotate(dk, -1)
     unit = math.sqrt(d / head)
-    at_query, at_key = dq @ wq.T * weight * unit, (dk @ wk.T * weight + dropped.T @ g @ wv.T) * unit
+    at_values = gain * dropped.T @ g + (skip * g if skip else 0.0)
+    at_query, at_key = dq @ wq.T * weight * unit, (dk @ wk.T * weight + at_values @ wv.T) * unit
     both = at_query + at_key if n_queries is None else at_key
     controls = [
         ((y_common @ wv) ** 2).sum() / head - 1,
@@ -69,7 +87,8 @@ def _head(rng, *, n_keys, d, head, p, s0, r, r_g, n_queries=None, r_query=None, 
         (y**2).mean() - 1,
         (g**2).mean() - 1,
     ]
-    return _moments(dropped @ v) + _moments(both) + _moments(at_query), controls
+    out = gain * dropped @ v + (skip * v if skip else 0.0)
+    return _moments(out) + _moments(both) + _moments(at_query), controls
 
 
 def _simulate(samples: int, seed: int = 0, **case):  # type: ignore[no-untyped-def]
@@ -123,6 +142,44 @@ def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignor
         *attention.backward(case["r"], case["r_g"], *shape, causal=causal, **options),
     ]
     _assert_close(predicted, simulated[:4], error[:4], tolerance)
+
+
+@pytest.mark.parametrize(("skip", "gain"), [(1.0, 1.0), (0.3, 1.0), (1.0, 0.2), (-0.4, 0.7)])
+@pytest.mark.parametrize(("causal", "rotary"), [(False, False), (True, False), (False, True)])
+def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> None:
+    case = {"r": 0.3, "s0": 1.0, "d": 128, "p": 0.1}
+    length, head, r_g = 64, 32, 0.4
+    shape = {"n_keys": length, "head": head, "r_g": r_g, "causal": causal, "rotary": rotary}
+    simulated, error = _simulate(200, skip=skip, gain=gain, **shape, **case)
+    omega = attention.rotary_coherence(length, head) if rotary else 1.0
+    args = (case["s0"], length, case["d"], head, case["p"])
+    forward = attention.forward(case["r"], *args, causal=causal, omega=omega)
+    backward = attention.backward(case["r"], r_g, *args, causal=causal, omega=omega)
+    predicted = [
+        *attention.mixture(*forward, case["r"], skip, gain, length, causal=causal),
+        *attention.mixture(*backward, r_g, skip, gain, length, causal=causal),
+    ]
+    _assert_close(predicted, simulated[:4], error[:4], tolerance=0.03)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_value_skip_with_uniform_weights_is_exact(causal: bool) -> None:
+    n, skip, gain, r, r_g = 7, 0.6, -1.3, 0.3, 0.45
+    seen = np.tril(np.ones((n, n))) if causal else np.ones((n, n))
+    mix = skip * np.eye(n) + gain * seen / seen.sum(axis=1, keepdims=True)
+
+    def moments(kernel: Matrix) -> tuple[float, float]:
+        return np.trace(kernel) / n, (kernel.sum() - np.trace(kernel)) / (n * (n - 1))
+
+    def correlated(r: float) -> Matrix:
+        return np.full((n, n), r) + (1 - r) * np.eye(n)
+
+    out = attention.forward(r, 0.0, n, 64, 64, causal=causal)
+    back = attention.backward(r, r_g, 0.0, n, 64, 64, causal=causal)
+    found = attention.mixture(*out, r, skip, gain, n, causal=causal)
+    np.testing.assert_allclose(found, moments(mix @ correlated(r) @ mix.T), rtol=1e-7)
+    found = attention.mixture(*back, r_g, skip, gain, n, causal=causal)
+    np.testing.assert_allclose(found, moments(mix.T @ correlated(r_g) @ mix), rtol=1e-7)
 
 
 @pytest.mark.parametrize("r", [0.1, 0.5])

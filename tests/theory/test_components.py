@@ -7,7 +7,7 @@ import warnings
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from signalprop.activations import ACTIVATIONS
@@ -307,6 +307,9 @@ def assert_valid(m: Moments):
     st.sampled_from(sorted(ACTIVATIONS)),
     st.booleans(),
 )
+# a mean whose square is no normal double
+@example(Moments(7.5e-162, 0.0, np.zeros(2)), Moments(0.0, 1.0, np.zeros(2)), 1, 0.0, "elu", True)
+@example(Moments(7.5e-162, 0.0, np.zeros(2)), Moments(0.0, 0.0, np.zeros(2)), 1, 0.0, "elu", False)
 @settings(max_examples=250, deadline=None)
 def test_every_component_keeps_moments_valid(x, grad, d, p, name, finite):
     g = Moments(0.0, grad.variance, grad.token_correlation, grad.feature_correlation)

@@ -11,7 +11,7 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.schemes import scheme
-from signalprop.theory.growth import fixed_point, growth_order, growth_orders, relative_strength
+from signalprop.theory.growth import Growth, fixed_point, growth_order, growth_orders, relative_strength
 from signalprop.theory.network import predict_moments
 
 LONG = 100_000  # tokens: the closed forms below are for many
@@ -53,6 +53,33 @@ def test_post_norm_rate_is_a_dropout_effect(p: float, rate: float) -> None:
         assert found.token_correlation == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_fixed_points_know_the_size_of_a_norms_output(placement: str) -> None:
+    """Gains and fixed scales other than 1, another one in attention than in the feed-forward, and a value skip."""
+    a = tgs(n_layers=6000 if placement == "pre" else 1500, norm_placement=placement, seq_len=512, dropout=0.1)
+    p = scheme("xavier")(a)
+    attends = p.kind == 0
+    p = p.with_columns(
+        norm_gain=np.where(attends, 0.8, 1.3), norm_scale=np.where(attends, 1.5, 0.7), value_skip=0.3 * attends
+    )
+    found = fixed_point(p)
+    # a gradient that starts at the dominant eigenvector does not have to find it first
+    inputs = InputStatistics(kind="stream", token_correlation=0.2, target_correlation=found.gradient_correlation)
+    profile = predict_moments(p, inputs)
+    end = profile.forward["stream_out"]
+    assert end.token_correlation[-1] == pytest.approx(found.token_correlation, abs=2e-3)
+    assert profile.gradient is not None
+    logs = profile.gradient["stream_in"].log_variance
+    if placement == "pre":
+        assert found.variance_per_layer is not None and found.gradient_exponent is not None
+        assert end.variance[-1] - end.variance[-3] == pytest.approx(found.variance_per_layer, rel=5e-3)
+        slope = (logs[4000] - logs[8000]) / math.log(2)  # the correlation arrives as a power of depth
+        assert slope == pytest.approx(found.gradient_exponent, abs=5e-3)
+    else:
+        assert found.gradient_rate is not None
+        assert logs[1000] - logs[1002] == pytest.approx(math.log(found.gradient_rate), abs=1e-7)
+
+
 def test_the_recursion_arrives_at_the_fixed_point() -> None:
     a = tgs(n_layers=300, norm_placement="post", seq_len=512)
     p = scheme("xavier")(a)
@@ -74,6 +101,7 @@ def test_fixed_points_are_refused_where_they_do_not_exist() -> None:
 
 
 DEPTHS = np.array([64, 256, 1024, 4096])
+DEEP = (400, 2000, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +136,10 @@ def test_growth_order_names_known_laws(values: np.ndarray, order: str, exponent:
             dict.fromkeys(["forward", "gradient", "sensitivity_mean", "sensitivity_median"], "constant"),
         ),
         ("deepscalelm", "post", dict.fromkeys(["forward", "gradient", "sensitivity_mean"], "constant")),
+        ("ds-init", "pre", {"forward": "constant", "gradient": "constant", "sensitivity_median": "power"}),
+        ("ds-init", "post", {"gradient": "constant", "sensitivity_median": "power"}),
+        ("deepnorm", "post", {"gradient": "constant", "sensitivity_mean": "power"}),
+        ("layerscale", "pre", {"forward": "constant", "gradient": "constant", "sensitivity_mean": "power"}),
     ],
 )
 def test_growth_orders_of_tgs_table_3(name: str, placement: str, expected: dict[str, str]) -> None:
@@ -120,8 +152,38 @@ def test_growth_orders_of_tgs_table_3(name: str, placement: str, expected: dict[
     }
     found = growth_orders(profiles)
     assert {key: found[key].order for key in expected} == expected
-    if name == "xavier" and placement == "pre":
-        assert found["forward"].exponent == pytest.approx(1.0, abs=0.02)
+    exponents = {
+        ("xavier", "pre"): ("forward", 1.0),
+        ("xavier", "post"): ("sensitivity_mean", 1.0),
+        ("ds-init", "pre"): ("sensitivity_median", -1.0),
+        ("ds-init", "post"): ("sensitivity_median", -1.0),
+        ("deepnorm", "post"): ("sensitivity_mean", -0.5),
+        ("layerscale", "pre"): ("sensitivity_mean", 1.0),
+    }
+    if (name, placement) in exponents:
+        quantity, exponent = exponents[name, placement]
+        assert found[quantity].exponent == pytest.approx(exponent, abs=0.02)
+
+
+def test_exponents_at_ten_thousand_layers() -> None:
+    """What depth tends to, against the fixed points: vanilla models and DeepScaleLM."""
+    inputs = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
+
+    def growth(name: str, placement: str) -> dict[str, Growth]:
+        tables = {n: scheme(name)(tgs(n_layers=n, seq_len=512, norm_placement=placement), inputs) for n in DEEP}
+        return growth_orders({n: predict_moments(p, inputs) for n, p in tables.items()})
+
+    pre, post = growth("xavier", "pre"), growth("xavier", "post")
+    ends = {placement: fixed_point(scheme("xavier")(tgs(seq_len=512, norm_placement=placement))) for placement in
+            ("pre", "post")}  # fmt: skip
+    assert pre["forward"].exponent == pytest.approx(1.0, abs=0.005)
+    eta, rate = ends["pre"].gradient_exponent, ends["post"].gradient_rate
+    assert eta is not None and rate is not None
+    assert pre["gradient"].exponent == pytest.approx(eta, abs=0.01)
+    assert post["gradient"] == Growth("exp", pytest.approx(math.log(rate), rel=1e-3))
+    assert post["sensitivity_mean"].exponent == pytest.approx(1.0, abs=0.005)
+    stable = growth("deepscalelm", "pre")
+    assert all(law.order == "constant" and abs(law.exponent) < 1e-3 for law in stable.values()), stable
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])

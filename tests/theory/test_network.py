@@ -10,6 +10,7 @@ import pytest
 
 from signalprop.architecture import Architecture
 from signalprop.data import Batch, image_batch, text_batch
+from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -89,7 +90,7 @@ def test_a_sweep_is_its_members() -> None:
                 np.testing.assert_allclose(mine[point].token_correlation[k], theirs[point].token_correlation, atol=1e-9)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none"])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none", "res-post"])
 def test_branch_zero_is_the_identity(placement: Any) -> None:
     """beta = 0: the stream and the gradient do not change, whatever the placement."""
     a = Architecture(n_layers=7, d_model=32, seq_len=16, norm_placement=placement, norm_eps=0.0, head="none")
@@ -129,16 +130,63 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "post-norm decoder": ({"kind": "decoder", "norm_placement": "post"}, "deepscalelm"),
     "encoder-decoder": ({"kind": "encoder-decoder", "target_len": 48}, "xavier"),
     "post-norm encoder-decoder": ({"kind": "encoder-decoder", "norm_placement": "post"}, "deepscalelm"),
+    "norm on the branch": ({"norm_placement": "res-post", "dropout": 0.1, "activation": "relu"}, "xavier"),
+    # without QK-norm the scores grow with the stream, beyond what token kernels can follow
+    "norm on a decoder's branch": (
+        {"kind": "decoder", "norm_placement": "res-post", "norm": "rmsnorm", "qk_norm": True},
+        "xavier",
+    ),
     "image": ({"input": "patches", "patch_dim": 48, "class_token": True, "seq_len": 17, "head": "classes"}, "xavier"),
 }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_agree_with_random_networks(name: str, word_stream: np.ndarray) -> None:
-    """Median error over sublayers within 3 standard errors plus 4 % (width 192: terms of order 1/d are left out)."""
     fields, chosen = VARIANTS[name]
-    a = Architecture(**{**BASE, **fields})
-    p = scheme(chosen)(a)
+    agrees(scheme(chosen)(Architecture(**{**BASE, **fields})), word_stream)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "res-post"])
+def test_a_fixed_scale_on_the_norm_agrees_with_random_networks(placement: Any, word_stream: np.ndarray) -> None:
+    """Layer by layer another one, as in LayerNorm Scaling; in a parametrization of its own the gain does the same."""
+    a = Architecture(**BASE, norm_placement=placement, final_norm=True)
+    scale = 1 / np.sqrt(1 + np.arange(8) // 2)
+    p = scheme("xavier")(a)
+    agrees(p.with_columns(norm_scale=scale), word_stream)
+    scaled, gained = (predict_moments(p.with_columns(**{name: scale}), STREAM) for name in ("norm_scale", "norm_gain"))
+    assert scaled.gradient is not None and gained.gradient is not None
+    np.testing.assert_array_equal(scaled.gradient["stream_in"].log_variance, gained.gradient["stream_in"].log_variance)
+
+
+@pytest.mark.parametrize(
+    ("skip", "gain", "fields"),
+    [
+        (1.0, 0.0, {"kind": "decoder"}),
+        (0.6, 0.8, {"kind": "decoder", "dropout": 0.1, "qkv_bias": True}),
+        (1.0, 0.3, {"dropout": 0.1}),
+        (0.6, 0.8, {"norm_placement": "post", "n_kv_heads": 2}),
+        (0.5, 1.0, {"kind": "encoder-decoder", "target_len": 48}),
+    ],
+)
+def test_value_skips_agree_with_random_networks(
+    skip: float, gain: float, fields: dict[str, Any], word_stream: np.ndarray
+) -> None:
+    p = scheme("xavier")(Architecture(**{**BASE, **fields}))
+    if "qkv_bias" in fields:
+        p = p.with_columns(bias__value=0.3)
+    own = p.kind == 0
+    agrees(p.with_columns(value_skip=np.where(own, skip, 0.0), attention_gain=gain), word_stream)
+
+
+def test_a_value_skip_across_is_refused() -> None:
+    p = scheme("xavier")(Architecture(**BASE, kind="encoder-decoder")).with_columns(value_skip=0.5)
+    with pytest.raises(InputError, match="value_skip of a cross-attention is not 0"):
+        predict(p)
+
+
+def agrees(p: Parametrization, word_stream: np.ndarray) -> None:
+    """Median error over sublayers within 3 standard errors plus 4 % (width 192: terms of order 1/d are left out)."""
+    a = p.architecture
     batch: Batch = image_batch(a, 4, 0) if a.input == "patches" else text_batch(a, word_stream, 2, 0)
     measured = simulate(p, batch=batch, n_seeds=12)
     predicted = predict(p, batch.statistics(a))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from typing import Any
 
 import typer
 
+from signalprop.cli.apply import apply
+from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
+from signalprop.cli.fold import fold
 from signalprop.cli.measure import measure
 from signalprop.cli.predict import predict
 from signalprop.cli.schemes import schemes
@@ -16,7 +21,7 @@ from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED = 130
-COMMANDS = (predict, measure, compare, verify, schemes, compute)
+COMMANDS = (predict, measure, compare, verify, apply, check, fold, schemes, compute)
 
 app = typer.Typer(
     name="signalprop",
@@ -50,6 +55,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run with these arguments; the exit status."""
+    warnings.showwarning = _one_line  # type: ignore[assignment]
     try:
         result = app(args=arguments, prog_name="signalprop", standalone_mode=False)
         sys.stdout.flush()
@@ -73,6 +79,12 @@ def run(arguments: list[str]) -> int:
     if result == INTERRUPTED:  # typer's own word for KeyboardInterrupt
         return _fail("interrupted", INTERRUPTED)
     return result if isinstance(result, int) else 0
+
+
+def _one_line(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Our own warnings as one line; those of libraries are for their developers."""
+    if category is UserWarning:
+        print("signalprop: warning: " + " ".join(str(message).split()), file=sys.stderr)
 
 
 def _reader_left() -> int:

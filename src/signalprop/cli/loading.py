@@ -23,10 +23,14 @@ TOKENIZER = "tokenizer.json"
 _MASKS = ("[MASK]", "<mask>")
 
 
-def load_model(directory: Path, *, random_init: bool, seed: int) -> nn.Module:
-    """The model in a directory in float32, with its saved weights or freshly initialised by transformers.
+def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "") -> nn.Module:
+    """The model in a directory in float32, with its saved weights or freshly initialised.
 
-    Only safetensors are read, and no code from the directory is run.
+    Only safetensors are read, and no code from the directory is run. A model that was saved with a scheme carries it
+    again; a fresh one is initialised by its scheme, else by transformers.
+
+    Args:
+        hint: what to do instead, where there are no weights that could be read.
 
     Raises:
         InputError: no config, no weights (unless random_init), or a class that transformers does not have.
@@ -37,9 +41,14 @@ def load_model(directory: Path, *, random_init: bool, seed: int) -> nn.Module:
     import transformers
 
     folder = _folder(directory)
-    logging: Any = transformers.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    quiet()
+    if (folder / "signalprop.json").is_file():
+        from signalprop.surgery import initialize, load
+
+        applied = load(folder).float()
+        if random_init:
+            initialize(applied, seed=seed)
+        return applied
     # Libraries raise errors of many kinds, some of their own, on files that are not what they should be.
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -59,9 +68,20 @@ def load_model(directory: Path, *, random_init: bool, seed: int) -> nn.Module:
             return fresh.float()
         loaded: nn.Module = cls.from_pretrained(folder, use_safetensors=True).float()
     except Exception as error:
-        hint = "" if random_init else "; --random-init of `signalprop measure` takes a fresh model instead"
-        raise InputError(f"cannot load the model in {folder}: {_first_line(error)}{hint}") from None
+        hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
+        raise InputError(
+            f"cannot load the model in {folder}: {_first_line(error)}{'' if random_init else f'; {hint}'}"
+        ) from None
     return loaded
+
+
+def quiet() -> None:
+    """No progress bars and no reports of transformers, which are for its own users."""
+    import transformers
+
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | None = None) -> Architecture:
@@ -73,9 +93,9 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | No
     Raises:
         InputError: an unknown family, or more tokens than the model has positions for.
     """
-    from signalprop.probes.families import mapping_of
+    from signalprop.probes.families import mapping_for
 
-    a = mapping_of(model).architecture
+    a = mapping_for(model, None).architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
     changed_a = a.replace(**changed)

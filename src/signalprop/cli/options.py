@@ -77,14 +77,14 @@ def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
         InputError: an assignment that is not FIELD=VALUE, or no field of an architecture.
     """
     named = {_FIELDS[option]: value for option, value in options.items() if value is not None}
-    changed = named | _assignments(assignments, "--set")
+    changed = named | pairs(assignments, "--set")
     for field in changed:
         if field not in Architecture.model_fields:
             raise InputError(f"an architecture has no field {field!r}; fields: {', '.join(Architecture.model_fields)}")
     return changed
 
 
-def _assignments(items: list[str] | None, option: str) -> dict[str, Any]:
+def pairs(items: list[str] | None, option: str) -> dict[str, Any]:
     """`key=value` pairs; values are JSON, or plain words."""
     out: dict[str, Any] = {}
     for item in items or []:
@@ -120,7 +120,7 @@ def parametrization(
     Raises:
         InputError: nothing of that name, a bad value, or changes to a finished parametrization.
     """
-    options = _assignments(scheme_options, "--option")
+    options = pairs(scheme_options, "--option")
     data = _file(source)
     if data is not None and data.get("schema") == SCHEMA:
         if changed or scheme_name or options:

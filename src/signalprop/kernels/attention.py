@@ -74,6 +74,7 @@ class TokenAttention:
         qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
+        value_skip, gain: the heads give out value_skip V + gain A V; on average A is M where both meet.
     """
 
     kernel: FloatArray
@@ -84,9 +85,28 @@ class TokenAttention:
     rho: FloatArray | None = None
     omega: FloatArray | None = None
     query_bias: float = 0.0
+    value_skip: float = 0.0
+    gain: float = 1.0
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
+        averages = self._averages()
+        if self.value_skip == 0:
+            return self.gain**2 * averages
+        own = self.value_skip**2 * self.kernel + self.value_skip * self.gain * (self._mean + self._mean.T)
+        return np.asarray(own + self.gain**2 * averages)
+
+    def backward(self, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
+        back = self._averages_back(gradient)
+        if self.value_skip == 0:
+            return self.gain**2 * back
+        returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
+        own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
+        return np.asarray(own + self.gain**2 * back)
+
+    def _averages(self) -> FloatArray:
+        """Kernel of A V."""
         n, spread, second, own_scale = self._row_length, self._spread, self._rows[0], np.diagonal(self.kernel)
         popular = np.expm1(self._score_covariance) * self._of_shorter(spread) / np.maximum.outer(n, n)
         linear = np.sqrt(self._random_slope + self._structural_slope)
@@ -100,8 +120,8 @@ class TokenAttention:
         np.fill_diagonal(out, own + dropped)
         return out
 
-    def backward(self, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
+    def _averages_back(self, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at the input of A V."""
         s, n = self.kernel, self._row_length
         second, jacobian = self._rows
         own = np.diagonal(gradient)

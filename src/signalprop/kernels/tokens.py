@@ -15,147 +15,17 @@ import numpy as np
 
 from signalprop.activations import dual
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, IntArray
+from signalprop.inputs import InputStatistics
 from signalprop.kernels.attention import TokenAttention, rotation
+from signalprop.kernels.ends import input_kernel, top_kernel
+from signalprop.kernels.state import State
 from signalprop.moments import FloatArray
 from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.profile import POINTS, Profile, Series
 from signalprop.theory import blocks
-from signalprop.theory.embedding import embed
-from signalprop.theory.head import coincidences, top_gradient
 from signalprop.theory.network import sensitivity_gain, token_share
 
-PRE, POST, SANDWICH = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich"))
-
-
-@dataclass(frozen=True)
-class State:
-    """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range."""
-
-    kernel: FloatArray
-    log_scale: float = 0.0
-
-    def rescaled(self) -> State:
-        """The same kernel with mean diagonal 1 (unless it is zero)."""
-        mean = float(np.mean(np.diagonal(self.kernel)))
-        return State(self.kernel / mean, self.log_scale + math.log(mean)) if mean > 0 else self
-
-    def plus(self, other: State) -> State:
-        """The sum of two kernels."""
-        top = max(self.log_scale, other.log_scale)
-        left = self.kernel * math.exp(max(self.log_scale - top, -745.0))
-        return State(left + other.kernel * math.exp(max(other.log_scale - top, -745.0)), top).rescaled()
-
-    def times(self, factor: float) -> State:
-        """The kernel times a number >= 0."""
-        if factor > 0:
-            return State(self.kernel, self.log_scale + math.log(factor))
-        return State(self.kernel * 0.0, self.log_scale)
-
-    def moments(self) -> tuple[float, float]:
-        """(log variance, token correlation), averaged over positions and pairs of positions."""
-        t = len(self.kernel)
-        diagonal = float(np.trace(self.kernel))
-        if diagonal <= 0:
-            return -1e12, 0.0
-        pairs = (float(self.kernel.sum()) - diagonal) / (t * (t - 1)) if t > 1 else 0.0
-        return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))
-
-
-def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> FloatArray:
-    """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation."""
-    p, a = parametrization, parametrization.architecture
-    start = embed(a, p.embedding, inputs)
-    t = a.seq_len
-    kernel = np.full((t, t), float(start.covariance))
-    np.fill_diagonal(kernel, float(start.variance))
-    if inputs.kind == "patches":
-        return _patch_kernel(parametrization, inputs, kernel)
-    if inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == t:
-        equal = _coincidences(inputs.tokens, inputs.tokens)
-        e = p.embedding
-        segment = inputs.segment_correlation * e.segment**2 if a.n_segments > 1 else e.segment**2
-        positions = np.eye(t)
-        if a.positions == "sinusoidal":
-            # rows of the table are alike; what is the same for all features of a token is not part of its variance
-            angle = np.arange(t)[:, None] * 10_000.0 ** (-np.arange(0, a.d_model, 2) / a.d_model)
-            table = np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], 1)
-            table -= table.mean(1, keepdims=True)
-            positions = table @ table.T / table.shape[1]
-        shared = (e.token**2 * equal + segment + e.position**2 * positions) * e.scale**2
-        np.fill_diagonal(shared, (e.token**2 + e.segment**2 + e.position**2 * np.diagonal(positions)) * e.scale**2)
-        total = np.diagonal(shared)
-        if a.embedding_norm:
-            shared = shared / np.sqrt(np.maximum(np.outer(total, total), 1e-300)) * e.norm_gain**2
-        kept = 1 - (a.embedding_dropout or 0.0)
-        np.fill_diagonal(shared, np.diagonal(shared) / kept)
-        seen = (inputs.tokens >= 0).any(0)
-        kernel = np.where(np.outer(seen, seen), shared, kernel)
-    return kernel
-
-
-def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArray) -> FloatArray:
-    """Kernel of embedded patches, position by position where second moments are known, with the class token first."""
-    a, e = p.architecture, p.embedding
-    t, first = a.seq_len, int(a.class_token)
-    moments = inputs.second_moments
-    if a.embedding_norm or moments is None or len(moments) != t - first:
-        return average
-    kernel = np.zeros((t, t))
-    kernel[first:, first:] = (a.patch_dim * e.token**2 * moments + e.patch_bias**2) * e.scale**2
-    own: FloatArray = np.diagonal(kernel) + (e.position * e.scale) ** 2
-    if a.class_token:  # independent of the patches, and made of two rows of the position table's size
-        own[0] = 2 * (e.position * e.scale) ** 2
-    np.fill_diagonal(kernel, own / (1 - (a.embedding_dropout or 0.0)))
-    return kernel
-
-
-def top_kernel(
-    parametrization: Parametrization, inputs: InputStatistics, last: State, log_token_share: float
-) -> FloatArray:
-    """Kernel of the gradient that cross-entropy sends to the head's input, in units of one position's gradient.
-
-    Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids
-    enter position by position. Position 0 alone where a class token is read.
-    """
-    p, a, t = parametrization, parametrization.architecture, parametrization.architecture.seq_len
-    if a.head == "classes" and a.class_token:
-        return np.outer(np.arange(t) == 0, np.arange(t) == 0).astype(np.float64)
-    if a.head == "none" or inputs.kind == "stream":
-        f = inputs.loss_fraction
-        kernel = np.full((t, t), f * f * max(0.0, inputs.target_correlation))
-        np.fill_diagonal(kernel, f)
-        return kernel
-    own = np.diagonal(last.kernel)
-    scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
-    variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
-    top = top_gradient(p, variance, np.clip(last.kernel / scale, 0.0, 1.0), log_token_share)
-    mean = coincidences(a, inputs)
-    if inputs.targets is not None and inputs.tokens is not None and inputs.targets.shape[1] == t:
-        y, x = inputs.targets, inputs.tokens
-        both = ((y >= 0)[:, :, None] & (y >= 0)[:, None, :]).mean(0)
-        one = (y >= 0).mean(0)
-        read = np.where(y >= 0, x, -1)
-        crossed = _coincidences(read, y)
-        pairs = (_coincidences(y, y), _coincidences(read, read), (crossed + crossed.T) / 2)
-    else:
-        f = inputs.loss_fraction
-        both, one = np.full((t, t), f * f), np.full(t, f)
-        pairs = (np.full((t, t), mean.targets), np.full((t, t), mean.tokens), np.full((t, t), mean.crossed))
-    kernel = both * np.asarray(top.covariance(*pairs)) / np.asarray(top.variance(mean.copied))
-    np.fill_diagonal(kernel, one)
-    return np.asarray(kernel)
-
-
-def _coincidences(left: IntArray, right: IntArray) -> FloatArray:
-    """Share of sequences in which `left` at i equals `right` at j, of those where both count (>= 0)."""
-    t = left.shape[1]
-    equal, counted = np.zeros((t, t)), np.zeros((t, t))
-    for x, y in zip(left, right, strict=True):
-        both = np.outer(x >= 0, y >= 0)
-        counted += both
-        equal += both & (x[:, None] == y[None, :])
-    return np.asarray(equal / np.maximum(counted, 1))
+PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich", "res-post"))
 
 
 _ANGLES = np.linspace(0.0, math.pi, 4097)
@@ -225,9 +95,16 @@ class _Stack:
         normed = stream.kernel * scale / np.sqrt(np.outer(divisor, divisor)) * self.p.norm_output[i] ** 2
         return normed, divisor
 
-    def attention(self, i: int, kernel: FloatArray) -> TokenAttention:
-        return TokenAttention(
-            kernel=kernel,
+    def attention(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
+        """A sublayer's attention, and the factor on its forward kernel.
+
+        QK-norm takes the size of the stream out of the scores (here one size for all tokens), not out of the values. On
+        the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
+        """
+        size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
+        size = size if size > 0 else 1.0
+        made = TokenAttention(
+            kernel=kernel / size,
             qk=float(self.rows.qk[i]),
             d_model=self.a.d_model,
             causal=self.a.causal,
@@ -235,13 +112,18 @@ class _Stack:
             rho=self.rho,
             omega=self.omega,
             query_bias=float(self.rows.query_bias[i]),
+            value_skip=float(self.rows.value_skip[i]),
+            gain=float(self.rows.attention_gain[i]),
         )
+        return made, size
 
     def branch(self, i: int, kernel: FloatArray) -> FloatArray:
-        """Kernel of the branch (after its dropout) from the kernel that it reads."""
+        """Kernel of the branch (after its dropout, before a norm on it) from the kernel that it reads."""
         rows, keep = self.rows, 1 - self.a.dropout
         if self.p.kind[i] == 0:
-            values = self.attention(i, kernel).forward() * rows.value[i] + rows.value_bias[i]
+            bias = rows.value_bias[i] * (rows.value_skip[i] + rows.attention_gain[i]) ** 2
+            attention, size = self.attention(i, kernel)
+            values = attention.forward() * (size * rows.value[i]) + bias
             out = values * rows.output[i] + rows.output_bias[i]
         else:
             r, s, up = self._pre_activation(i, kernel)
@@ -281,21 +163,33 @@ class _Stack:
         np.fill_diagonal(dropped, np.diagonal(gradient) / (1 - self.a.dropout))
         if self.p.kind[i] == 0:
             factor = float(self.rows.output_back[i] * self.rows.value_back[i])
-            return self.attention(i, kernel).backward(dropped) * factor
+            return self.attention(i, kernel)[0].backward(dropped) * factor
         return dropped * self.feed_forward_back(i, kernel)
 
-    def step(self, i: int, stream: State, layer_in: State) -> tuple[State, State, FloatArray | None]:
-        """(stream_out, branch before its multiplier, per-token variance of a post-norm's input)."""
-        p = self.p
+    def raw_branch(self, i: int, layer_in: State) -> State:
+        """The branch before a norm on it, from the stream that it reads."""
         kernel, divisor = self.read(i, layer_in)
         branch = State(self.branch(i, kernel)).rescaled()
         if divisor is None:  # computed at a held size; beyond it the stream is scaled
             held = min(max(layer_in.log_scale, -27.6), 27.6)
             branch = State(branch.kernel, branch.log_scale + layer_in.log_scale - held)
-        if p.placement[i] == SANDWICH:
-            own = np.diagonal(branch.kernel) * math.exp(branch.log_scale) + self.a.norm_eps
-            scale = math.exp(branch.log_scale) * p.post_norm_gain[i] ** 2
-            branch = State(branch.kernel * scale / np.sqrt(np.outer(own, own))).rescaled()
+        return branch
+
+    def branch_norm(self, i: int, raw: State) -> FloatArray:
+        """What a norm on the branch multiplies the branch's kernel with, and gradients on their way back by.
+
+        In units of exp(raw.log_scale) for both; (T, T).
+        """
+        gain = self.p.post_norm_gain[i] if self.p.placement[i] == SANDWICH else self.p.norm_output[i]
+        own = np.diagonal(raw.kernel) + self.a.norm_eps * math.exp(-min(max(raw.log_scale, -600.0), 600.0))
+        return np.asarray(gain**2 / np.sqrt(np.outer(own, own)))
+
+    def step(self, i: int, stream: State, layer_in: State) -> tuple[State, State, FloatArray | None]:
+        """(stream_out, branch before its multiplier, per-token variance of a post-norm's input)."""
+        p = self.p
+        branch = self.raw_branch(i, layer_in)
+        if p.placement[i] in (SANDWICH, RES_POST):
+            branch = State(branch.kernel * self.branch_norm(i, branch)).rescaled()
         skip = 1.0 if p.parallel[i] else float(p.skip[i]) ** 2
         total = stream.times(skip).plus(branch.times(float(p.branch[i]) ** 2))
         if p.placement[i] != POST:
@@ -375,7 +269,7 @@ def _backward(
     held: State | None = None
     for first in sorted(checkpoints, reverse=True):
         segment = list(stack.run(checkpoints[first], first, min(first + length, n)))
-        for i, layer_in, branch, _, own_post in reversed(segment):
+        for i, layer_in, _, _, own_post in reversed(segment):
             columns.put("stream_out", i, gradient)
             at_sum = gradient
             if own_post is not None:
@@ -385,7 +279,7 @@ def _backward(
                 ).rescaled()
             at_branch = at_sum.times(float(p.branch[i]) ** 2)
             columns.put("branch", i, at_branch)
-            sent = _through_branch(stack, i, layer_in, branch, at_branch)
+            sent = _through_branch(stack, i, layer_in, at_branch)
             if p.parallel[i]:  # both sublayers read one tensor: its total gradient is complete at the attention row
                 held = sent
                 continue
@@ -399,15 +293,14 @@ def _backward(
     return columns.series(relative_to=float(columns.log_variance["stream_out"][n - 1]))
 
 
-def _through_branch(stack: _Stack, i: int, layer_in: State, branch: State, gradient: State) -> State:
+def _through_branch(stack: _Stack, i: int, layer_in: State, gradient: State) -> State:
     """Gradient at the stream from the one at the branch's output."""
-    p, a = stack.p, stack.a
-    at_output = gradient.kernel
-    log_scale = gradient.log_scale
+    p = stack.p
+    at_output, log_scale = gradient.kernel, gradient.log_scale
     kernel, divisor = stack.read(i, layer_in)
-    if p.placement[i] == SANDWICH:
-        raw = np.diagonal(stack.branch(i, kernel)) + a.norm_eps
-        at_output = at_output * p.post_norm_gain[i] ** 2 / np.sqrt(np.outer(raw, raw))
+    if p.placement[i] in (SANDWICH, RES_POST):
+        raw = stack.raw_branch(i, layer_in)
+        at_output, log_scale = at_output * stack.branch_norm(i, raw), log_scale - raw.log_scale
     back = stack.branch_back(i, kernel, at_output)
     if divisor is not None:
         back = back * p.norm_output[i] ** 2 / np.sqrt(np.outer(divisor, divisor))

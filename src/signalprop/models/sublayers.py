@@ -1,8 +1,8 @@
 """The residual sublayers of the reference transformer: norm, branch, multipliers.
 
 A sublayer adds `multiplier * branch(...)` to `skip * stream`. The output of its child `branch` is the probe point
-`branch` (after output dropout, and in a sandwich after the second norm); its own input and output are `stream_in` and
-`stream_out`.
+`branch` (after output dropout, and after a norm on the branch: a sandwich's second, a res-post's only one); its own
+input and output are `stream_in` and `stream_out`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.architecture import Architecture
+from signalprop.errors import InputError
 from signalprop.models.activations import torch_activation
 from signalprop.models.weights import Linear, draw
 from signalprop.parametrization import (
@@ -22,8 +23,11 @@ from signalprop.parametrization import (
     PLACEMENTS,
     Distribution,
     Parametrization,
+    Trainable,
     fan,
 )
+
+Multiplier = float | nn.Parameter
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,30 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
+def trainable(value: float, kind: Trainable, d_model: int, dtype: torch.dtype) -> Multiplier:
+    """The number itself, or a parameter that starts at it: of shape (1,) or, per channel, (d_model,)."""
+    if kind == "fixed":
+        return value
+    return nn.Parameter(torch.full((1 if kind == "scalar" else d_model,), value, dtype=dtype))
+
+
+def is_fixed(multiplier: Multiplier, value: float) -> bool:
+    """Whether a multiplier is, and stays, this number."""
+    return not isinstance(multiplier, Tensor) and multiplier == value
+
+
+def times(multiplier: Multiplier, x: Tensor) -> Tensor:
+    """multiplier * x, and x itself where the multiplier is a fixed 1."""
+    return x if is_fixed(multiplier, 1.0) else multiplier * x
+
+
 class Attention(nn.Module):
-    """Multi-head attention over the stream itself, or over the encoder's output (`cross`)."""
+    """Multi-head attention over the stream itself, or over the encoder's output (`cross`).
+
+    Attributes:
+        value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; plain numbers, or
+            parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
+    """
 
     def __init__(
         self,
@@ -94,11 +120,15 @@ class Attention(nn.Module):
         *,
         cross: bool,
         dtype: torch.dtype,
+        value_skip: Multiplier = 0.0,
+        attention_gain: Multiplier = 1.0,
     ) -> None:
         super().__init__()
         self.architecture = architecture
         self.score_scale = score_scale
         self.cross = cross
+        self.value_skip = value_skip
+        self.attention_gain = attention_gain
         self.query, self.key, self.value, self.output = (
             Linear(*fan(architecture, role), bias=biases[role], dtype=dtype) for role in ATTENTION_ROLES
         )
@@ -114,18 +144,32 @@ class Attention(nn.Module):
         def heads(x: Tensor, n: int) -> Tensor:
             return x.view(*x.shape[:-1], n, a.d_head).transpose(1, 2)
 
-        q = heads(self.query(stream), a.n_heads)
-        k = heads(self.key(source), a.n_kv_heads)
         v = heads(self.value(source), a.n_kv_heads)
-        if a.qk_norm:
+        if a.n_kv_heads != a.n_heads:
+            v = v.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
+        if is_fixed(self.attention_gain, 0.0) and not self.cross:
+            mixed = times(self.value_skip, v)
+        else:
+            q, k = heads(self.query(stream), a.n_heads), heads(self.key(source), a.n_kv_heads)
+            mixed = times(self.attention_gain, self._attended(q, k, v, around))
+            if not is_fixed(self.value_skip, 0.0):
+                mixed = mixed + times(self.value_skip, v)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, around: Surroundings) -> Tensor:
+        """A V, (batch, heads, queries, d_head)."""
+        a = self.architecture
+        if a.qk_norm == "whole":
+            q, k = (x * torch.rsqrt(x.square().mean((1, 3), keepdim=True) + a.norm_eps) for x in (q, k))
+        elif a.qk_norm:
             q, k = F.rms_norm(q, (a.d_head,), eps=a.norm_eps), F.rms_norm(k, (a.d_head,), eps=a.norm_eps)
         if around.rotation is not None and not self.cross:
             q, k = rotate(q, around.rotation), rotate(k, around.rotation)
         if a.n_kv_heads != a.n_heads:
-            groups = a.n_heads // a.n_kv_heads
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+            k = k.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
         mask = around.memory_mask if self.cross else around.mask
-        mixed = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             q,
             k,
             v,
@@ -134,8 +178,6 @@ class Attention(nn.Module):
             is_causal=around.causal and not self.cross and mask is None,
             scale=self.score_scale,
         )
-        out: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
-        return out
 
 
 class FeedForward(nn.Module):
@@ -158,7 +200,11 @@ class FeedForward(nn.Module):
 
 
 class Branch(nn.Module):
-    """What a sublayer adds, before its multiplier: a function, output dropout, and a sandwich's second norm."""
+    """What a sublayer adds, before its multiplier: a function, output dropout, and a norm on the branch.
+
+    Attributes:
+        norm: the second norm of a sandwich, the only norm of a res-post sublayer, else None.
+    """
 
     def __init__(self, function: nn.Module, dropout: float, norm: nn.Module | None) -> None:
         super().__init__()
@@ -166,20 +212,20 @@ class Branch(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.norm = norm
 
-    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
-        """(batch, tokens, features) -> the same shape."""
+    def forward(self, stream: Tensor, around: Surroundings, norm_scale: float = 1.0) -> Tensor:
+        """(batch, tokens, features) -> the same shape; `norm_scale` multiplies the norm's output."""
         out: Tensor = self.dropout(self.function(stream, around))
-        return out if self.norm is None else self.norm(out)
+        return out if self.norm is None else times(norm_scale, self.norm(out))
 
 
 class Sublayer(nn.Module):
     """One residual sublayer.
 
     Attributes:
-        norm: reads the stream (pre, sandwich), makes it (post), or None.
+        norm: reads the stream (pre, sandwich), makes it (post), or None (none, and res-post: `branch.norm`).
+        norm_scale: fixed factor on the output of the norm that the placement names.
         branch: the function; see `Branch`.
-        skip, multiplier: lambda and beta; plain numbers, except that a trainable beta is a parameter of shape (1,)
-            or (d_model,).
+        skip, multiplier: lambda and beta; plain numbers, or, where trainable, parameters of shape (1,) or (d_model,).
         parallel: adds onto the output of the sublayer before it, while reading that sublayer's input.
     """
 
@@ -189,12 +235,14 @@ class Sublayer(nn.Module):
         norm: nn.Module | None,
         *,
         placement: str,
-        skip: float,
-        multiplier: float | nn.Parameter,
+        skip: Multiplier,
+        multiplier: Multiplier,
         parallel: bool,
+        norm_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.norm = norm
+        self.norm_scale = norm_scale
         self.branch = branch
         self.placement = placement
         self.skip = skip
@@ -203,13 +251,16 @@ class Sublayer(nn.Module):
 
     def parts(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(branch, stream_out), each (batch, tokens, features); arguments as in `forward`."""
-        post = self.placement == "post"
-        branch = self.branch(stream if self.norm is None or post else self.norm(stream), around)
+        reads = stream
+        if self.norm is not None and self.placement != "post":
+            reads = times(self.norm_scale, self.norm(stream))
+        branch = self.branch(reads, around, self.norm_scale if self.placement == "res-post" else 1.0)
         if onto is None:
-            onto = stream if self.skip == 1 else self.skip * stream
-        fixed_one = isinstance(self.multiplier, float) and self.multiplier == 1
-        out = onto + (branch if fixed_one else self.multiplier * branch)
-        return branch, self.norm(out) if self.norm is not None and post else out
+            onto = times(self.skip, stream)
+        out = onto + times(self.multiplier, branch)
+        if self.norm is not None and self.placement == "post":
+            out = times(self.norm_scale, self.norm(out))
+        return branch, out
 
     def forward(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> Tensor:
         """One step of the residual stream.
@@ -221,8 +272,11 @@ class Sublayer(nn.Module):
         return self.parts(stream, around, onto)[1]
 
     def extra_repr(self) -> str:
-        multiplier = "trainable" if isinstance(self.multiplier, nn.Parameter) else f"{self.multiplier:.6g}"
-        return f"{self.placement}, skip={self.skip:.6g}, multiplier={multiplier}, parallel={self.parallel}"
+        skip, multiplier = (
+            "trainable" if isinstance(value, nn.Parameter) else f"{value:.6g}" for value in (self.skip, self.multiplier)
+        )
+        scale = "" if self.norm_scale == 1 else f", norm_scale={self.norm_scale:.6g}"
+        return f"{self.placement}, skip={skip}, multiplier={multiplier}, parallel={self.parallel}{scale}"
 
 
 def make_sublayer(
@@ -239,8 +293,23 @@ def make_sublayer(
     }
     function: nn.Module
     if attention:
-        scale = float(p.score_scale[index])
-        function = Attention(a, scale, has_bias, cross=kind == "cross_attention", dtype=dtype)
+        cross = kind == "cross_attention"
+        value_skip, gain = float(p.value_skip[index]), float(p.attention_gain[index])
+        if cross and value_skip != 0:
+            raise InputError(
+                f"value_skip of sublayer {index} is {value_skip}; expected 0 in cross-attention, where a query has no "
+                "value of its own"
+            )
+        learned: Trainable = "scalar" if p.attention_trainable else "fixed"
+        function = Attention(
+            a,
+            float(p.score_scale[index]),
+            has_bias,
+            cross=cross,
+            dtype=dtype,
+            value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
+            attention_gain=trainable(gain, learned, 1, dtype),
+        )
     else:
         function = FeedForward(a, has_bias, dtype=dtype)
     for role in roles:
@@ -252,17 +321,18 @@ def make_sublayer(
         if linear.bias is not None:
             draw(linear.bias, float(p.biases[role][index]), *made, f"{role} bias")
     placement = PLACEMENTS[p.placement[index]]
+    first = None if placement == "none" else make_norm(a, float(p.norm_gain[index]), dtype)
     second = make_norm(a, float(p.post_norm_gain[index]), dtype) if placement == "sandwich" else None
-    beta = float(p.branch[index])
-    multiplier: float | nn.Parameter = beta
-    if p.branch_trainable != "fixed":
-        size = 1 if p.branch_trainable == "scalar" else a.d_model
-        multiplier = nn.Parameter(torch.full((size,), beta, dtype=dtype))
+    if placement == "res-post":
+        first, second = None, first
+    parallel = bool(p.parallel[index])
     return Sublayer(
         Branch(function, a.dropout, second),
-        None if placement == "none" else make_norm(a, float(p.norm_gain[index]), dtype),
+        first,
         placement=placement,
-        skip=float(p.skip[index]),
-        multiplier=multiplier,
-        parallel=bool(p.parallel[index]),
+        # a parallel sublayer's skip is that of the one before it; a parameter would never be read
+        skip=trainable(float(p.skip[index]), "fixed" if parallel else p.skip_trainable, a.d_model, dtype),
+        multiplier=trainable(float(p.branch[index]), p.branch_trainable, a.d_model, dtype),
+        parallel=parallel,
+        norm_scale=float(p.norm_scale[index]),
     )

@@ -52,15 +52,24 @@ def synthetic_batch(architecture: Architecture, inputs: InputStatistics, batch_s
     """A batch with the given statistics: the ids themselves where `inputs` has them, drawn ones elsewhere.
 
     Tokens are independent draws of Zipf's law with the exponent that gives the asked collision probability, targets
-    likewise and independent of the tokens; segments have a uniform boundary. Patches are Gaussian.
+    likewise and independent of the tokens; segments have a uniform boundary. Patches and frames are Gaussian.
     """
     a = architecture
     rng = np.random.default_rng([seed, 3])
     if inputs.kind == "patches":
-        shape = (batch_size, a.seq_len - a.class_token, a.patch_dim)
+        shape = (batch_size, a.seq_len - a.n_class_tokens, a.patch_dim)
         patches = gaussian(shape, (inputs.mean, inputs.variance, inputs.token_correlation), rng)
         targets = _targets(a, inputs, (batch_size, a.seq_len), rng)
         return Batch(tokens=None, patches=patches, targets=targets, source="Gaussian patches")
+    if inputs.kind == "frames":
+        shape = (batch_size, a.n_frames, a.frame_dim)
+        frames = gaussian(shape, (inputs.mean, inputs.variance, inputs.token_correlation), rng)
+        if a.kind == "encoder":
+            targets = _targets(a, inputs, (batch_size, a.seq_len), rng)
+            return Batch(None, targets, frames=frames, source="Gaussian frames")
+        read = np.maximum(_ids(a, inputs.of_decoder, (batch_size, a.target_len or a.seq_len), rng), 0)
+        targets = _targets(a, inputs.of_decoder, (read.shape[0], read.shape[1]), rng)
+        return Batch(None, targets, frames=frames[: len(read)], decoder_tokens=read, source="Gaussian frames")
     ids = _ids(a, inputs, (batch_size, a.seq_len), rng)
     decoder_ids, last, reader = None, ids, inputs
     if a.kind == "encoder-decoder":

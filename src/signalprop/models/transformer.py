@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
+from signalprop.architecture import ADDED, Architecture
 from signalprop.data import Batch
 from signalprop.errors import InputError
 from signalprop.models.ends import Embeddings, Head, RelativeBias
@@ -112,6 +113,10 @@ class Stack(nn.Module):
         self.relative = RelativeBias(a.n_heads, name == "encoder", dtype) if relative else None
         rows = rows_of(parametrization, name)
         self.sublayers = nn.ModuleList(make_sublayer(parametrization, i, seed, dtype) for i in rows)
+        if a.shared_norm:
+            for before, sublayer in pairwise(self.sublayers):
+                if sublayer.parallel:
+                    sublayer.norm = before.norm
         self.final_norm = make_final_norm(parametrization, dtype)
 
     def forward(
@@ -122,7 +127,7 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_keep: Tensor | None = None,
     ) -> Tensor:
-        """Ids or patches -> the stream behind the final norm, (batch, tokens, features)."""
+        """Ids, patches or frames -> the stream behind the final norm, (batch, tokens, features)."""
         stream: Tensor = self.embedding(inputs, segments)
         around = surroundings(
             self.architecture,
@@ -185,29 +190,46 @@ class Transformer(nn.Module):
         for path, sublayer in zip(paths, self.sublayers(), strict=True):
             function = sublayer.branch.function
             roles = [role for role in ROLES if getattr(function, role, None) is not None]
+            on_branch = sublayer.placement == "res-post"
+            attends = hasattr(function, "score_scale")
             sublayers.append(
                 SublayerMap(
                     branch=f"{path}.branch",
-                    norm=sublayer.norm,
-                    post_norm=sublayer.branch.norm,
+                    norm=sublayer.branch.norm if on_branch else sublayer.norm,
+                    post_norm=None if on_branch else sublayer.branch.norm,
                     reads=path,
                     writes=path,
                     weights={role: f"{path}.branch.function.{role}" for role in roles},
                     skip=sublayer.skip,
                     multiplier=sublayer.multiplier,
                     score_scale=getattr(function, "score_scale", None),
+                    dropout=f"{path}.branch.dropout",
+                    scaling=f"{path}.branch.function.score_scale" if attends else None,
+                    norm_scale=sublayer.norm_scale,
+                    stream_out=path,  # a post-norm's own output lacks its scale
+                    value_skip=getattr(function, "value_skip", 0.0),
+                    attention_gain=getattr(function, "attention_gain", 1.0),
                 )
             )
         last, first = self.decoder or self.encoder, self.encoder or self.decoder
         assert first is not None and last is not None
-        e, head = first.embedding, self.head
+        e, d, head = first.embedding, last.embedding, self.head
+        tokens = (e.class_token, e.distillation_token)
         return Mapping(
             architecture=self.parametrization.architecture,
             sublayers=sublayers,
             final_norm=last.final_norm,
             encoder_final_norm=first.final_norm if first is not last else None,
             embedding=EmbeddingMap(
-                e.token or e.patch, e.position_rms if e.position is None else e.position, e.segment, e.norm, e.scale
+                e.patch or e.token or d.token,
+                e.position_rms if e.position is None else e.position,
+                e.segment,
+                e.norm,
+                e.scale,
+                decoder_position=None if d is e or d.positions not in ADDED else d.position or d.position_rms,
+                decoder_norm=None if d is e else d.norm,
+                class_tokens=[token for token in tokens if token is not None],
+                convolutions=[] if e.front is None else list(e.front.convolutions),
             ),
             head=HeadMap() if head is None else HeadMap(head.weight, head.scale, head.transform),
             arguments=batch_tensors,
@@ -226,7 +248,7 @@ class Transformer(nn.Module):
         """Run the network.
 
         Args:
-            inputs: token ids (batch, tokens), or patches (batch, patches, patch_dim).
+            inputs: token ids (batch, tokens), patches (batch, patches, patch_dim) or frames (batch, frames, frame_dim).
             segments: segment ids, (batch, tokens); default: all 0.
             keep: True at real tokens, False at padding, (batch, tokens); default: all real.
             decoder_tokens: ids that the decoder of an encoder-decoder reads.
@@ -271,7 +293,7 @@ def build(
     layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU.
 
     Raises:
-        InputError: the parametrization is a sweep.
+        InputError: the parametrization is a sweep, or a cross-attention has a value skip.
     """
     refuse_sweep(parametrization)
     if seed is None:
@@ -286,7 +308,7 @@ def batch_tensors(batch: Batch) -> dict[str, Tensor | None]:
         return None if values is None else torch.as_tensor(np.ascontiguousarray(values))
 
     return {
-        "inputs": ids(batch.tokens if batch.patches is None else batch.patches),
+        "inputs": ids(next(x for x in (batch.tokens, batch.patches, batch.frames) if x is not None)),
         "segments": ids(batch.segments),
         "keep": ids(batch.keep),
         "decoder_tokens": ids(batch.decoder_tokens),

@@ -60,3 +60,10 @@ class Table(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is."""
+
+
+class Convolution(nn.Conv1d):
+    """A convolution over time whose memory is not yet filled."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""

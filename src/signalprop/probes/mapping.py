@@ -56,6 +56,8 @@ class SublayerMap:
             attribute. Default: `branch`, where that is an nn.Dropout.
         scaling: path of the float attribute that multiplies query and key's product, where the model has one.
         norm_scale: fixed factor on the output of `norm`.
+        value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; a trainable one as the
+            parameter itself.
         stream_out: a module whose output is the stream after the sublayer, where none of the above tells (a norm that
             was moved behind the addition).
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
@@ -81,13 +83,17 @@ class SublayerMap:
     norm_scale: float = 1.0
     stream_out: Module | None = None
     units: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    value_skip: Number = 0.0
+    attention_gain: Number = 1.0
 
 
 @dataclass(frozen=True)
 class EmbeddingMap:
     """The model's input, for reading its parameters: the tables (or the patch map, as `token`), the norm on their sum.
 
-    A table that the model computes (sinusoidal positions) is given by its root mean square.
+    A table that the model computes (sinusoidal positions) is given by its root mean square. `decoder_position` and
+    `decoder_norm`: those of the decoder of an encoder-decoder, where they are others. `class_tokens`: the vectors that
+    stand before patches (class, distillation). `convolutions`: the maps that read frames, in order.
     """
 
     token: Module | Tensor | None = None
@@ -95,6 +101,10 @@ class EmbeddingMap:
     segment: Module | Tensor | None = None
     norm: Module | None = None
     scale: float = 1.0
+    decoder_position: Module | Tensor | float | None = None
+    decoder_norm: Module | None = None
+    class_tokens: Sequence[str | Tensor] = ()
+    convolutions: Sequence[Module] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class Mapping:
         arguments: makes the keyword arguments of the model from a `signalprop.data.Batch`. Without it
             `measure` needs a dictionary of arguments.
         padding, decoder_padding: names of the forward arguments that hold 1 or True at real tokens, shape
-            (batch, tokens).
+            (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
     """
 
     architecture: Architecture
@@ -133,6 +143,7 @@ class Mapping:
     gain_offset: float = 0.0
     arguments: Callable[[Any], Dictionary[str, Any]] | None = None
     padding: str = "attention_mask"
+    padding_stride: int = 1
     decoder_padding: str = "decoder_attention_mask"
 
 

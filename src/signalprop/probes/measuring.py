@@ -192,10 +192,8 @@ class Probe:
 def check_batch(batch: Batch, architecture: Architecture) -> None:
     """Raise InputError for ids or lengths that the model has no row for."""
     a = architecture
-    if (batch.patches is None) != (a.input == "tokens"):
-        raise InputError(
-            f"the model reads {a.input}, the batch holds {'tokens' if batch.patches is None else 'patches'}"
-        )
+    if batch.input != a.input:
+        raise InputError(f"the model reads {a.input}, the batch holds {batch.input}")
     for name, ids in (("tokens", batch.tokens), ("decoder_tokens", batch.decoder_tokens)):
         if ids is None:
             continue
@@ -206,7 +204,8 @@ def check_batch(batch: Batch, architecture: Architecture) -> None:
                 f"{name} holds id {ids.max() if ids.min() >= 0 else ids.min()}; the vocabulary is 0..{a.vocab_size - 1}"
             )
         room = a.seq_len if name == "tokens" else a.target_len or a.seq_len
-        if a.positions == "learned" and ids.shape[1] > room:
+        learned = a.positions_of(decoder=name == "decoder_tokens") == "learned"
+        if learned and ids.shape[1] > room:
             raise InputError(f"{name} has {ids.shape[1]} tokens per sequence; the model has {room} positions")
     if a.kind == "encoder-decoder" and batch.decoder_tokens is None:
         raise InputError("an encoder-decoder needs decoder_tokens in its batch")

@@ -10,22 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
+from signalprop.architecture import ADDED, Architecture
 from signalprop.errors import InputError
 from signalprop.moments import FloatArray
 from signalprop.parametrization import (
+    KINDS,
     PLACEMENTS,
     ROLES,
     Embedding,
     Head,
     Parametrization,
+    Trainable,
     blank,
     fan,
     layout,
     role_mask,
 )
 from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping, SublayerMap, Weight, describe, find_any, number
+from signalprop.probes.mapping import Mapping, Number, SublayerMap, Weight, describe, find_any, number
 from signalprop.probes.recording import unwrapped
 
 
@@ -85,13 +87,21 @@ def read_parametrization(
     columns["post_norm_gain"] = np.array(
         [gain(model, item.post_norm, offset, f"{describe(rows, int(i))} second norm") for i, item in enumerate(items)]
     )
+    columns["norm_scale"] = np.array(
+        [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
+    )
     columns["score_scale"] = np.array([score_scale(model, item, a, offset) for item in items])
+    attends = rows.kind != KINDS.index("feed_forward")
+    columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
+    columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
     return replace(
         table.with_columns(**columns),
         embedding=embedding(model, mapping, a),
         head=head(model, mapping, a),
         distribution=dict.fromkeys(ROLES, "measured"),
-        branch_trainable=trainable(items),
+        branch_trainable=trainable([item.multiplier for item in items]),
+        skip_trainable=trainable([item.skip for item in items]),
+        attention_trainable=trainable([n for i in items for n in (i.value_skip, i.attention_gain)]) != "fixed",
     )
 
 
@@ -107,8 +117,12 @@ def tensors_of(model: nn.Module, reference: Weight, where: str) -> tuple[Tensor,
     bias = None if isinstance(found, Tensor) else getattr(found, "bias", None)
     if rows is None:
         return weight, bias
-    transposed = type(found).__name__ == "Conv1D"
-    return (weight[:, rows] if transposed else weight[rows]), None if bias is None else bias[rows]
+    return (weight[:, rows] if is_transposed(found) else weight[rows]), None if bias is None else bias[rows]
+
+
+def is_transposed(module: Any) -> bool:
+    """Whether a map stores its weight as (inputs, outputs), as transformers' Conv1D does."""
+    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
 def rms(tensor: Tensor, where: str) -> float:
@@ -141,9 +155,9 @@ def score_scale(model: nn.Module, item: SublayerMap, a: Architecture, offset: fl
     return own * gain(model, item.query_norm, offset, "query norm") * gain(model, item.key_norm, offset, "key norm")
 
 
-def trainable(items: list[SublayerMap]) -> Any:
-    """`fixed`, `scalar` or `channel`: of what kind the branch multipliers are."""
-    sizes = [item.multiplier.numel() for item in items if isinstance(item.multiplier, nn.Parameter)]
+def trainable(multipliers: list[Number]) -> Trainable:
+    """`fixed`, `scalar` or `channel`: of what kind multipliers are."""
+    sizes = [value.numel() for value in multipliers if isinstance(value, nn.Parameter)]
     return "fixed" if not sizes else "scalar" if max(sizes) == 1 else "channel"
 
 
@@ -165,18 +179,26 @@ def table_rms(model: nn.Module, reference: Any, where: str) -> float:
 def embedding(model: nn.Module, mapping: Mapping, a: Architecture) -> Embedding:
     """The embedding row."""
     e = mapping.embedding
-    needed = [("token", True), ("position", a.positions in ("learned", "sinusoidal")), ("segment", a.n_segments > 0)]
+    needed = [("token", a.has_token_table or a.input == "patches"), ("position", a.positions in ADDED)]
+    needed += [("segment", a.n_segments > 0), ("convolutions", a.input == "frames")]
+    needed += [("decoder_position", a.decoder_positions in ADDED and a.decoder_positions != a.positions)]
     for name, wanted in [*needed, ("norm", a.embedding_norm)]:
-        if wanted and getattr(e, name) is None:
+        if wanted and (getattr(e, name) is None or (name == "convolutions" and not e.convolutions)):
             raise InputError(
                 f"the mapping's embedding names no {name}, which the architecture has; give EmbeddingMap({name}=...)"
             )
     bias = tensors_of(model, e.token, "embedding")[1] if a.input == "patches" and e.token is not None else None
+    convolutions = [tensors_of(model, layer, "convolution") for layer in e.convolutions]
     return Embedding(
         token=table_rms(model, e.token, "token embedding"),
         position=table_rms(model, e.position, "position embedding"),
+        decoder_position=None
+        if e.decoder_position is None
+        else table_rms(model, e.decoder_position, "decoder position embedding"),
         segment=table_rms(model, e.segment, "segment embedding"),
         patch_bias=0.0 if bias is None else rms(bias, "patch bias"),
+        convolutions=tuple(rms(weight, "convolution") for weight, _ in convolutions),
+        convolution_biases=tuple(0.0 if b is None else rms(b, "convolution bias") for _, b in convolutions),
         scale=e.scale,
         norm_gain=gain(model, e.norm, mapping.gain_offset, "embedding norm"),
         distribution="measured",

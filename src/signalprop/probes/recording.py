@@ -114,7 +114,8 @@ class Recorder:
             given = {}
             for stack, value in values.items():
                 plain = isinstance(value, Tensor) and value.ndim == 2
-                given[stack] = value if plain else None
+                stride = self.mapping.padding_stride if stack == self.plan.layout.stack.min() else 1
+                given[stack] = value[:, ::stride] if isinstance(value, Tensor) and plain else None
                 self.mask_ignored |= value is not None and not plain
         self._padding = {stack: None if mask is None else Padding.of(mask) for stack, mask in given.items()}
 
@@ -140,7 +141,7 @@ class Recorder:
             if not matching:
                 return
             index = matching[0]
-        if tensor is None or tensor.ndim != 3:
+        if tensor is None or self._in_tokens(index, tensor).ndim != 3:
             got = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise InputError(
                 f"{self.where(index)}: expected a tensor (batch, tokens, features), got {got}; mend the mapping"
@@ -151,8 +152,15 @@ class Recorder:
             hook = partial(self._flows_back, index)
             self._hooked[index] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
+    def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
+        """The tensor as (batch, tokens, features), where a model has put all its tokens in one row (OPT)."""
+        shape = self.shapes.get(self.plan.sites[index].stack)
+        if tensor.ndim == 2 and shape is not None and tensor.shape[0] == shape[0] * shape[1]:
+            return tensor.reshape(*shape, tensor.shape[1])
+        return tensor
+
     def _record(self, index: int, tensor: Tensor) -> None:
-        plain = tensor.detach()
+        plain = self._in_tokens(index, tensor.detach())
         stack = self.plan.sites[index].stack
         padding = self._padding_for(stack, plain)
         if padding is not None and padding.keep.shape != plain.shape[:2]:
@@ -169,7 +177,9 @@ class Recorder:
         if row is not None:
             given = self._beta[row]
             beta = given.detach() if isinstance(given, Tensor) else given
-            self.forward[-1 - row] = moments(self._skip[row] * self._open_sums.pop(row) + beta * plain, padding)
+            unit_in, unit_branch, _ = self.mapping.sublayers[row].units
+            kept, added = self._skip[row] * unit_in, beta * unit_branch
+            self.forward[-1 - row] = moments(kept * self._open_sums.pop(row) + added * plain, padding)
 
     def _flows_back(self, index: int, gradient: Tensor) -> None:
         if index in self.gradient:
@@ -187,7 +197,8 @@ class Recorder:
             self.gradient[index] = last[2]
             return
         plain = gradient.detach()
-        result = moments(plain, self._padding_for(self.plan.sites[index].stack, plain))
+        tokens = self._in_tokens(index, plain)
+        result = moments(tokens, self._padding_for(self.plan.sites[index].stack, plain))
         self.gradient[index] = result
         self._last = (plain, gradient._version, result)
 

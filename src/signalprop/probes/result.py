@@ -11,7 +11,7 @@ import torch
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.moments import FloatArray
-from signalprop.probes.mapping import number
+from signalprop.probes.mapping import describe, find, number
 from signalprop.probes.recording import Recorder
 from signalprop.probes.reduction import collect
 from signalprop.profile import POINTS, Profile, Series
@@ -52,7 +52,7 @@ def profile_of(
     statistics = {}
     if (beta != 1).any() or (skips != 1).any():
         statistics["branch_gain"] = np.divide(beta, skips, out=np.ones_like(beta), where=skips != 0) ** 2
-    entry = forward[recorder.plan.stream_in[0]].tolist()
+    entry = (forward[recorder.plan.stream_in[0]] * powers(items[0].units[0])).tolist()
     return Profile(
         source="measured",
         fidelity="model",
@@ -112,12 +112,67 @@ def site_of(recorder: Recorder, point: str, row: int, *, gradient: bool = False)
     return recorder.plan.stream_out[row + 1] if gradient else -1 - row
 
 
+def factor_of(recorder: Recorder, point: str, row: int, *, gradient: bool = False) -> float:
+    """What makes the tensor (the gradient) seen at a point that of the Parametrization: `SublayerMap.units`."""
+    if getattr(recorder.plan, point)[row] < 0:  # a parallel layer's own sum, which the recorder forms in right units
+        if not gradient:
+            return 1.0
+        row += 1  # its gradient is that of the layer's output
+    unit = recorder.mapping.sublayers[row].units[POINTS.index(point)]
+    return 1 / unit if gradient else unit
+
+
+def dropout_behind(recorder: Recorder, row: int) -> float:
+    """Rate of a dropout between where a branch is seen and the addition: a function call, which no hook sees."""
+    path = recorder.mapping.sublayers[row].dropout
+    if path is None:
+        return 0.0
+    holder, _, name = path.rpartition(".")
+    module = find(recorder.model, holder, describe(recorder.plan.layout, row))
+    rate = getattr(module, name)
+    return float(rate) if isinstance(rate, (int, float)) and module.training else 0.0
+
+
+def dropped(recorder: Recorder, table: Table, point: str, row: int, *, gradient: bool) -> FloatArray:
+    """Moments of a point; of a branch behind its dropout, in expectation, where it is seen before it.
+
+    Dropout of rate p makes (v + p m^2) / (1 - p) of the variance v, and leaves mean and covariance. A gradient that
+    is seen before it has 1 / (1 - p) times its variance.
+    """
+    values = table[site_of(recorder, point, row, gradient=gradient)]
+    virtual = recorder.plan.stream_out[row] < 0 and point == "stream_out" and not gradient
+    rate = dropout_behind(recorder, row) if point == "branch" or virtual else 0.0
+    if rate == 0:
+        return values
+    mean, variance, correlation = values.tolist()
+    if virtual:  # the recorder's sum of the stream and the branch
+        m, v, _ = table[recorder.plan.branch[row]].tolist()
+        item = recorder.mapping.sublayers[row]
+        factor = number(item.multiplier) * item.units[1]
+        after = variance + factor * factor * (v + m * m) * rate / (1 - rate)
+    elif gradient:
+        after = variance * (1 - rate) - mean * mean * rate
+    else:
+        after = (variance + rate * mean * mean) / (1 - rate)
+    return np.array([mean, after, correlation * variance / after if after > 0 else 0.0])
+
+
+def powers(factor: float) -> FloatArray:
+    """What a factor on a tensor makes of its mean, variance and token correlation."""
+    return np.array([factor, factor * factor, 1.0])
+
+
 def series(recorder: Recorder, table: Table, *, unit: float = 1.0, gradient: bool = False) -> dict[str, Series]:
     """Series by probe point, in units of the variance `unit`."""
     out = {}
     for point in POINTS:
-        rows = range(len(recorder.plan.branch))
-        values = np.stack([table[site_of(recorder, point, row, gradient=gradient)] for row in rows])
+        values = np.stack(
+            [
+                dropped(recorder, table, point, row, gradient=gradient)
+                * powers(factor_of(recorder, point, row, gradient=gradient))
+                for row in range(len(recorder.plan.branch))
+            ]
+        )
         out[point] = Series.of(values[:, 1] / unit, values[:, 2], mean=values[:, 0] / math.sqrt(unit))
     return out
 
@@ -129,7 +184,9 @@ def relative_gradients(recorder: Recorder, table: Table) -> tuple[dict[str, Seri
     missing = [i for i in range(len(recorder.plan.sites)) if i not in table]
     if missing:
         return None, None, f"no gradients: none reached {recorder.where(missing[0])} (frozen parameters before it?)"
-    scale = float(table[recorder.plan.stream_out[-1]][1])
+    last = len(recorder.plan.stream_out) - 1
+    factor = factor_of(recorder, "stream_out", last, gradient=True)
+    scale = float(table[recorder.plan.stream_out[last]][1]) * factor * factor
     note = "" if scale > 0 else "the gradient at the last stream_out is zero; the gradients are absolute"
     return series(recorder, table, unit=scale if scale > 0 else 1.0, gradient=True), scale, note
 

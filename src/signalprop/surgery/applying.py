@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping as Dictionary
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,15 +16,15 @@ from signalprop.data import Batch
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.layout import PLACEMENTS, layout
-from signalprop.models.sublayers import make_norm
-from signalprop.parametrization import Parametrization
+from signalprop.parametrization import Embedding, Parametrization
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number
 from signalprop.probes.measuring import measure
+from signalprop.probes.reading import rms, tensors_of
 from signalprop.probes.recording import unwrapped
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.surgery.initialising import draw_table, draw_weights
+from signalprop.surgery.initialising import draw_table, draw_weights, set_gain, ties
 from signalprop.surgery.locating import confirm
 from signalprop.surgery.multiplied import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
 from signalprop.surgery.planning import Plan, RowPlan, make_plan
@@ -34,6 +36,7 @@ from signalprop.surgery.record import (
     path_of,
     reader_of,
     record_of,
+    take_off,
 )
 from signalprop.surgery.swapping import splice
 
@@ -88,6 +91,8 @@ def apply(
         )
     if mode not in ("gauge", "absorbed"):
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
+    if mode == "absorbed" and match_eps:
+        raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
     by_hand = mapping
     mapping = mapping_for(model, mapping)
     _refuse_multipliers(mapping)
@@ -100,26 +105,70 @@ def apply(
     if data is not None and hasattr(chosen, "profiled"):
         chosen = _profiled(model, mapping, chosen, data, inputs, seed)
     table = chosen if isinstance(chosen, Parametrization) else chosen(mapping.architecture, inputs)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    plan = make_plan(mapping, table, dtype=dtype, mode=mode)
-    rows = layout(mapping.architecture)
-    carriers = tuple(
-        path_of(model, carrier_of(item, PLACEMENTS[rows.placement[i]]), f"{describe(rows, i)} carrier")
-        for i, item in enumerate(mapping.sublayers)
-    )
-    record = Record(table, mode, plan, carriers, by_hand, matched_eps=match_eps, pending=on_meta and initialize)
-    record.eps_error = 0.0 if match_eps else _eps_error(mapping.architecture, table, plan)
-    if mode == "absorbed":
-        record.factors = absorbed_factors(model, mapping, plan, carriers)
-    else:
-        _Surgeon(model, mapping, table, record).operate(match_eps)
-    mixin = applied_mixin(type(model))
-    splice(model, mixin, signalprop_record=record)
+    table = with_fixed_positions(model, mapping, table)
+    record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
+    record.pending = on_meta and initialize
     if initialize and not on_meta:
         draw_weights(model, record, seed)
     elif mode == "absorbed" and not on_meta:
         _multiply_weights(model, record)
     return table
+
+
+def install(
+    model: nn.Module, mapping: Mapping, table: Parametrization, *, mode: str, match_eps: bool, by_hand: Mapping | None
+) -> Record:
+    """Install the multipliers of a Parametrization, and the record, in a vanilla model; weights stay as they are.
+
+    Args:
+        mapping: of the model. by_hand: the same, where it was given by hand.
+
+    Raises:
+        InputError: as `apply`; the model is then as it was.
+    """
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    plan = make_plan(mapping, table, dtype=dtype, mode=mode)
+    rows = layout(mapping.architecture)
+    carriers = tuple(
+        path_of(model, carrier_of(item, _left(rows.placement[i], table.placement[i])), f"{describe(rows, i)} carrier")
+        for i, item in enumerate(mapping.sublayers)
+    )
+    record = Record(table, mode, plan, carriers, by_hand, matched_eps=match_eps)
+    record.ties = ties(model)
+    record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
+    if mode == "absorbed":
+        record.factors = absorbed_factors(model, mapping, plan, carriers)
+    else:
+        try:
+            _Surgeon(model, mapping, table, record).operate(match_eps)
+        except BaseException:
+            take_off(model, record)
+            raise
+    splice(model, applied_mixin(type(model)), signalprop_record=record)
+    return record
+
+
+def with_fixed_positions(model: nn.Module, mapping: Mapping, table: Parametrization) -> Parametrization:
+    """The table with the root mean square of positions that the model computes or keeps, and no scheme can draw."""
+    tables, e = mapping.embedding, table.embedding
+    fixed: dict[str, float] = {}
+    for name, reference in (("position", tables.position), ("decoder_position", tables.decoder_position)):
+        if isinstance(reference, (int, float)):
+            fixed[name] = float(reference)
+        elif reference is not None:
+            values, _ = tensors_of(model, reference, "positions")
+            if not values.requires_grad:  # sines and cosines, whose squares add up to 1
+                fixed[name] = math.sqrt(0.5) / tables.scale if values.is_meta else rms(values, "positions")
+    if not fixed:
+        return table
+    if mapping.architecture.kind == "encoder-decoder":
+        fixed.setdefault("decoder_position", e.position_of(decoder=True))
+    return replace(table, embedding=Embedding(**e.model_dump() | fixed))
+
+
+def _left(before: int, now: int) -> str:
+    """The placement that says where a branch ends: where its norm is taken out, it ends before it."""
+    return PLACEMENTS[now] if PLACEMENTS[now] == "none" else PLACEMENTS[before]
 
 
 def _refuse_multipliers(mapping: Mapping) -> None:
@@ -140,7 +189,7 @@ def _profiled(
     """
     if any(q.is_meta for q in model.parameters()):
         raise InputError(f"scheme {chosen.name!r} profiles the model, which is on the meta device; leave out data=")
-    table = chosen(mapping.architecture, inputs)
+    table = chosen.profiling(mapping.architecture)
     if not (table.placement == layout(mapping.architecture).placement).all():
         raise InputError(f"scheme {chosen.name!r} profiles a model with its own norm placement; leave out data=")
     kept = {name: q.detach().clone() for name, q in model.named_parameters()}
@@ -165,6 +214,7 @@ class _Surgeon:
         self.scaled_norms: dict[int, float] = {}
         self.scaled_inputs: set[int] = set()
         self.moved: set[int] = set()
+        self.stream, self.values = Passed(), Passed()
 
     def operate(self, match_eps: bool) -> None:
         """All rows, then the ends."""
@@ -182,12 +232,18 @@ class _Surgeon:
             elif match_eps:
                 self.rescale_eps(final, factor, "final norm")
         if plan.head_ratio != 1:
-            multiply(self.owner(self.mapping.head.weight, "head"), input_scale=plan.head_ratio)
+            head = self.owner(self.mapping.head.weight, "head")
+            if isinstance(head, nn.Embedding):
+                raise InputError(
+                    "this scheme scales the head's input, and the mapping's head is an embedding table, which no "
+                    "module reads; give the head a module of its own (nn.Linear with the same weight)"
+                )
+            multiply(head, input_scale=plan.head_ratio)
         if plan.embedding_ratio != 1:
             e = self.mapping.embedding
             if self.mapping.architecture.input != "tokens":
                 raise InputError("this scheme scales the embeddings, which is not possible for patches or frames")
-            for reference in (e.token, e.position, e.segment):
+            for reference in (e.token, e.position, e.decoder_position, e.segment):
                 if reference is not None and not isinstance(reference, (int, float)):
                     weight = self.owner(reference, "embedding").weight
                     for module in self.model.modules():  # an encoder and a decoder may share a table, not a module
@@ -213,6 +269,10 @@ class _Surgeon:
         where = describe(self.rows, i)
         placement = PLACEMENTS[self.rows.placement[i]]
         carrier = find(self.model, self.record.carriers[i])
+        post_norm = None
+        if row.adds_norm and item.norm is not None:  # of the model's own kind, copied before that one is changed
+            post_norm = copy.deepcopy(find(self.model, item.norm, where))
+            set_gain(post_norm, float(self.table.post_norm_gain[i]) - self.mapping.gain_offset)
         if row.norm_scale != 1:
             self.scale_norm(item, row, where)
         if row.mixes_values:
@@ -232,23 +292,29 @@ class _Surgeon:
         stream = placed = None
         if row.places_norm or row.removes_norm:
             norm = self.remove_norm(item.norm, where, frozen=row.removes_norm)
+            if row.removes_norm and item.post_norm is not None:
+                self.remove_norm(item.post_norm, where)
             placed = Placed(norm) if row.places_norm else None
         if row.treatment == "none":
             return
         if row.reads_stream:
-            stream = Passed()
+            stream = self.stream
             splice(self.owner(reader_of(item, placement), where), Reading, stream=stream)
-        self.rewire(i, carrier, row, stream, placed, dropout_p)
+        self.rewire(i, carrier, row, stream, placed, dropout_p, post_norm)
 
     def rewire(
-        self, i: int, carrier: nn.Module, row: RowPlan, stream: Passed | None, placed: Placed | None, dropout_p: float
+        self,
+        i: int,
+        carrier: nn.Module,
+        row: RowPlan,
+        stream: Passed | None,
+        placed: Placed | None,
+        dropout_p: float,
+        post_norm: nn.Module | None,
     ) -> None:
         """Splice a rewired carrier, with its parameters on the device and in the type of its weights."""
         p, a = self.table, self.table.architecture
         like = next(carrier.parameters())
-        post_norm = None
-        if row.adds_norm:
-            post_norm = make_norm(a, float(p.post_norm_gain[i]), like.dtype).to(like.device)
         splice(
             carrier, Rewired, stream=stream, placed=placed, gauge=row.scale, dropout_p=dropout_p, post_norm=post_norm,
             point=nn.Identity(), after=nn.Identity(),
@@ -279,7 +345,7 @@ class _Surgeon:
         a, p = self.mapping.architecture, self.table
         if self.rows.kind[i] == 1:
             raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
-        values = Passed()
+        values = self.values
         reference = item.weights["value"]
         owner, taken = self.owner(reference, where), reference[1] if isinstance(reference, tuple) else None
         output = self.owner(item.weights["output"], where)
@@ -313,7 +379,10 @@ class _Surgeon:
             self.moved.add(id(norm))
             splice(norm, Passing)
         if frozen:  # it takes no part in the function, and must not be waited for by data-parallel training
-            for q in norm.parameters():
+            for name, q in norm.named_parameters():
+                self.record.changed.append(
+                    (f"{path_of(self.model, norm, where)}.{name}", "requires_grad", q.requires_grad)
+                )
                 q.requires_grad_(False)
         assert isinstance(norm, Passing)
         return norm
@@ -353,7 +422,7 @@ def multiply(module: nn.Module, *, input_scale: float = 1.0, branch_scale: float
         splice(module, Multiplied, input_scale=input_scale, branch_scale=branch_scale)
 
 
-def _eps_error(a: Architecture, p: Parametrization, plan: Plan) -> float:
+def eps_bound(a: Architecture, p: Parametrization, plan: Plan) -> float:
     """Bound on the relative change of a norm's output where epsilons stay as they are.
 
     A norm that divides a stream of variance v / P^2 instead of v changes by eps (1/P^2 - 1) P^2 / (2 v), with v at
@@ -415,7 +484,8 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
     if plan.head_ratio != 1:
         scale(owner_of(mapping.head.weight), plan.head_ratio, bias=False)
     if plan.embedding_ratio != 1:
-        for reference in (mapping.embedding.token, mapping.embedding.position, mapping.embedding.segment):
+        e = mapping.embedding
+        for reference in (e.token, e.position, e.decoder_position, e.segment):
             if reference is not None and not isinstance(reference, (int, float)):
                 scale(owner_of(reference), plan.embedding_ratio)
     return factors

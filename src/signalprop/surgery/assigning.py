@@ -59,7 +59,7 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
         InputError: a role without a parameter, or a parameter with two roles.
     """
     found: dict[int, Assignment] = {}
-    names = {id(tensor): name for name, tensor in model.named_parameters(remove_duplicate=False)}
+    names = {id(tensor): name for name, tensor in model.named_parameters()}
 
     def put(tensor: Any, part: Part) -> None:
         if tensor is None:
@@ -153,21 +153,39 @@ def _ends(model: nn.Module, mapping: Mapping, p: Parametrization, put: Any) -> N
         else:
             part = Part("token", "embedding", e.token, None, e.distribution, learning_rate=rate, where="embedding")
             put(token, part)
-    for name, reference, std in (("position", tables.position, e.position), ("segment", tables.segment, e.segment)):
-        if reference is None or isinstance(reference, (int, float)):
+    for i, reference in enumerate(tables.convolutions):
+        name = f"convolution {i}"
+        weight, bias = _of(find_any(model, reference, name))
+        put(weight, Part(name, first, e.convolutions[i], None, e.distribution, learning_rate=rate, where="embedding"))
+        name = f"convolution bias {i}"
+        std = e.convolution_bias(i)
+        put(bias, Part(name, first, std, None, e.distribution, learning_rate=rate, decays=False, where="embedding"))
+    last = f"{stacks[-1]} embedding"
+    positions = [
+        ("position", first, tables.position, e.position),
+        ("position", last, tables.decoder_position, e.position_of(decoder=True)),
+        ("segment", first, tables.segment, e.segment),
+    ]
+    positions += [
+        (name, first, reference, e.position)
+        for name, reference in zip(("class token", "distillation token"), tables.class_tokens, strict=False)
+    ]
+    for name, place, table, std in positions:
+        if table is None or isinstance(table, (int, float)):
             continue
-        tensor, _ = _of(find_any(model, reference, name))
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-            part = Part(name, first, std, None, e.distribution, learning_rate=rate, where="embedding")
-            put(tensor, part)
-    if tables.norm is not None:
-        _norm(model, mapping, put, tables.norm, e.norm_gain, "embedding", rate)
+        tensor, _ = _of(find_any(model, table, name))
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:  # not a table of sines and cosines
+            put(tensor, Part(name, place, std, None, e.distribution, learning_rate=rate, where=place))
+    for norm in (tables.norm, tables.decoder_norm):
+        if norm is not None:
+            _norm(model, mapping, put, norm, e.norm_gain, "embedding", rate)
     for final in (mapping.encoder_final_norm, mapping.final_norm):
         if final is not None:
             _norm(model, mapping, put, final, h.final_norm_gain if a.has_final_norm else 1.0, "final norm", 1.0)
     if mapping.head.transform is not None:
         weight, bias = _of(find_any(model, mapping.head.transform, "head transform"))
-        put(weight, Part("transform", "head", h.transform, None, h.distribution, where="head"))
+        rate = h.transform_learning_rate
+        put(weight, Part("transform", "head", h.transform, None, h.distribution, learning_rate=rate, where="head"))
         put(bias, Part("transform bias", "head", 0.0, decays=False, where="head"))
     if mapping.head.weight is not None and a.head != "none":
         weight, bias = _of(find_any(model, mapping.head.weight, "head"))

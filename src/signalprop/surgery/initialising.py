@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as Dictionary
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from signalprop.models.weights import draw
+from signalprop.errors import InputError
+from signalprop.models.weights import draw, tensor_seed
 from signalprop.parametrization import Parametrization
 from signalprop.probes.mapping import Mapping
 from signalprop.surgery.assigning import Assignment, Part, assignments
@@ -21,20 +25,60 @@ _NONE: Dictionary[str, float] = {}
 def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
 
-    The same seed gives the same weights as `build(parametrization, seed=seed)`. Parameters and buffers that a
-    Parametrization does not speak of (relative position tables, poolers, rotary frequencies) get the model's own
-    initialisation. Multipliers and gains are set to their initial values.
+    The same seed gives the same weights as `build(parametrization, seed=seed)`, on any device and however they are
+    sharded. Parameters and buffers that a Parametrization does not speak of (relative position tables, poolers, rotary
+    frequencies) get the model's own initialisation, from that seed too. Multipliers and gains are set to their initial
+    values. Parameters that were tied and that `to_empty` untied are tied again.
 
     Raises:
-        InputError: the model carries no scheme, or a weight that the scheme sets is missing or has two roles.
+        InputError: the model carries no scheme, a weight that the scheme sets is missing or has two roles, the model is
+            sharded and there is no seed, or, after the meta device, the model's own initialisation does not fill
+            everything else.
     """
     record = the_record(model)
+    if record.pending:
+        _refuse_garbage(model, record)
     draw_weights(model, record, seed)
+    if record.pending:
+        _refuse(name for name, q in model.named_parameters() if not_numbers(q))
     record.pending = False
+
+
+def _refuse_garbage(model: nn.Module, record: Record) -> None:
+    """Buffers have to come out the same whatever they held before; parameters are to be looked at afterwards."""
+    tie(model, record.ties)
+    covered = {id(item.tensor) for item in assignments(model, vanilla_mapping(model), record.parametrization)}
+    found: list[dict[str, Tensor]] = []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+        for value in (0, 1):
+            for buffer in model.buffers():
+                buffer.fill_(value)
+            reset_others(model, covered, 0)
+            found.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    _refuse(name for name, buffer in found[0].items() if not torch.equal(buffer, found[1][name]))
+
+
+def _refuse(names: Iterable[str]) -> None:
+    unset = list(names)
+    if unset:
+        more = f" and {len(unset) - 1} more" if len(unset) > 1 else ""
+        raise InputError(
+            f"the model's own initialisation does not fill {unset[0]}{more}, garbage after the meta device; make the "
+            "model on the CPU, or with transformers 5 or newer"
+        )
+
+
+def not_numbers(tensor: Tensor) -> bool:
+    """Whether any entry on this process is not a number."""
+    local: Tensor = tensor if plain(tensor) else tensor.to_local()  # type: ignore[attr-defined]
+    return bool(local.isnan().any())
 
 
 def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
     """Fill every parameter; see `initialize`."""
+    tie(model, record.ties)
     draw_table(model, vanilla_mapping(model), record.parametrization, seed, record.factors)
     with torch.no_grad():
         set_multipliers(model, record)
@@ -45,14 +89,19 @@ def draw_table(
 ) -> None:
     """Draw the weights of a Parametrization, times a factor by the parameter's name; see `initialize`."""
     if seed is None:
+        if not all(plain(q) for q in model.parameters()):
+            raise InputError("the model is sharded over processes, which have to draw the same weights; give a seed")
         seed = int(torch.randint(2**31 - 1, ()))
     found = assignments(model, mapping, p)
     with torch.no_grad():
-        reset_others(model, {id(item.tensor) for item in found})
+        reset_others(model, {id(item.tensor) for item in found}, seed)
         for item in found:
             fill_parameter(item, seed, factors.get(item.name, 1.0))
         for table in _padded(model):
-            table.weight[table.padding_idx].zero_()
+            weight = whole(table.weight)
+            weight[table.padding_idx] = 0
+            if weight is not table.weight:
+                fill(table.weight, weight)
 
 
 def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
@@ -99,23 +148,77 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     sharded.copy_(distribute_tensor(values, sharded.device_mesh, sharded.placements, src_data_rank=None))
 
 
-def reset_others(model: nn.Module, covered: set[int]) -> None:
-    """The model's own initialisation for every module that holds a parameter or buffer no role speaks of."""
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor itself, or all of one that is sharded over processes."""
+    return tensor if plain(tensor) else tensor.full_tensor()  # type: ignore[attr-defined]
+
+
+def reset_others(model: nn.Module, covered: set[int], seed: int) -> None:
+    """The model's own initialisation of every parameter and buffer that no role speaks of.
+
+    It draws on the CPU, into stand-ins for the model's parameters, whatever device these are on.
+    """
     own: Any = getattr(model, "_init_weights", None)
-    for module in model.modules():
-        parameters = [q for q in module.parameters(recurse=False) if id(q) not in covered]
-        buffers = list(module.buffers(recurse=False))
-        if not parameters and not buffers:
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(tensor_seed(seed, "model", "others"))
+    try:
+        for module in reversed(list(model.modules())):  # children first
+            # some classes initialise what their children hold
+            near = [module, *module.children()] if own is not None else [module]
+            others = any(id(q) not in covered for part in near for q in part.parameters(recurse=False))
+            if others or any(True for part in near for _ in part.buffers(recurse=False)):
+                with _stand_ins(module, covered):
+                    if own is not None:
+                        own(module)
+                    elif callable(reset := getattr(module, "reset_parameters", None)):
+                        reset()
+    finally:
+        torch.set_rng_state(before)
+
+
+@contextmanager
+def _stand_ins(module: nn.Module, covered: set[int]) -> Iterator[None]:
+    """Plain parameters on the CPU in the place of a module's, and afterwards their values in these.
+
+    Covered ones, which are drawn later, are on the meta device meanwhile.
+    """
+    kept: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    places = [(part._parameters, name, q) for part in module.modules() for name, q in part._parameters.items()]
+    for buffer in module.buffers():
+        if hasattr(buffer, "_is_hf_initialized"):  # a mark that would make transformers skip it
+            del buffer._is_hf_initialized
+    for parameters, name, q in places:
+        if q is None:
             continue
-        if own is not None:
-            for tensor in (*module.parameters(recurse=False), *buffers):
-                if hasattr(tensor, "_is_hf_initialized"):  # a mark that would make transformers skip it
-                    del tensor._is_hf_initialized
-            own(module)
-            continue
-        reset: Any = getattr(module, "reset_parameters", None)
-        if reset is not None:
-            reset()
+        if id(q) not in kept:
+            value = torch.empty(q.shape, dtype=q.dtype, device="meta") if id(q) in covered else whole(q.detach()).cpu()
+            kept[id(q)] = q, nn.Parameter(value.clone(), requires_grad=False)
+        parameters[name] = kept[id(q)][1]
+    try:
+        yield
+    finally:
+        for parameters, name, q in places:
+            parameters[name] = q
+    for q, stand_in in kept.values():
+        if not stand_in.is_meta:
+            fill(q, stand_in)
+
+
+def ties(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of every parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+
+
+def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
+    """Make the parameters of a group one again, the first."""
+    for first, *others in groups:
+        parameter = model.get_parameter(first)
+        for name in others:
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, parameter)
 
 
 def _padded(model: nn.Module) -> list[Any]:
@@ -133,9 +236,7 @@ def set_multipliers(model: nn.Module, record: Record) -> None:
                 if isinstance(number, nn.Parameter):
                     fill(number, torch.full(number.shape, float(start), dtype=torch.float64))
             if carrier.post_norm is not None:
-                for name, value in carrier.post_norm.named_parameters():
-                    gain = float(p.post_norm_gain[i]) if name == "weight" else 0.0
-                    fill(value, torch.full(value.shape, gain, dtype=torch.float64))
+                set_gain(carrier.post_norm, float(p.post_norm_gain[i]) - mapping.gain_offset)
         output = mapping.sublayers[i].weights.get("output")
         if not isinstance(output, str):
             continue
@@ -144,3 +245,10 @@ def set_multipliers(model: nn.Module, record: Record) -> None:
             for number, start in ((mixing.value_skip, p.value_skip[i]), (mixing.attention_gain, p.attention_gain[i])):
                 if isinstance(number, nn.Parameter):
                     fill(number, torch.full(number.shape, float(start), dtype=torch.float64))
+
+
+def set_gain(norm: nn.Module, weight: float) -> None:
+    """Give every weight of a norm one value, and every bias 0."""
+    with torch.no_grad():
+        for name, value in norm.named_parameters():
+            fill(value, torch.full(value.shape, weight if name == "weight" else 0.0, dtype=torch.float64))

@@ -6,22 +6,28 @@ parameter.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.errors import InputError
 from signalprop.surgery.swapping import Splice
 
 
-class Passed:
-    """A tensor on its way from the module that saw it to the module that needs it, within one forward pass of a layer.
+class Passed(threading.local):
+    """A tensor on its way from the module that saw it to the module that needs it, within one sublayer.
 
-    Both modules hold the same Passed. It is no module, so it adds no keys, and it is empty outside of a forward pass.
+    All sublayers of a model share one: each reads the stream and takes it again before the next one does, so that a
+    tensor which an interrupted forward pass leaves behind is gone once the next one begins. Threads see their own. It
+    is no module, so it adds no keys, and it is empty outside of a forward pass.
     """
 
-    def __init__(self) -> None:
-        self.tensor: Tensor | None = None
+    tensor: Tensor | None = None
+
+    def __reduce__(self) -> Any:
+        return Passed, ()  # what is on its way is no part of a copy
 
     def take(self) -> Tensor:
         """The tensor; it is let go of."""
@@ -50,6 +56,7 @@ class Reading(Splice):
     """A module whose first argument is the stream that a later module of the layer needs again."""
 
     brings = ("stream",)
+    adaptable = True
     stream: Passed
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +88,12 @@ class Passing(Splice):
         """The norm itself, for a place behind the addition."""
         out: Tensor = super().forward(stream)
         return out
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise InputError(
+            "nn.DataParallel copies modules but not what they hold of each other, such as a norm that a scheme moved; "
+            "use DistributedDataParallel"
+        )
 
 
 class Placed:
@@ -117,6 +130,8 @@ class Rewired(Splice):
     after: nn.Module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # taken first: checkpointing stops its recomputation at the last tensor it needs, which the map itself may save
+        stream = None if self.stream is None else self.stream.take()
         out = super().forward(*args, **kwargs)
         first = out[0] if isinstance(out, tuple) else out
         branch = F.dropout(first, self.dropout_p, self.training)
@@ -124,10 +139,9 @@ class Rewired(Splice):
             branch = self.post_norm(branch)
         branch = self.point(branch)
         branch = _number(self.multiplier, branch) * branch
-        if self.stream is None:
+        if stream is None:
             added = branch if self.gauge == 1.0 else self.gauge * branch
         else:
-            stream = self.stream.take()
             after = _number(self.skip, stream) * stream + branch
             if self.placed is not None:
                 after = self.placed.norm.normalise(after)

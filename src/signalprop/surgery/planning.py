@@ -24,7 +24,14 @@ Treatment = Literal["none", "multiplied", "rewired"]
 LARGEST_MULTIPLIER = {"float16": 1e2}
 _LARGEST = 1e8
 # (placement of the model, placement of the scheme) that another forward is not needed for
-_MOVES = {("pre", "post"), ("pre", "none"), ("pre", "sandwich"), ("post", "none"), ("sandwich", "none")}
+_MOVES = {
+    ("pre", "post"),
+    ("pre", "none"),
+    ("pre", "sandwich"),
+    ("post", "none"),
+    ("sandwich", "none"),
+    ("res-post", "none"),
+}
 _SHAPE = (
     "kind", "n_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "gated", "activation",
     "norm", "parallel", "qk_norm", "positions", "n_segments", "embedding_norm", "input", "vocab_size", "patch_dim",

@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 from signalprop.errors import InputError
-from signalprop.layout import PLACEMENTS
+from signalprop.layout import PLACEMENTS, layout
 from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for, mapping_of
 from signalprop.probes.mapping import Mapping, SublayerMap, find, find_any
 from signalprop.surgery.planning import Plan, RowPlan
-from signalprop.surgery.swapping import Splice
+from signalprop.surgery.swapping import Splice, carry_over, restore
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Record:
         factors: absorbed mode: what each parameter was multiplied with, by name.
         matched_eps: whether the epsilons of norms were rescaled with the stream.
         eps_error: bound on the relative change of a norm's output where they were not.
+        ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
         pending: the weights have not been drawn yet (the model was on the meta device).
     """
 
@@ -44,6 +45,7 @@ class Record:
     factors: dict[str, float] = field(default_factory=dict)
     matched_eps: bool = False
     eps_error: float = 0.0
+    ties: tuple[tuple[str, ...], ...] = ()
     pending: bool = False
 
 
@@ -51,6 +53,7 @@ class Applied(Splice):
     """A model that carries a scheme. Its name stays that of the vanilla class, which libraries look at."""
 
     keeps_name = True
+    adaptable = True
     brings = ("signalprop_record",)
     signalprop_record: Record
 
@@ -59,9 +62,56 @@ class Applied(Splice):
         return applied_mapping(self, vanilla_mapping(self), self.signalprop_record)
 
 
+class AppliedPretrained(Applied):
+    """A Hugging Face model that carries a scheme: what it saves can be loaded again with the scheme."""
+
+    keeps_name = True
+    adaptable = True
+    brings = ("signalprop_record",)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As transformers has it; it makes a new head, which gets the old one's multiplier."""
+        vanilla: Any = super()
+        before = vanilla.get_input_embeddings(), vanilla.get_output_embeddings()
+        table: nn.Embedding = vanilla.resize_token_embeddings(*args, **kwargs)
+        for old, new in zip(before, (vanilla.get_input_embeddings(), vanilla.get_output_embeddings()), strict=True):
+            carry_over(old, new)
+        p = self.signalprop_record.parametrization
+        architecture = p.architecture.replace(vocab_size=int(table.weight.shape[0]))
+        self.signalprop_record.parametrization = replace(p, architecture=architecture)
+        return table
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers has it, and beside it the record that `signalprop.load` needs.
+
+        Warns that transformers by itself would load the vanilla function, where that is another one.
+        """
+        from signalprop.surgery.saving import save_pretrained, warn_of_plain_loading
+
+        vanilla: Any = super()
+        warn_of_plain_loading(self)
+        save_pretrained(self, vanilla.save_pretrained, save_directory, *args, **kwargs)
+
+
 def applied_mixin(model: type[nn.Module]) -> type[Applied]:
     """The mixin for a model of this class."""
-    return Applied
+    return AppliedPretrained if is_pretrained(model) else Applied
+
+
+def is_pretrained(model: type[nn.Module]) -> bool:
+    """Whether it is a class of transformers' models."""
+    return any(
+        f"{cls.__module__}.{cls.__name__}" == "transformers.modeling_utils.PreTrainedModel" for cls in model.__mro__
+    )
+
+
+def take_off(model: nn.Module, record: Record) -> None:
+    """Give all modules inside a model their vanilla classes and attributes back; weights stay as they are."""
+    for module in list(model.modules()):
+        if module is not model:
+            restore(module)
+    for path, name, value in reversed(record.changed):
+        setattr(find_any(model, path, "module"), name, value)
 
 
 def record_of(model: nn.Module) -> Record | None:
@@ -146,11 +196,14 @@ def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mappi
     p = record.parametrization
     if record.mode == "absorbed":
         return vanilla
+    placements = layout(vanilla.architecture).placement
+    moved = bool((placements != p.placement).any())
     sublayers = []
     for i, (item, row, carrier) in enumerate(zip(vanilla.sublayers, record.plan.rows, record.carriers, strict=True)):
-        was = PLACEMENTS[record_placement(vanilla, i)]
-        now = PLACEMENTS[p.placement[i]]
-        sublayers.append(_row(model, p, item, row, carrier, i, was, now))
+        now = _row(model, p, item, row, carrier, i, PLACEMENTS[placements[i]], PLACEMENTS[p.placement[i]])
+        if moved:  # the norm before it need not be where the stream comes from
+            now = replace(now, reads=reader_of(item, PLACEMENTS[placements[i]]))
+        sublayers.append(now)
     removed = record.plan.removes_final_norm
     return replace(
         vanilla,
@@ -160,13 +213,6 @@ def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mappi
         head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
         final_norm=None if removed and p.placement[-1] == PLACEMENTS.index("post") else vanilla.final_norm,
     )
-
-
-def record_placement(vanilla: Mapping, index: int) -> int:
-    """Index into PLACEMENTS of a sublayer of the vanilla model."""
-    from signalprop.layout import layout
-
-    return int(layout(vanilla.architecture).placement[index])
 
 
 def _row(
@@ -191,7 +237,6 @@ def _row(
     if rewired:
         changes |= {"branch": f"{carrier}.point", "call": 0, "calls": 1}
     if was != now:
-        changes["reads"] = reader_of(item, was)
         if now == "post":
             changes["stream_out"] = f"{carrier}.after"
         elif was == "post":

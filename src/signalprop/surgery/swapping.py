@@ -9,11 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from signalprop.errors import InputError
 
 
 class Splice(nn.Module):
-    """What all mixins share: they come before the vanilla class, so that `super().forward` is its forward."""
+    """What all mixins share: they come before the vanilla class, so that `super().forward` is its forward.
 
+    `brings`: the attributes that a mixin sets on a module. `adaptable`: an adapter may stand beside its map.
+    """
+
+    brings: tuple[str, ...] = ()
+    adaptable = False
     _mixins: tuple[type[Splice], ...] = ()
     _vanilla: type[nn.Module] = nn.Module
 
@@ -31,12 +39,15 @@ def _empty(mixins: tuple[type[Splice], ...], vanilla: type[nn.Module]) -> nn.Mod
 
 
 _CLASSES: dict[tuple[type, type], type] = {}
+_GUARDS: list[Any] = []
 
 
 def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
     """The class of a `base` with the mixin before it; always the same class for the same two."""
     if (mixin, base) in _CLASSES:
         return _CLASSES[mixin, base]
+    if not _GUARDS:
+        _GUARDS.append(register_module_module_registration_hook(_refuse_adapters))
     mixins: tuple[type[Splice], ...] = (*getattr(base, "_mixins", ()), mixin)
     vanilla = getattr(base, "_vanilla", base)
     name = base.__name__ if mixin.__dict__.get("keeps_name") else mixin.__name__ + base.__name__
@@ -45,11 +56,45 @@ def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
     return made
 
 
+def _refuse_adapters(parent: nn.Module, name: str, child: Any) -> None:
+    """PyTorch calls this for every module that becomes part of another one; adapters (peft) call theirs `base_layer`.
+
+    Raises:
+        InputError: the map carries a multiplier, which would not reach what an adapter adds beside it: an adapter that
+            is trained so and then merged into the weight is another function.
+    """
+    if name != "base_layer" or not isinstance(child, Splice):
+        return
+    if not all(mixin.__dict__.get("adaptable", False) for mixin in child._mixins):
+        raise InputError(
+            f"this {child._vanilla.__name__} carries a scheme's multiplier, which an adapter beside it would not get, "
+            "so merging would change the function; load the model again and fold(model) first, or adapt other maps"
+        )
+
+
 def splice(module: nn.Module, mixin: type[Splice], **attributes: Any) -> None:
-    """Mix the mixin into this one module, and set plain attributes on it."""
+    """Mix the mixin into this one module, and set plain attributes on it.
+
+    Raises:
+        InputError: the module has a forward of its own on the instance, which would hide the mixin's (dispatched over
+            devices by accelerate, replaced by a kernel).
+    """
+    if "forward" in mixin.__dict__ and "forward" in module.__dict__:
+        raise InputError(
+            f"a {type(module).__name__} has had its forward replaced on the instance (by accelerate's device_map, or a "
+            "kernel), which hides multipliers; apply the scheme first"
+        )
     module.__class__ = spliced(mixin, type(module))
     for name, value in attributes.items():
         setattr(module, name, value)
+
+
+def carry_over(old: nn.Module, new: nn.Module) -> None:
+    """Splice what the old module carries into one that takes its place."""
+    if new is old or not isinstance(old, Splice):
+        return
+    for mixin in old._mixins:
+        splice(new, mixin, **{name: getattr(old, name) for name in mixin.__dict__.get("brings", ())})
 
 
 def has(module: nn.Module, mixin: type[Splice]) -> bool:

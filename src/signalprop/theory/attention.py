@@ -297,6 +297,31 @@ def cross_backward(
     return (query, query_covariance), (key, key_covariance)
 
 
+def mixture(
+    variance: Array, covariance: Array, r: Array, skip: Array, gain: Array, length: Array, *, causal: bool = False
+) -> tuple[Array, Array]:
+    """Moments of skip V + gain A V, or of what such heads send back, from those of A V alone: (variance, covariance).
+
+    A token's own value and its average of values meet in the share 1/L of the weights that a token gives itself (its
+    average over rows, with a causal mask), whatever the scores: the weights' own part of the overlap is odd in W_Q W_Kᵀ
+    and vanishes on average, and with it every product of skip with the paths through queries and keys. Derivation and
+    measured error: docs/theory/attention.md.
+
+    Args:
+        variance, covariance: of `forward`, or of `backward` (then the result is in its units).
+        r: token correlation of the input; of the gradient at the heads' output, for what they send back.
+        skip, gain: the multipliers `value_skip` and `attention_gain`.
+    """
+    n = float(length) if np.ndim(length) == 0 else np.asarray(length, dtype=np.float64)
+    own: Array = (_harmonic(n, namespace(n)) if causal else 1.0) / n
+    meet = own + (1.0 - own) * r
+    meet_another = r + (1.0 - r) * (1.0 - own) / namespace(n).maximum(n - 1.0, 1.0)
+    return (
+        gain * gain * variance + skip * skip + 2.0 * skip * gain * meet,
+        gain * gain * covariance + skip * skip * r + 2.0 * skip * gain * meet_another,
+    )
+
+
 # --- what goes in --------------------------------------------------------------------------------------------------
 
 

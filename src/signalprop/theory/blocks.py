@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from signalprop.activations import dual
 from signalprop.architecture import Architecture
+from signalprop.errors import InputError
 from signalprop.moments import Array, FloatArray
 from signalprop.parametrization import KINDS, Parametrization
 from signalprop.theory import attention
@@ -87,7 +88,7 @@ def shape_of(architecture: Architecture, stack: int, *, cross: bool = False) -> 
         rotary_rows=rotary_rows,
         gated=a.gated,
         activation=a.activation,
-        qk_norm=a.qk_norm,
+        qk_norm=bool(a.qk_norm),
     )
 
 
@@ -104,6 +105,9 @@ class Rows:
     output_back: FloatArray  # d_model sigma_o^2
     value_back: FloatArray  # d_inner sigma_v^2
     output_bias: FloatArray
+    value_skip: FloatArray  # the heads give out value_skip V + attention_gain A V
+    attention_gain: FloatArray
+    mixes: bool  # whether any of them does more than average
     up: FloatArray  # d_model sigma_up^2
     up_bias: FloatArray
     gate: FloatArray
@@ -115,7 +119,15 @@ class Rows:
 
     @staticmethod
     def of(p: Parametrization) -> Rows:
-        """Products of widths and weight variances of every sublayer."""
+        """Products of widths and weight variances of every sublayer.
+
+        Raises:
+            InputError: a cross-attention has a value skip.
+        """
+        if (p.value_skip[..., p.kind == KINDS.index("cross_attention")] != 0).any():
+            raise InputError(
+                "value_skip of a cross-attention is not 0; expected 0 there, where a query has no value of its own"
+            )
         a = p.architecture
         d, inner = a.d_model, a.n_heads * a.d_head
         w = {role: column**2 for role, column in p.weights.items()}
@@ -125,7 +137,7 @@ class Rows:
         qk = a.d_head * scale if a.qk_norm else d**2 * w["query"] * w["key"] * a.d_head * scale
         return Rows(
             qk=qk,
-            qk_norm=a.qk_norm,
+            qk_norm=bool(a.qk_norm),
             query_bias=np.divide(b["query"], d * w["query"], out=np.zeros_like(qk), where=w["query"] > 0),
             value=d * w["value"],
             value_bias=b["value"],
@@ -133,6 +145,9 @@ class Rows:
             output_back=d * w["output"],
             value_back=inner * w["value"],
             output_bias=b["output"],
+            value_skip=p.value_skip,
+            attention_gain=p.attention_gain,
+            mixes=bool((p.value_skip != 0).any() or (p.attention_gain != 1).any()),
             up=d * w["up"],
             up_bias=b["up"],
             gate=d * w["gate"],
@@ -208,6 +223,11 @@ def self_attention(rows: Rows, i: int, shape: Shape, second: Array, r: Array) ->
         r, s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout,
         causal=shape.causal, omega=shape.rotary, omega_rows=shape.rotary_rows, query_bias=bias,
     )  # fmt: skip
+    if rows.mixes:
+        multipliers = row(rows.value_skip, i), row(rows.attention_gain, i)
+        variance, covariance = attention.mixture(
+            variance, covariance, r, *multipliers, shape.n_queries, causal=shape.causal
+        )
     return _through_output(rows, i, shape, second, variance, covariance)
 
 
@@ -217,12 +237,15 @@ def cross_attention(rows: Rows, i: int, shape: Shape, query: tuple[Array, Array]
     variance, covariance = attention.cross_forward(
         query[1], key[1], s0, shape.n_keys, shape.d_model, shape.d_head, shape.attention_dropout, query_bias=bias
     )
-    return _through_output(rows, i, shape, key[0], variance, covariance)
+    squared = row(rows.attention_gain, i) ** 2
+    return _through_output(rows, i, shape, key[0], squared * variance, squared * covariance)
 
 
 def _through_output(rows: Rows, i: int, shape: Shape, second: Array, variance: Array, covariance: Array) -> Branch:
-    value, bias = row(rows.value, i) * second, row(rows.value_bias, i)
     # rows of attention weights sum to 1, so a value bias passes; dropout on them is felt at O(1/L) only
+    value, bias = row(rows.value, i) * second, row(rows.value_bias, i)
+    if rows.mixes:
+        bias = bias * (row(rows.value_skip, i) + row(rows.attention_gain, i)) ** 2
     output, output_bias = row(rows.output, i), row(rows.output_bias, i)
     v = output * (value * variance + bias) + output_bias
     c = output * (value * covariance + bias) + output_bias
@@ -236,7 +259,14 @@ def self_attention_backward(rows: Rows, i: Rowset, shape: Shape, second: FloatAr
         r, s0, shape.n_queries, shape.d_model, shape.d_head, shape.attention_dropout,
         causal=shape.causal, omega=shape.rotary, omega_rows=shape.rotary_rows, query_bias=bias,
     )  # fmt: skip
-    return _linear_in_correlation(rows, i, shape, *ends)
+    low, high = ends
+    if rows.mixes:
+        multipliers = rows.value_skip[..., i], rows.attention_gain[..., i]
+        low, high = (
+            attention.mixture(v, c, r_g, *multipliers, shape.n_queries, causal=shape.causal)
+            for r_g, (v, c) in ((0.0, low), (1.0, high))
+        )
+    return _linear_in_correlation(rows, i, shape, low, high)
 
 
 def cross_attention_backward(
@@ -248,9 +278,13 @@ def cross_attention_backward(
     ends = [attention.cross_backward(query[1], key[1], r_g, *args, query_bias=bias) for r_g in (0.0, 1.0)]
     # both paths are in units of d_v sigma_v^2 on inputs of second moment 1: dS/dx carries the other stream's scale
     to_query = _linear_in_correlation(rows, i, shape, ends[0][0], ends[1][0])
+    to_key = _linear_in_correlation(rows, i, shape, ends[0][1], ends[1][1])
     scale = key[0] / np.maximum(query[0], 1e-200)  # the paths fall with the query's second moment: 0 stays 0
-    to_query = BranchBackward(*(column * scale for column in to_query))
-    return to_query, _linear_in_correlation(rows, i, shape, ends[0][1], ends[1][1])
+    squared = rows.attention_gain[..., i] ** 2
+    return (
+        BranchBackward(*(column * scale * squared for column in to_query)),
+        BranchBackward(*(column * squared for column in to_key)),
+    )
 
 
 def _linear_in_correlation(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -236,6 +237,7 @@ def rms_norm(x: Moments, d: int, finite_width: bool = True) -> Moments:
     Variance and mean 0 give 0. Arguments and errors as `layer_norm`.
     """
     _check_width(d)
+    x = _normal(x)
     power = x.second_moment
     share = ratio(x.variance, power)
     bias = ratio(x.mean, np.sqrt(power))
@@ -261,6 +263,7 @@ def rms_norm_backward(g: Moments, x: Moments, d: int, finite_width: bool = True)
     errors as `layer_norm`.
     """
     _check_width(d)
+    x = _normal(x)
     share = ratio(x.variance, x.second_moment)
     bias2 = 1 - share
     cosine = ratio(x.covariance + x.mean**2, x.second_moment)
@@ -283,6 +286,11 @@ def rms_norm_backward(g: Moments, x: Moments, d: int, finite_width: bool = True)
     token = _clip(g.token_correlation * overlap * ratio(pair_kept, own_kept), -1, 1)
     variance = ratio(g.variance, x.second_moment) * scale * own_kept
     return Moments(0.0, _clip(variance, 0.0, np.inf), token, _clip(ratio(common, own_kept), -1, 1))
+
+
+def _normal(x: Moments) -> Moments:
+    """x with a mean of 0 where its square would be no normal double, and lose its digits."""
+    return replace(x, mean=_where(np.abs(x.mean) < 1e-150, 0.0, x.mean))
 
 
 def _check_width(d: int) -> None:

@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 
+from signalprop.activations import central_dual, dual
 from signalprop.architecture import Architecture
+from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.moments import Moments, ratio
 from signalprop.parametrization import Embedding
@@ -19,8 +21,8 @@ def embed(
 
     Token tables: variance is the sum of the tables' variances, covariance sum of r_t sigma_t^2 with r_t the probability
     that two positions look up the same row (positions: 0; sinusoids: see `sinusoidal_moments`). Patches: the linear map
-    sees second moments. Then scale, norm, and embedding dropout, which divides the variance by 1 - p and leaves the
-    covariance. Exact, but for the norm, which is that of infinite width.
+    sees second moments. Frames: see `front_end`. Then scale, norm, and embedding dropout, which divides the variance
+    by 1 - p and leaves the covariance. Exact, but for the norm, which is that of infinite width, and for frames.
 
     Args:
         decoder: the stream is the decoder's of an encoder-decoder (it has no segments).
@@ -28,31 +30,33 @@ def embed(
     a = architecture
     if inputs.kind == "stream":
         return Moments(inputs.mean, inputs.variance, inputs.token_correlation)
-    token = embedding.token**2
-    if inputs.kind == "patches":
+    token, mean = embedding.token**2, 0.0
+    if inputs.kind == "frames":
+        mean, variance, shared = front_end(a, embedding, inputs)
+    elif inputs.kind == "patches":
         second = inputs.variance + inputs.mean**2
         covariance = inputs.variance * inputs.token_correlation + inputs.mean**2
         variance = a.patch_dim * token * second + embedding.patch_bias**2
         shared = a.patch_dim * token * covariance + embedding.patch_bias**2
-        if a.class_token:  # one more token, independent of the patches, drawn with the same variance as the positions
-            share = 1 / a.seq_len
+        if a.class_token:  # more tokens, independent of the patches, drawn with the same variance as the positions
+            share = a.n_class_tokens / a.seq_len
             variance = (1 - share) * variance + share * embedding.position**2
-            shared *= (1 - share) * (1 - 1 / max(a.seq_len - 1, 1))
+            shared *= (1 - share) * (1 - a.n_class_tokens / max(a.seq_len - 1, 1))
     else:
         variance, shared = token, token * inputs.token_correlation
-    mean = 0.0
-    if a.positions == "sinusoidal":
+    position = embedding.position_of(decoder=decoder)
+    if a.positions_of(decoder=decoder) == "sinusoidal":
         offset, alike = sinusoidal_moments((a.target_len or a.seq_len) if decoder else a.seq_len, a.d_model)
-        mean = embedding.position * offset * embedding.scale
-        variance += embedding.position**2 * (1 - offset**2)
-        shared += embedding.position**2 * (alike - offset**2)
+        mean += position * offset
+        variance += position**2 * (1 - offset**2)
+        shared += position**2 * (alike - offset**2)
     else:
-        variance += embedding.position**2
+        variance += position**2
     if not decoder:
         variance += embedding.segment**2
         segment = inputs.segment_correlation if a.n_segments > 1 else 1.0
         shared += segment * embedding.segment**2
-    variance, shared = variance * embedding.scale**2, shared * embedding.scale**2
+    mean, variance, shared = mean * embedding.scale, variance * embedding.scale**2, shared * embedding.scale**2
     if a.embedding_norm:
         kept_mean = mean if a.norm == "rmsnorm" else 0.0
         factor = float(ratio(embedding.norm_gain**2, variance + kept_mean**2))
@@ -60,6 +64,43 @@ def embed(
     p = a.embedding_dropout or 0.0
     variance = (variance + p * mean**2) / (1 - p)
     return Moments(mean, variance, float(ratio(shared, variance)))
+
+
+def front_end(a: Architecture, embedding: Embedding, inputs: InputStatistics) -> tuple[float, float, float]:
+    """(mean, variance, covariance of two tokens) behind the convolutions that read frames.
+
+    A convolution is a linear map of kernel * inputs numbers, so its outputs are Gaussian of variance fan_in sigma^2
+    E x^2; two of them share the average E x_i x_j, which is dominated by frames that lie apart. The activation acts on
+    that pair as in a feed-forward sublayer; a gated linear unit is a Gaussian times the sigmoid of another. Not
+    counted: zeros beyond the ends, where a convolution reads kernel // 2 fewer frames, and differences between frames.
+
+    Raises:
+        InputError: the table has no standard deviation per convolution.
+    """
+    n = len(a.conv_kernels)
+    if len(embedding.convolutions) != n or a.input != "frames":
+        raise InputError(
+            f"these are statistics of frames; the architecture reads {a.input}, and the table has "
+            f"{len(embedding.convolutions)} convolutions where {n} are needed"
+        )
+    mean, variance, covariance = inputs.mean, inputs.variance, inputs.variance * inputs.token_correlation
+    for i, std in enumerate(embedding.convolutions):
+        channels, _, kernel = a.convolution(i)
+        weight, bias = kernel * channels * std**2, embedding.convolution_bias(i) ** 2
+        s = weight * (variance + mean**2) + bias
+        shared = weight * (covariance + mean**2) + bias
+        mean, variance, covariance = activated(a.conv_activation, s, float(ratio(shared, s)))
+    return mean, variance, covariance
+
+
+def activated(name: str, variance: float, correlation: float) -> tuple[float, float, float]:
+    """(mean, variance, covariance) behind an activation, or `glu`, of a pair of Gaussians with mean 0."""
+    if name == "glu":
+        gate = dual("sigmoid", variance, correlation)
+        first = variance * float(gate.second_moment)
+        return 0.0, first, correlation * variance * float(gate.covariance_moment)
+    mean, own, shared, *_ = central_dual(name, variance, correlation)
+    return float(mean), float(own), float(shared)
 
 
 def sinusoidal_moments(length: int, d_model: int) -> tuple[float, float]:

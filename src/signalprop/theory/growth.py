@@ -62,29 +62,29 @@ def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     raise InputError("fixed points need pre-norm with skip 1, or post-norm; predict a deep stack for anything else")
 
 
-def _branches(rows: blocks.Rows, shape: blocks.Shape, i: int, r: float) -> blocks.Branch:
+def _branches(rows: blocks.Rows, shape: blocks.Shape, i: int, second: float, r: float) -> blocks.Branch:
     make = blocks.self_attention if i % 2 == 0 else blocks.feed_forward
-    return make(rows, i, shape, 1.0, r)
+    return make(rows, i, shape, second, r)
 
 
-def _maps(rows: blocks.Rows, shape: blocks.Shape, i: int, r: float) -> FloatArray:
+def _maps(rows: blocks.Rows, shape: blocks.Shape, i: int, second: float, r: float) -> FloatArray:
     """The 2 x 2 matrix that takes (G, Gamma) at a branch's output to its input."""
     back = blocks.self_attention_backward if i % 2 == 0 else blocks.feed_forward_backward
-    m = back(rows, np.array([i]), shape, np.ones(1), np.array([r]))
+    m = back(rows, np.array([i]), shape, np.array([second]), np.array([r]))
     return np.array([[m.vv[0], m.vc[0]], [m.cv[0], m.cc[0]]])
 
 
 def _pre_norm(p: Parametrization, rows: blocks.Rows, shape: blocks.Shape, att: int, ff: int) -> FixedPoint:
-    weight = {att: float(p.branch[att]) ** 2, ff: float(p.branch[ff]) ** 2}
+    beta2 = {i: float(p.branch[i]) ** 2 for i in (att, ff)}
+    second = {i: float(p.norm_output[i]) ** 2 for i in (att, ff)}
 
     def added(r: float) -> tuple[float, float]:
-        parts = [(weight[i], _branches(rows, shape, i, r)) for i in (att, ff)]
+        parts = [(beta2[i], _branches(rows, shape, i, second[i], r)) for i in (att, ff)]
         return sum(w * float(b.variance) for w, b in parts), sum(w * float(b.covariance) for w, b in parts)
 
     r = _iterate(lambda r: added(r)[1] / added(r)[0])
     d = added(r)[0]
-    matrix = sum(weight[i] * _maps(rows, shape, i, r) for i in (att, ff))
-    assert isinstance(matrix, np.ndarray)
+    matrix = np.sum([beta2[i] * second[i] * _maps(rows, shape, i, second[i], r) for i in (att, ff)], axis=0)
     rate, r_g = _dominant(matrix)
     return FixedPoint(r, r_g, d, rate / d, None)
 
@@ -92,18 +92,20 @@ def _pre_norm(p: Parametrization, rows: blocks.Rows, shape: blocks.Shape, att: i
 def _post_norm(p: Parametrization, rows: blocks.Rows, shape: blocks.Shape, att: int, ff: int) -> FixedPoint:
     lam2 = {i: float(p.skip[i]) ** 2 for i in (att, ff)}
     beta2 = {i: float(p.branch[i]) ** 2 for i in (att, ff)}
+    after = {i: float(p.norm_output[i]) ** 2 for i in (att, ff)}
+    before = {att: after[ff], ff: after[att]}  # each reads what the other's norm gives out
 
     def half(i: int, r: float) -> tuple[float, float]:
-        b = _branches(rows, shape, i, r)
-        n = lam2[i] + beta2[i] * float(b.variance)
-        return (lam2[i] * r + beta2[i] * float(b.covariance)) / n, n
+        b = _branches(rows, shape, i, before[i], r)
+        n = lam2[i] * before[i] + beta2[i] * float(b.variance)
+        return (lam2[i] * before[i] * r + beta2[i] * float(b.covariance)) / n, n
 
     r = _iterate(lambda r: half(ff, half(att, r)[0])[0])
     middle, n_att = half(att, r)
     _, n_ff = half(ff, middle)
     identity = np.eye(2)
-    down = (lam2[att] * identity + beta2[att] * _maps(rows, shape, att, r)) / n_att
-    up = (lam2[ff] * identity + beta2[ff] * _maps(rows, shape, ff, middle)) / n_ff
+    down = (lam2[att] * identity + beta2[att] * _maps(rows, shape, att, before[att], r)) * after[att] / n_att
+    up = (lam2[ff] * identity + beta2[ff] * _maps(rows, shape, ff, before[ff], middle)) * after[ff] / n_ff
     rate, r_g = _dominant(down @ up)
     return FixedPoint(r, r_g, None, None, rate)
 

@@ -129,7 +129,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     s = np.minimum(a.d_model * p.head.weight**2 * p.head.scale**2 * second, 1e4)
     own: Array = 0.0
     aligned: Array = 0.0
-    if a.head == "lm" and a.input == "tokens" and a.tied_embeddings and not a.head_transform:
+    if a.has_tied_head and not a.head_transform:
         share = log_token_share - (held if normed else 0.0) + math.log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
         if a.has_final_norm:

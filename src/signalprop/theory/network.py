@@ -26,7 +26,7 @@ from signalprop.theory.embedding import embed
 from signalprop.theory.head import top_gradient_correlation
 from signalprop.theory.logs import NO_SIGNAL, correlation, exp, log, log_add, plain, row, safe_exp
 
-PRE, POST, SANDWICH = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich"))
+PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich", "res-post"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Forward:
     second: FloatArray  # second moment of what the branch reads
     r_read: FloatArray  # its token correlation
     norm: FloatArray  # log of the variance (plus epsilon) by which the norm divides; 0 without one
-    raw_branch: FloatArray  # log variance of the branch before a sandwich's second norm
+    raw_branch: FloatArray  # log variance of the branch before a norm on it
     memory: tuple[Array, Array] | None  # second moment and correlation of the encoder's normed output
     memory_norm: Array  # log of what the encoder's final norm divides by
     token_share: Array  # log of the squared factor on the token's row in the last stream
@@ -60,7 +60,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     start = embed(p.architecture, p.embedding, inputs)
     decoder_start = None
     if p.architecture.kind == "encoder-decoder":
-        decoder_start = embed(p.architecture, p.embedding, inputs.decoder or inputs, decoder=True)
+        decoder_start = embed(p.architecture, p.embedding, inputs.of_decoder, decoder=True)
 
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
         rows = blocks.Rows.of(part)
@@ -152,11 +152,12 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
             made = blocks.cross_attention(rows, i, shapes[1, True], (second, r_read), memory)
         raw = log(made.variance)
         branch_v, branch_r = raw, correlation(made.covariance, made.variance)
-        if placements[i] == SANDWICH:
-            branch_v = row(log_post_gain2, i) + raw - log_add(epsilon, raw)
         if norm is None:  # a stream that is read as it is may be of any size: the branch was computed at a held one
-            branch_v = branch_v + beyond
+            raw = branch_v = raw + beyond
             norm = 0.0
+        if placements[i] in (SANDWICH, RES_POST):
+            gain2 = log_post_gain2 if placements[i] == SANDWICH else log_gain2
+            branch_v = row(gain2, i) + raw - log_add(epsilon, raw)
         log_skip = log_v if parallels[i] else row(log_skip2, i) + log_v
         log_branch = row(log_branch2, i) + branch_v
         total = log_add(log_skip, log_branch)
@@ -252,8 +253,9 @@ def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) ->
     # what a norm makes of a gradient on its way to the stream, and on its way to the branch
     norm_gain = log(p.norm_output**2) - f.norm
     inner = log_branch2 + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
-    second_norm = log(p.post_norm_gain**2) - np.logaddexp(f.raw_branch, log(float(a.norm_eps)))
-    inner = inner + np.where(p.placement == SANDWICH, second_norm, 0.0)
+    on_branch = log(np.where(p.placement == SANDWICH, p.post_norm_gain, p.norm_output) ** 2)
+    on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(a.norm_eps)))
+    inner = inner + np.where((p.placement == SANDWICH) | (p.placement == RES_POST), on_branch, 0.0)
     scale = safe_exp(inner)
     maps = blocks.BranchBackward(*(scale * column for column in maps))
     out = {(point, name): np.empty((n, *lead)) for point in POINTS for name in ("log", "r")}

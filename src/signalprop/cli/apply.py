@@ -1,0 +1,116 @@
+"""`signalprop apply`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from signalprop.cli import checkpoints, output
+from signalprop.cli import options as opt
+
+SCHEMA = "signalprop/apply/1"
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The new directory; written whole or not at all.")]
+
+
+def apply(
+    directory: Directory,
+    scheme: Annotated[
+        str, typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization.")
+    ],
+    out: Out,
+    option: opt.SchemeOption = None,
+    keep_weights: Annotated[
+        bool, typer.Option("--keep-weights", help="Keep the directory's weights instead of drawing new ones.")
+    ] = False,
+    mode: Annotated[
+        str, typer.Option("--mode", help="gauge: multipliers in modules; absorbed: in weights and learning rates.")
+    ] = "gauge",
+    match_eps: Annotated[
+        bool, typer.Option("--match-eps", help="Rescale the epsilons of norms with the stream.")
+    ] = False,
+    fold: Annotated[
+        bool, typer.Option("--fold", help="Multiply everything into the weights: a checkpoint for plain transformers.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
+    json_file: opt.Json = None,
+) -> None:
+    """Write a checkpoint of a Hugging Face model that carries a scheme.
+
+    The directory needs no more than a config.json; with --keep-weights also weights. Python's signalprop.load(DIR)
+    reads the result, plain transformers only a folded one.
+
+    \b
+    Example:
+      signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
+    """
+    from signalprop.cli.loading import load_model
+    from signalprop.errors import require
+    from signalprop.parametrization import Parametrization
+    from signalprop.schemes import scheme as named
+
+    output.check_outputs(json_file)
+    checkpoints.check_out(out)
+    options = opt.pairs(option, "--option")
+    wanted: Any = Parametrization.load(scheme) if scheme.endswith(".json") else named(scheme, **options)
+    require("torch", "models")
+    from signalprop import surgery
+    from signalprop.surgery.record import the_record
+
+    hint = "leave --keep-weights out to draw new ones"
+    model = load_model(directory, random_init=not keep_weights, seed=seed, hint=hint)
+    dtype = checkpoints.stored_type(model)
+    surgery.apply(
+        model, wanted, initialize=not keep_weights, mode=mode, match_eps=match_eps, seed=seed  # type: ignore[arg-type]
+    )  # fmt: skip
+    record = the_record(model)
+    spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
+    error = None
+    with checkpoints.written_whole(out) as folder:
+        if fold:
+            arguments = checkpoints.tiny_arguments(model)
+            before = checkpoints.first_output(model, arguments)
+            surgery.fold(model)
+            model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
+            error = checkpoints.folded_error(before, arguments, folder)
+        else:
+            surgery.save(model.to(dtype), folder)
+        checkpoints.copy_companions(directory, folder)
+    result = {
+        "schema": SCHEMA,
+        "out": str(out),
+        "class_name": type(model).__name__,
+        "scheme": record.parametrization.scheme,
+        "mode": mode,
+        "weights": "kept" if keep_weights else "drawn",
+        "seed": None if keep_weights else seed,
+        "folded": fold,
+        "multiplied": spliced,
+        "added": record.added,
+        "eps_error": record.eps_error,
+        "fold_error": error,
+    }
+    if output.write_result(json_file, result):
+        for line in _lines(result):
+            typer.echo(line)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    drawn = f"drawn with seed {result['seed']}" if result["weights"] == "drawn" else "kept"
+    lines = [
+        ("scheme", f"{result['scheme']}, mode {result['mode']}"),
+        ("model", f"{result['class_name']}, weights {drawn}"),
+        ("multipliers", f"on {len(result['multiplied'])} modules; {len(result['added'])} parameters or norms added"),
+    ]
+    if result["eps_error"] > 0:
+        lines.append(
+            ("epsilon", f"outputs of norms change by at most {result['eps_error']:.1e} (--match-eps: not at all)")
+        )
+    if result["folded"]:
+        lines.append(("folded", f"outputs differ by {result['fold_error']:.1e} of the largest, on a tiny batch"))
+    reader = "transformers" if result["folded"] else "signalprop.load"
+    lines.append(("written", f"{result['out']}, for {reader}"))
+    return [f"{name:<20}{text}" for name, text in lines]

@@ -1,0 +1,86 @@
+"""`signalprop check`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def check(
+    model: Annotated[str, typer.Argument(metavar="DIR", help="A Hugging Face directory, or a name on the hub.")],
+    scheme: Annotated[
+        str,
+        typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization."),
+    ],
+    option: opt.SchemeOption = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Initialise a fresh model (by transformers) instead of loading weights."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a --fresh model.")] = 0,
+    all_rows: Annotated[bool, typer.Option("--all", help="Also list zero biases and multipliers of 1.")] = False,
+    json_file: opt.Json = None,
+) -> None:
+    """Check that a model's initial weights and multipliers are the ones that a scheme asks for.
+
+    Every weight's standard deviation against the wanted one, with its standard error: a right model fails once in
+    10,000 times. Exit status 1 when anything is off, missing or matched twice: for the start-up of a training job.
+
+    \b
+    Example:
+      signalprop check ./my-checkpoint --scheme gpt2
+    """
+    from signalprop.cli.loading import load_model
+    from signalprop.errors import require
+    from signalprop.parametrization import Parametrization
+    from signalprop.report.checks import check_table
+    from signalprop.schemes import scheme as named
+
+    output.check_outputs(json_file)
+    options = opt.pairs(option, "--option")
+    wanted: Any = Parametrization.load(scheme) if scheme.endswith(".json") else named(scheme, **options)
+    require("torch", "models")
+    from signalprop.surgery.checking import check as checked
+
+    hint = "--fresh checks what the configuration alone gives"
+    live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)
+    found = checked(live, wanted)
+    if output.write_result(json_file, found.to_json()):
+        typer.echo(check_table(found, everything=all_rows))
+        for note in found.notes:
+            typer.echo(note)
+        if found.ok:
+            typer.echo(found.summary())
+    if not found.ok:
+        print(f"signalprop: {found.summary()}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _directory(source: str, config_only: bool) -> Path:
+    """The directory itself, or the local copy of a model on the hub.
+
+    Raises:
+        InputError: there is neither.
+    """
+    from signalprop.errors import InputError, require
+
+    if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
+        return Path(source)
+    hub = require("huggingface_hub", "models")
+    files = ["config.json"] if config_only else ["*.json", "*.safetensors"]
+    try:
+        return Path(hub.snapshot_download(source, allow_patterns=files))
+    except Exception as error:  # of many kinds: no network, no such name, no permission
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"there is no directory {source}, and no model of that name can be fetched: {reason}"
+        ) from None

@@ -1,0 +1,133 @@
+"""Checkpoints that commands write: a whole directory or none, and the check that it holds what it should."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from signalprop.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# Beside weights and configuration a checkpoint may hold these, which no scheme touches.
+_COMPANIONS = (
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "chat_template*",
+    "preprocessor_config.json", "processor_config.json", "generation_config.json",
+)  # fmt: skip
+# A folded model errs by rounding: of weights to its type, and of other sums.
+_LARGEST_ERROR = {"float32": 1e-3, "float64": 1e-3}
+_LARGEST_HALF = 0.1
+
+
+def check_out(out: Path) -> None:
+    """Refuse a directory that could not be made, or would be overwritten, before the long work starts.
+
+    Raises:
+        InputError: it is a file, holds files already, or has no parent that can be written.
+    """
+    if out.is_dir():
+        if any(out.iterdir()):
+            raise InputError(f"--out {out} holds files already; choose a new directory")
+    elif out.exists():
+        raise InputError(f"--out {out} is a file; choose a new directory")
+    parent = out.resolve().parent
+    if not parent.is_dir():
+        raise InputError(f"cannot write {out}: there is no directory {parent}")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"cannot write {out}: the directory {parent} is not writable")
+
+
+@contextmanager
+def written_whole(out: Path) -> Iterator[Path]:
+    """A new directory beside `out`, which takes its name when all went well, and goes otherwise.
+
+    Raises:
+        InputError: the disk is full, or the directory cannot be made.
+    """
+    target = out.resolve()
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        beside.mkdir()
+        yield beside
+        if target.is_dir():
+            target.rmdir()  # empty, or it was refused; one that was filled meanwhile stays
+        beside.rename(target)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == errno.ENOTEMPTY:
+            reason = "it has been filled meanwhile"
+        raise InputError(f"cannot write {out}: {reason}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the tokenizer and the like from a checkpoint to another that has none."""
+    for pattern in _COMPANIONS:
+        for file in sorted(source.glob(pattern)):
+            if file.is_file() and not (target / file.name).exists():
+                shutil.copyfile(file, target / file.name)
+
+
+def stored_type(model: nn.Module) -> torch.dtype:
+    """The type in which the model's checkpoint has, or would have, its weights."""
+    import torch
+
+    config: Any = model.config
+    name = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
+    found = getattr(torch, str(name).removeprefix("torch."), None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
+    """Logits, or what else the model gives out first, in evaluation mode."""
+    import torch
+
+    from signalprop.surgery.observing import evaluating
+
+    with evaluating(model), torch.no_grad():
+        out: Any = model(**arguments)
+    found: Tensor = out.logits if getattr(out, "logits", None) is not None else out[0]
+    return found
+
+
+def tiny_arguments(model: nn.Module) -> dict[str, Any]:
+    """One sequence of a few random tokens (or an image, or frames) as the model's arguments."""
+    from signalprop.probes.families import mapping_for
+    from signalprop.surgery.observing import arguments_for
+
+    return arguments_for(model, mapping_for(model, None), None)
+
+
+def folded_error(before: Tensor, arguments: dict[str, Any], folder: Path) -> float:
+    """How far the outputs of a folded checkpoint, read by transformers alone, are from those before: largest difference
+    over largest value, in float32.
+
+    Raises:
+        typer.Exit: further than rounding explains (status 1, one line on stderr).
+    """
+    from signalprop.cli.loading import load_model
+
+    model = load_model(folder, random_init=False, seed=0)
+    after = first_output(model, arguments)
+    error = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+    limit = _LARGEST_ERROR.get(str(stored_type(model)).removeprefix("torch."), _LARGEST_HALF)
+    if not error <= limit:
+        print(
+            f"signalprop: the folded model's outputs differ by {error:.1e} of the largest, more than {limit:g}, "
+            "so nothing was written; keep it unfolded",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+    return error

@@ -1,0 +1,57 @@
+"""`signalprop fold`."""
+
+from __future__ import annotations
+
+import typer
+
+from signalprop.cli import checkpoints, output
+from signalprop.cli import options as opt
+from signalprop.cli.apply import Directory, Out
+
+SCHEMA = "signalprop/fold/1"
+
+
+def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
+    """Multiply a saved scheme into the weights: a checkpoint that plain transformers loads.
+
+    The directory is one that `signalprop apply`, signalprop.save or save_pretrained of an applied model wrote. The new
+    checkpoint is read back by transformers alone and run beside the old one on a tiny batch before it gets its name.
+
+    \b
+    Example:
+      signalprop fold ./deep --out ./plain
+    """
+    from signalprop.errors import require
+
+    output.check_outputs(json_file)
+    checkpoints.check_out(out)
+    require("torch", "models")
+    require("transformers", "models")
+    from signalprop import surgery
+    from signalprop.cli.loading import quiet
+    from signalprop.surgery.record import the_record
+
+    quiet()
+    model = surgery.load(directory)
+    dtype = next(model.parameters()).dtype
+    model.float()
+    record = the_record(model)
+    arguments = checkpoints.tiny_arguments(model)
+    before = checkpoints.first_output(model, arguments)
+    surgery.fold(model)
+    with checkpoints.written_whole(out) as folder:
+        model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
+        error = checkpoints.folded_error(before, arguments, folder)
+        checkpoints.copy_companions(directory, folder)
+    result = {
+        "schema": SCHEMA,
+        "out": str(out),
+        "class_name": type(model).__name__,
+        "scheme": record.parametrization.scheme,
+        "mode": record.mode,
+        "fold_error": error,
+    }
+    if output.write_result(json_file, result):
+        typer.echo(f"{'scheme':<20}{result['scheme']}")
+        typer.echo(f"{'folded':<20}outputs differ by {error:.1e} of the largest, on a tiny batch")
+        typer.echo(f"{'written':<20}{out}, for transformers")

@@ -1,0 +1,44 @@
+"""A token kernel and its scale."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from signalprop.moments import FloatArray
+
+
+@dataclass(frozen=True)
+class State:
+    """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range."""
+
+    kernel: FloatArray
+    log_scale: float = 0.0
+
+    def rescaled(self) -> State:
+        """The same kernel with mean diagonal 1 (unless it is zero)."""
+        mean = float(np.mean(np.diagonal(self.kernel)))
+        return State(self.kernel / mean, self.log_scale + math.log(mean)) if mean > 0 else self
+
+    def plus(self, other: State) -> State:
+        """The sum of two kernels."""
+        top = max(self.log_scale, other.log_scale)
+        left = self.kernel * math.exp(max(self.log_scale - top, -745.0))
+        return State(left + other.kernel * math.exp(max(other.log_scale - top, -745.0)), top).rescaled()
+
+    def times(self, factor: float) -> State:
+        """The kernel times a number >= 0."""
+        if factor > 0:
+            return State(self.kernel, self.log_scale + math.log(factor))
+        return State(self.kernel * 0.0, self.log_scale)
+
+    def moments(self) -> tuple[float, float]:
+        """(log variance, token correlation), averaged over positions and pairs of positions."""
+        t = len(self.kernel)
+        diagonal = float(np.trace(self.kernel))
+        if diagonal <= 0:
+            return -1e12, 0.0
+        pairs = (float(self.kernel.sum()) - diagonal) / (t * (t - 1)) if t > 1 else 0.0
+        return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))

@@ -1,0 +1,97 @@
+"""`signalprop check`: exit status, table and JSON, fresh and saved models, and input that cannot be checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from commandline import Command
+from signalprop.architecture import Architecture
+from signalprop.schemes import scheme
+
+transformers = pytest.importorskip("transformers")
+Refused = Callable[..., str]
+
+
+def test_help_has_an_example(command: Command) -> None:
+    status, out, _ = command("check", "--help")
+    assert status == 0 and "  Example:\n    signalprop check " in out
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit"])
+@pytest.mark.parametrize("fresh", [[], ["--fresh", "--seed", "3"]])
+def test_right_models(command: Command, hf_directories: Path, name: str, fresh: list[str]) -> None:
+    status, out, err = command("check", str(hf_directories / name), "--scheme", "huggingface", *fresh)
+    assert status == 0, err
+    lines = out.splitlines()
+    assert lines[0].split() == ["layer", "weight", "wanted", "measured", "±", "se", "mean", "verdict", "note"]
+    assert lines[-1].endswith("weights and multipliers are right")
+
+
+def test_wrong_models(command: Command, hf_directories: Path, tmp_path: Path) -> None:
+    file = tmp_path / "check.json"
+    status, out, err = command("check", str(hf_directories / "gpt2"), "--scheme", "fixed", "--json", str(file))
+    assert status == 1
+    assert err.startswith("signalprop: GPT2LMHeadModel does not carry scheme 'fixed': 4 of ") and err.count("\n") == 1
+    assert "layer 0 attention output (transformer.h.0.attn.c_proj.weight): 0.0" in err
+    assert [line.split()[:3] for line in out.splitlines() if " off " in line] == [
+        ["0-1", "attention", "output"],
+        ["0-1", "ffn", "down"],
+    ]
+    data = json.loads(file.read_text())
+    assert data["schema"] == "signalprop/check/1" and data["ok"] is False and data["counts"]["off"] == 4
+    status, out, err = command("check", str(hf_directories / "gpt2"), "--scheme", "fixed", "--json", "-")
+    assert status == 1 and json.loads(out) == data
+
+
+def test_options_and_tables_of_numbers(command: Command, hf_directories: Path, tmp_path: Path) -> None:
+    directory = hf_directories / "gpt2"
+    assert command("check", str(directory), "--scheme", "gpt2", "--option", "std=0.02").status == 0
+    assert command("check", str(directory), "--scheme", "gpt2", "--option", "std=0.03").status == 1
+    table = scheme("gpt2")(Architecture.from_hf(directory))
+    table.save(tmp_path / "table.json")
+    assert command("check", str(directory), "--scheme", str(tmp_path / "table.json")).status == 0
+
+
+def test_a_model_that_was_saved_with_its_scheme(command: Command, hf_directories: Path, tmp_path: Path) -> None:
+    from signalprop.surgery import apply
+
+    model = transformers.GPT2LMHeadModel.from_pretrained(hf_directories / "gpt2")
+    apply(model, "deepscalelm-simple", seed=0)
+    with pytest.warns(UserWarning, match="carries scheme"):
+        model.save_pretrained(tmp_path)
+    status, _, err = command("check", str(tmp_path), "--scheme", "deepscalelm-simple")
+    assert status == 0, err
+    assert command("check", str(tmp_path), "--scheme", "gpt2").status == 1
+    assert command("check", str(tmp_path), "--scheme", "deepscalelm-simple", "--fresh", "--seed", "5").status == 0
+
+
+def test_everything_is_listed_where_it_is_asked_for(command: Command, hf_directories: Path) -> None:
+    short = command("check", str(hf_directories / "gpt2"), "--scheme", "gpt2").out
+    long = command("check", str(hf_directories / "gpt2"), "--scheme", "gpt2", "--all").out
+    assert "norm gain" in long and "norm gain" not in short
+    assert "more as they should be" in short and "more as they should be" not in long
+
+
+def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    directory = str(hf_directories / "gpt2")
+    assert "unknown scheme 'gpt-2'" in refused("check", directory, "--scheme", "gpt-2")
+    assert "no option 'sd'" in refused("check", directory, "--scheme", "gpt2", "--option", "sd=1")
+    assert "Missing option '--scheme'" in refused("check", directory)
+    assert "cannot read a configuration" in refused("check", str(tmp_path), "--scheme", "gpt2")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text((hf_directories / "gpt2" / "config.json").read_text())
+    assert "--fresh checks" in refused("check", str(tmp_path / "bare"), "--scheme", "gpt2")
+    assert "there is no directory no/such-model" in refused("check", "no/such-model", "--scheme", "gpt2")
+    file = tmp_path / "table.json"
+    scheme("gpt2")(Architecture.from_hf(hf_directories / "gpt2", n_layers=7)).save(file)
+    assert "made for another network" in refused("check", directory, "--scheme", str(file))
+    config = transformers.GPTJConfig(n_embd=32, n_layer=1, n_head=2, rotary_dim=4, vocab_size=50)
+    torch.manual_seed(0)
+    transformers.GPTJForCausalLM(config).save_pretrained(tmp_path / "gptj")
+    assert "the model family 'gptj' is not known" in refused("check", str(tmp_path / "gptj"), "--scheme", "gpt2")

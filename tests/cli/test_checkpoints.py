@@ -1,0 +1,246 @@
+"""`signalprop apply` and `signalprop fold`: checkpoints in, checkpoints out, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import signalprop as sp
+from commandline import Command
+
+Refused = Callable[..., str]
+LLAMA = {
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 24,
+}  # fmt: skip
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A directory with a configuration and nothing else."""
+    LlamaConfig(**LLAMA, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def outputs(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = model.eval()(input_ids=torch.arange(3, 13)[None]).logits
+    return out
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    theirs = outputs(other)
+    return float((outputs(one) - theirs).abs().max() / theirs.abs().max())
+
+
+def result_of(command: Command, *arguments: str) -> Any:
+    status, out, err = command(*arguments, "--json", "-")
+    assert status == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("name", ["apply", "fold"])
+def test_help_has_an_example(command: Command, name: str) -> None:
+    status, out, _ = command(name, "--help")
+    assert status == 0
+    assert f"  Example:\n    signalprop {name} " in out
+
+
+def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep"
+    result = result_of(command, "apply", str(llama), "--scheme", "deepscalelm", "--option", "k=1.5", "--out", str(out),
+                       "--seed", "7")  # fmt: skip
+    assert (result["schema"], result["scheme"], result["weights"]) == ("signalprop/apply/1", "deepscalelm", "drawn")
+    assert len(result["multiplied"]) >= 8 and result["added"] == [] and result["fold_error"] is None
+    expected = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    sp.apply(expected, "deepscalelm", k=1.5, seed=7)
+    assert torch.equal(outputs(sp.load(out)), outputs(expected))
+
+
+def test_apply_keeps_weights_and_companions(command: Command, hf_directories: Path, tmp_path: Path) -> None:
+    source, out = hf_directories / "bert", tmp_path / "deep"
+    status, text, err = command("apply", source, "--scheme", "deepnorm", "--keep-weights", "--out", out)
+    assert (status, err) == (0, "")
+    assert "weights kept" in text and "for signalprop.load" in text
+    expected = BertForMaskedLM.from_pretrained(source)
+    sp.apply(expected, "deepnorm", initialize=False)
+    assert torch.equal(outputs(sp.load(out)), outputs(expected))
+    assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+def test_a_parametrization_from_a_file(command: Command, llama: Path, tmp_path: Path) -> None:
+    a = sp.Architecture.from_hf(llama)
+    table = sp.scheme("xavier")(a).with_columns(branch=0.3)
+    table.save(tmp_path / "table.json")
+    result_of(command, "apply", str(llama), "--scheme", str(tmp_path / "table.json"), "--out", str(tmp_path / "m"))
+    assert sp.load(tmp_path / "m").signalprop_record.parametrization == table  # type: ignore[union-attr]
+
+
+def test_fold_at_once_and_later_are_the_same(command: Command, llama: Path, tmp_path: Path) -> None:
+    at_once, unfolded, later = (str(tmp_path / name) for name in ("a", "b", "c"))
+    scheme = ["--scheme", "layerscale"]
+    first = result_of(command, "apply", str(llama), *scheme, "--fold", "--out", at_once)
+    result_of(command, "apply", str(llama), *scheme, "--out", unfolded)
+    second = result_of(command, "fold", unfolded, "--out", later)
+    assert (second["schema"], second["scheme"], second["mode"]) == ("signalprop/fold/1", "layerscale", "gauge")
+    assert first["fold_error"] < 1e-5 and second["fold_error"] < 1e-5
+    for folder in (at_once, later):
+        model, report = LlamaForCausalLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(report.values())
+        assert difference(model, sp.load(unfolded)) < 1e-5
+    status, out, _ = command("fold", unfolded, "--out", tmp_path / "d")
+    assert status == 0 and "outputs differ by" in out and "for transformers" in out
+
+
+def test_absorbed(command: Command, llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    result_of(command, "apply", str(llama), "--scheme", "stable-resnet", "--mode", "absorbed", "--out", str(out))
+    model = sp.load(out)
+    assert torch.equal(outputs(LlamaForCausalLM.from_pretrained(out)), outputs(model))
+    assert len({group["lr"] for group in sp.parameter_groups(model, lr=1.0)}) > 1
+    assert result_of(command, "fold", str(out), "--out", str(tmp_path / "n"))["fold_error"] == 0
+
+
+def test_half_precision_stays(command: Command, tmp_path: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    arguments = ("--scheme", "stable-resnet", "--keep-weights")
+    result_of(command, "apply", str(tmp_path / "half"), *arguments, "--out", str(tmp_path / "m"))
+    result = result_of(command, "fold", str(tmp_path / "m"), "--out", str(tmp_path / "n"))
+    assert 0 < result["fold_error"] < 0.05  # weights were rounded once more
+    for name in ("m", "n"):
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_matched_epsilons(command: Command, tmp_path: Path) -> None:
+    GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=24, bos_token_id=1, eos_token_id=2,
+               architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path / "gpt2")  # fmt: skip
+    arguments = ["apply", str(tmp_path / "gpt2"), "--scheme", "deepscalelm"]
+    plain = result_of(command, *arguments, "--out", str(tmp_path / "a"))
+    assert plain["eps_error"] > 1e-6
+    matched = result_of(command, *arguments, "--match-eps", "--out", str(tmp_path / "b"))
+    assert matched["eps_error"] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        status, _, err = command("fold", tmp_path / "b", "--out", tmp_path / "c")
+    assert status == 0
+    assert "signalprop: warning: fold: a checkpoint keeps one epsilon" in err and err.count("fold:") == 1
+
+
+def test_other_commands_read_the_scheme(command: Command, llama: Path, tmp_path: Path) -> None:
+    """A directory that carries a scheme is measured and checked with it, not as the vanilla function."""
+    arguments = ("--scheme", "normalised-skip", "--option", "alpha_attention=0.5", "--option", "alpha_feed_forward=0.5")
+    result_of(command, "apply", str(llama), *arguments, "--out", str(tmp_path / "m"))
+    result_of(command, "apply", str(llama), *arguments, "--fold", "--out", str(tmp_path / "n"))
+    measured = result_of(command, "measure", str(tmp_path / "m"))
+    skips = [row["stream_out"]["variance"] for row in measured["sublayers"]]
+    folded = [row["stream_out"]["variance"] for row in result_of(command, "measure", str(tmp_path / "n"))["sublayers"]]
+    assert skips[-1] < 0.01 * folded[-1]  # the folded model carries its stream in other units
+    fresh = result_of(command, "measure", str(tmp_path / "m"), "--random-init", "--seed", "5")
+    assert fresh["sublayers"][-1]["stream_out"]["variance"] == pytest.approx(skips[-1], rel=0.3)
+
+
+class TestRefusals:
+    """Exit status 2, one line, and no directory."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_written(self, tmp_path: Path) -> Any:
+        yield
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".*.tmp"))
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--scheme", "magic"], "magic"),
+            (["--scheme", "missing.json"], "missing.json"),
+            (["--scheme", "xavier", "--mode", "soft"], "mode is 'soft'"),
+            (["--scheme", "xavier", "--keep-weights"], "leave --keep-weights out"),
+            (["--scheme", "xavier", "--option", "q=1"], "no option 'q'"),
+            (["--scheme", "rezero", "--fold"], "layer 0 attention cannot be folded"),
+            (["--scheme", "rezero", "--mode", "absorbed"], "mode='gauge'"),
+            (["--scheme", "xavier", "--match-eps", "--mode", "absorbed"], "choose one of the two"),
+            (["--scheme", "xavier", "--json", "no/such/a.json"], "no directory"),
+        ],
+    )
+    def test_apply(self, refused: Refused, llama: Path, tmp_path: Path, arguments: list[str], says: str) -> None:
+        assert says in refused("apply", str(llama), *arguments, "--out", str(tmp_path / "out"))
+
+    def test_sources(self, command: Command, refused: Refused, llama: Path, tmp_path: Path) -> None:
+        out = str(tmp_path / "out")
+        assert "config" in refused("apply", str(tmp_path), "--scheme", "xavier", "--out", out)
+        assert "plain checkpoint" in refused("fold", str(llama), "--out", out)
+        assert "no directory" in refused("fold", str(tmp_path / "nothing"), "--out", out)
+        assert command("apply", llama, "--scheme", "rezero", "--out", tmp_path / "m").status == 0
+        assert "already carries scheme 'rezero'" in refused(
+            "apply", str(tmp_path / "m"), "--scheme", "xavier", "--out", out
+        )
+        assert "layer 0 attention cannot be folded" in refused("fold", str(tmp_path / "m"), "--out", out)
+
+    def test_places(self, refused: Refused, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        arguments = ("apply", str(llama), "--scheme", "xavier", "--out")
+        assert "holds files already" in refused(*arguments, str(llama))
+        assert "is a file" in refused(*arguments, str(llama / "config.json"))
+        assert "there is no directory" in refused(*arguments, str(tmp_path / "no" / "such"))
+        monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
+        assert "not writable" in refused(*arguments, str(tmp_path / "out"))
+
+    def test_a_full_disk(self, refused: Refused, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("signalprop.cli.checkpoints.copy_companions", full)
+        said = refused("apply", str(llama), "--scheme", "xavier", "--out", str(tmp_path / "out"))
+        assert "No space left on device" in said
+
+    def test_a_fold_that_changed_the_function(
+        self, command: Command, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert command("apply", llama, "--scheme", "normalised-skip", "--out", tmp_path / "m").status == 0
+
+        def wrong(model: Any) -> Any:
+            with torch.no_grad():
+                model.lm_head.weight.mul_(1.01)
+            return fold(model)
+
+        fold = sp.fold
+        monkeypatch.setattr("signalprop.surgery.fold", wrong)
+        status, out, err = command("fold", tmp_path / "m", "--out", tmp_path / "out")
+        assert (status, out) == (1, "")
+        assert "outputs differ by 1.0e-02" in err and err.count("\n") == 1
+
+
+def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    assert command("apply", llama, "--scheme", "xavier", "--out", tmp_path / "m").status == 0
+    assert (tmp_path / "m" / "signalprop.json").is_file()
+
+
+def test_as_processes(hf_directories: Path, tmp_path: Path) -> None:
+    """The commands as a user runs them, in a folder with relative names."""
+    shutil.copytree(hf_directories / "gpt2", tmp_path / "my-model")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "signalprop", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(Path(sp.__file__).parents[1])}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    done = run("apply", "my-model", "--scheme", "stable-resnet", "--keep-weights", "--out", "scaled")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("fold", "scaled", "--out", "plain")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert difference(GPT2LMHeadModel.from_pretrained(tmp_path / "plain"), sp.load(tmp_path / "scaled")) < 1e-5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my-model", "plain", "scaled"]

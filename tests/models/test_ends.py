@@ -1,0 +1,194 @@
+"""The reference transformer's ends: what reads frames and patches, its variance, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from signalprop.architecture import Architecture
+from signalprop.data import default_batch, default_statistics
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics, from_frames, tensor_moments
+from signalprop.models import build
+from signalprop.models.ends import FrontEnd
+from signalprop.models.transformer import batch_tensors
+from signalprop.parametrization import Parametrization
+from signalprop.probes import measure
+from signalprop.schemes import scheme
+from signalprop.simulation import simulate
+from signalprop.theory.embedding import embed, front_end
+
+WHISPER: dict[str, Any] = {
+    "kind": "encoder-decoder", "n_layers": 2, "d_model": 256, "n_heads": 4, "positions": "sinusoidal",
+    "decoder_positions": "learned", "input": "frames", "vocab_size": 500, "seq_len": 100, "target_len": 20,
+    "family": "whisper",
+}  # fmt: skip
+SPEECH: dict[str, Any] = WHISPER | {
+    "decoder_positions": "sinusoidal", "conv_kernels": (5, 5), "conv_strides": (2, 2), "conv_channels": 320,
+    "conv_activation": "glu", "embedding_scale": 16.0, "family": "speech_to_text",
+}  # fmt: skip
+KINDS = {"whisper": WHISPER, "speech": SPEECH}
+
+
+def front(a: Architecture, name: str = "xavier", seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
+    made = build(scheme(name)(a), seed=seed, dtype=dtype).encoder
+    assert made is not None and isinstance(made.embedding.front, FrontEnd)
+    return made.embedding.front.requires_grad_(False)
+
+
+def white(a: Architecture, batch: int = 4) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((batch, a.n_frames, a.frame_dim))
+
+
+class TestFrontEnd:
+    def test_whispers(self) -> None:
+        a = Architecture(**WHISPER)
+        module, x = front(a), torch.as_tensor(white(a))
+        first, second = module.convolutions
+        hidden = F.gelu(F.conv1d(x.mT, first.weight, first.bias, stride=1, padding=1))
+        expected = F.gelu(F.conv1d(hidden, second.weight, second.bias, stride=2, padding=1)).mT
+        torch.testing.assert_close(module(x), expected)
+        assert module(x).shape == (4, 100, 256)
+
+    def test_gated(self) -> None:
+        a = Architecture(**SPEECH)
+        module, x = front(a), torch.as_tensor(white(a))
+        hidden = x.mT
+        for layer, width in zip(module.convolutions, (320, 256), strict=True):
+            values, gates = F.conv1d(hidden, layer.weight, layer.bias, stride=2, padding=2).split(width, 1)
+            hidden = values * torch.sigmoid(gates)
+        torch.testing.assert_close(module(x), hidden.mT)
+        assert [tuple(layer.weight.shape) for layer in module.convolutions] == [(640, 80, 5), (512, 320, 5)]
+
+    @pytest.mark.parametrize(("kernels", "strides"), [((1,), (1,)), ((3, 5, 7), (2, 1, 3)), ((9, 3), (4, 2))])
+    def test_frames_become_as_many_tokens_as_the_architecture_says(self, kernels: Any, strides: Any) -> None:
+        a = Architecture(**WHISPER | {"conv_kernels": kernels, "conv_strides": strides, "seq_len": 7})
+        assert front(a)(torch.zeros(1, a.n_frames, a.frame_dim, dtype=torch.float64)).shape == (1, 7, 256)
+
+    def test_the_same_seed_gives_the_same_weights_in_every_precision(self) -> None:
+        a = Architecture(**WHISPER)
+        for single, double in zip(front(a, dtype=torch.float32).parameters(), front(a).parameters(), strict=True):
+            assert torch.equal(single.double(), double)
+        assert not torch.equal(front(a, seed=1).convolutions[0].weight, front(a).convolutions[0].weight)
+
+    def test_biases_are_drawn_where_the_table_has_them(self) -> None:
+        assert not any(layer.bias.any() for layer in front(Architecture(**WHISPER)).convolutions)
+        for layer in front(Architecture(**WHISPER), "pytorch").convolutions:
+            bound = (layer.in_channels * layer.kernel_size[0]) ** -0.5
+            for tensor in (layer.weight, layer.bias):
+                assert 0.9 * bound < tensor.abs().max() <= bound * (1 + 1e-6)
+
+    def test_other_shapes_are_refused(self) -> None:
+        model = build(scheme("xavier")(Architecture(**WHISPER)), seed=0)
+        ids = torch.zeros(1, 5, dtype=torch.long)
+        for bad in (torch.zeros(1, 200), torch.zeros(1, 200, 79), torch.zeros(1, 80, 200)):
+            with pytest.raises(InputError, match=r"expected frames \(batch, frames, 80\)"):
+                model(bad, decoder_tokens=ids)
+        table = scheme("xavier")(Architecture(**WHISPER))
+        short = replace(table, embedding=table.embedding.model_copy(update={"convolutions": (0.1,)}))
+        with pytest.raises(InputError, match=r"has 1 convolutions .* the architecture has 2"):
+            build(short)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["xavier", "huggingface", "pytorch"])
+def test_moments_behind_the_front_end(kind: str, name: str) -> None:
+    """Against 8 networks on white frames. Borders (kernel // 2 of 100 tokens) and overlaps are not in the theory."""
+    a = Architecture(**KINDS[kind])
+    x = white(a)
+    table = scheme(name)(a)
+    with torch.no_grad():
+        outs = [front(a, name, seed)(torch.as_tensor(x)).numpy() for seed in range(8)]
+    found = [tensor_moments(out) for out in outs]
+    mean, variance, covariance = front_end(a, table.embedding, from_frames(x))
+    measured = np.array([[m.mean, m.variance, m.covariance] for m in found])
+    error = measured.std(0) / np.sqrt(8)
+    assert abs(measured[:, 0].mean() - mean) < 4 * error[0] + 0.01 * np.sqrt(variance)
+    assert measured[:, 1].mean() == pytest.approx(variance, rel=0.03)
+    assert abs(measured[:, 2].mean() - covariance) < 4 * error[2] + 0.01 * variance
+
+
+@pytest.mark.parametrize("fields", [WHISPER, SPEECH, WHISPER | {"conv_activation": "relu"}])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_unit_front_end_gives_the_stream_its_share(fields: dict[str, Any], dropout: float) -> None:
+    a = Architecture(**fields, embedding_dropout=dropout)
+    table = scheme("xavier")(a)
+    own = front_end(a, table.embedding, InputStatistics(kind="frames"))
+    share = (1 - dropout) / 2 / a.embedding_scale**2
+    assert own[1] == pytest.approx(share, rel=1e-9)
+    x = torch.as_tensor(white(a))
+    module = front(a)
+    first = module.convolutions[0](x.mT)[..., 10:-10]
+    assert float(first.var()) == pytest.approx(1.0, rel=0.03)  # each pre-activation but the last has variance 1
+    assert float(module(x)[:, 10:-10].var()) == pytest.approx(share, rel=0.06)
+    with pytest.raises(InputError, match="'tanh' gives no variance of 2e\\+04"):
+        scheme("xavier")(a.replace(conv_activation="tanh", embedding_scale=0.005, embedding_dropout=0.0))
+
+
+def test_statistics_of_frames_need_an_architecture_that_reads_them() -> None:
+    a, table = Architecture.preset("gpt2"), scheme("xavier")(Architecture.preset("gpt2"))
+    with pytest.raises(InputError, match="the architecture reads tokens"):
+        embed(a, table.embedding, InputStatistics(kind="frames"))
+    with pytest.raises(InputError, match="give decoder= as well"):
+        InputStatistics(kind="frames").of_decoder  # noqa: B018 - the property raises
+
+
+class TestStacks:
+    def test_each_has_its_own_positions(self) -> None:
+        a = Architecture(**WHISPER)
+        model = build(scheme("huggingface")(a), seed=0)
+        assert model.encoder is not None and model.decoder is not None
+        assert model.encoder.embedding.position is None and model.encoder.embedding.token is None
+        table = model.decoder.embedding.position
+        assert table is not None and table.weight.shape == (20, 256)
+        assert float(table.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+        assert model.head is not None and model.head.weight is model.decoder.embedding.token.weight
+        assert model.encoder.embedding.position_rms == pytest.approx(0.5**0.5)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_table_and_the_model_that_it_makes_are_the_same(self, kind: str) -> None:
+        p = scheme("huggingface")(Architecture(**KINDS[kind]))
+        assert Parametrization.from_json(p.to_json()) == p
+        found = Parametrization.from_model(build(p, seed=0)).embedding
+        wanted = p.embedding
+        assert found.convolutions == pytest.approx(wanted.convolutions, rel=0.02)
+        assert found.position == pytest.approx(wanted.position) and found.scale == wanted.scale
+        assert found.position_of(decoder=True) == pytest.approx(wanted.position_of(decoder=True), rel=0.05)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_measured_and_simulated_profiles_agree(self, kind: str) -> None:
+        """Hooks on the whole network, and one sublayer at a time: the same batch and seed, without dropout."""
+        a = Architecture(**KINDS[kind])
+        p = scheme("xavier")(a)
+        batch = default_batch(a, batch_size=2)
+        found = measure(build(p, seed=3).eval(), batch)
+        alone = simulate(p, batch=batch, n_seeds=1, seed=3, train_mode=False)
+        for point in ("stream_in", "branch", "stream_out"):
+            np.testing.assert_allclose(found.forward[point].variance, alone.forward[point].variance, rtol=1e-4)
+            assert found.gradient is not None and alone.gradient is not None
+            np.testing.assert_allclose(found.gradient[point].variance, alone.gradient[point].variance, rtol=1e-3)
+
+    def test_a_class_is_read_from_frames(self) -> None:
+        fields = WHISPER | {"kind": "encoder", "head": "classes", "n_classes": 7}
+        a = Architecture(**{k: v for k, v in fields.items() if k not in ("decoder_positions", "target_len")})
+        for inputs in (None, default_statistics(a)):
+            profile = simulate(scheme("xavier")(a), inputs, n_seeds=1, batch_size=2)
+            assert profile.gradient is not None
+        batch = default_batch(a, batch_size=2)
+        assert build(scheme("xavier")(a), seed=0)(**batch_tensors(batch)).logits.shape == (2, 7)
+
+    def test_two_tokens_stand_before_the_patches(self) -> None:
+        a = Architecture.preset("deit-base", n_layers=1, d_model=48, n_heads=4, patch_dim=12, seq_len=11)
+        model = build(scheme("xavier")(a), seed=0)
+        assert model.encoder is not None
+        e = model.encoder.embedding
+        assert e.class_token is not None and e.distillation_token is not None
+        assert not torch.equal(e.class_token, e.distillation_token)
+        stream = e.eval()(torch.zeros(2, 9, 12))
+        assert stream.shape == (2, 11, 48) and e.position is not None
+        torch.testing.assert_close(stream[0, 1], e.distillation_token + e.position.weight[1])
