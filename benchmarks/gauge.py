@@ -21,8 +21,8 @@ from signalprop.surgery import planning
 VOCABULARY, TOKENS = 61, 13
 
 
-def vanilla(family: str, n_layers: int, dtype: torch.dtype = torch.float64) -> Any:
-    """A tiny model without dropout."""
+def vanilla(family: str, n_layers: int, dtype: torch.dtype = torch.float64, *, tied: bool = True) -> Any:
+    """A tiny model without dropout; `tied`: of GPT-2, whether the head has the embedding's weight."""
     import transformers as t
 
     t.logging.set_verbosity_error()
@@ -34,7 +34,7 @@ def vanilla(family: str, n_layers: int, dtype: torch.dtype = torch.float64) -> A
     makers = {
         "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(
             vocab_size=VOCABULARY, n_positions=16, n_embd=32, n_layer=n_layers, n_head=4, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2)),
+            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied)),
         "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**shape)),
         "bert": lambda: t.BertForMaskedLM(t.BertConfig(
             **shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=None)),
@@ -73,7 +73,12 @@ def exactness() -> None:
     """Applied against built, on the same weights."""
     print("| model (epsilon) | scheme | layers | fp64, epsilon as it is | fp64, matched | fp32, matched | bound |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for family, scheme in (("gpt2", "deepscalelm"), ("llama", "deepscalelm"), ("bert", "deepscalelm"), ("bert", "deepnorm")):
+    for family, scheme in (
+        ("gpt2", "deepscalelm"),
+        ("llama", "deepscalelm"),
+        ("bert", "deepscalelm"),
+        ("bert", "deepnorm"),
+    ):
         for n_layers in (4, 48, 192):
             cells, bound, eps = [], 0.0, 0.0
             for dtype, match in ((torch.float64, False), (torch.float64, True), (torch.float32, True)):
@@ -92,7 +97,7 @@ def ranges() -> None:
     """A constant skip of 0.8 by the gauge and by rewiring, in every type, against the built model in float64."""
     print("| layers | largest multiplier | fp32 gauge | rewired | bf16 gauge | rewired | fp16 gauge | rewired |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for n_layers in (4, 10, 24, 48, 96, 192):
+    for n_layers in (4, 10, 24, 48, 96):
         cells, largest = [], 0.0
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for limit in (1e300, 1.0):  # every multiplier is allowed; none is
@@ -122,12 +127,12 @@ def training() -> None:
         for grouped, clip in ((True, 0.0), (False, 0.0), (True, 0.1)):
             found = []
             for mode in ("gauge", "absorbed"):
-                model = vanilla("llama", 4)
+                model = vanilla("gpt2", 4, tied=False)
                 sp.apply(model, "stable-resnet", mode=mode, seed=3, beta_attention=0.3, beta_feed_forward=0.3)
                 absorbed_plainly = mode == "absorbed" and not grouped
                 groups: Any = sp.parameter_groups(model, optimizer=name, **options)  # type: ignore[arg-type]
                 if absorbed_plainly:
-                    reference = vanilla("llama", 4)
+                    reference = vanilla("gpt2", 4, tied=False)
                     sp.apply(reference, "fixed", initialize=False)
                     plain = sp.parameter_groups(reference, optimizer=name, **options)  # type: ignore[arg-type]
                     rates = {n: g for g in plain for n in g["names"]}

@@ -51,7 +51,7 @@ class SublayerMap:
             first).
         calls: how many times `branch` is called in a forward pass.
         carrier: the module whose output, times a number, is the branch times that number: where a multiplier goes.
-            Default: the post_norm of a sandwich, the norm of a res-post, else the module of the output (or down) weight.
+            Default: the post_norm of a sandwich, the norm of a res-post, else the module of the output or down weight.
         dropout: what drops out the branch between its carrier and the addition: a path of an nn.Dropout or of a float
             attribute. Default: `branch`, where that is an nn.Dropout.
         scaling: path of the float attribute that multiplies query and key's product, where the model has one.

@@ -110,8 +110,8 @@ def fill(
 def xavier_std(architecture: Architecture, role: str) -> float:
     """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)).
 
-    Where a model puts another factor on its scores than 1/sqrt(d_head), queries make up for it: T5, which has none, would
-    otherwise start with scores of variance d_head.
+    Where a model puts another factor on its scores than 1/sqrt(d_head), queries make up for it: T5, which has none,
+    would otherwise start with scores of variance d_head.
     """
     fan_in, fan_out = fan(architecture, role)
     std = math.sqrt(2 / (fan_in + fan_out))

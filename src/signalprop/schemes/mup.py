@@ -53,8 +53,8 @@ class MuP(_MaximalUpdate):
     embeddings: the table of variance and learning rate of an embedding, read by the head with a factor 1/m.
 
     The dense layer before BERT's head is a hidden weight. `parameter_groups` keeps learning rate times weight decay, as
-    the authors' package can: m times the decay for hidden weights. Adam's epsilon (1/m) is not scaled. The paper's advice
-    to start head and queries at 0 is not followed.
+    the authors' package can: m times the decay for hidden weights. Adam's epsilon (1/m) is not scaled. The paper's
+    advice to start head and queries at 0 is not followed.
     """
 
     name: ClassVar[str] = "mup"
