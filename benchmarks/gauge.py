@@ -128,7 +128,7 @@ def training() -> None:
             found = []
             for mode in ("gauge", "absorbed"):
                 model = vanilla("gpt2", 4, tied=False)
-                sp.apply(model, "stable-resnet", mode=mode, seed=3, beta_attention=0.3, beta_feed_forward=0.3)
+                sp.apply(model, "stable-resnet", mode=mode, initialize=False, beta_attention=0.3, beta_feed_forward=0.3)
                 absorbed_plainly = mode == "absorbed" and not grouped
                 groups: Any = sp.parameter_groups(model, optimizer=name, **options)  # type: ignore[arg-type]
                 if absorbed_plainly:

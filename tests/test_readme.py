@@ -14,7 +14,8 @@ from signalprop.cli import run
 from signalprop.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [page for page in ("README.md", "docs/cli.md", "docs/schemes.md") if (ROOT / page).is_file()]
+_PAGES = ("README.md", "docs/cli.md", "docs/schemes.md", "docs/applying.md")
+PAGES = [page for page in _PAGES if (ROOT / page).is_file()]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)\)")
 

@@ -6,8 +6,8 @@
     parametrization = sp.scheme("deepscalelm")(architecture)
     profile = sp.predict(parametrization)
 
-`sp.apply(model, "deepscalelm")` gives a PyTorch model the scheme, in place. That, `measure`, `simulate`, `build` and `Probe`
-need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
+`sp.apply(model, "deepscalelm")` gives a PyTorch model the scheme, in place. That, `measure`, `simulate`, `build` and
+`Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
 """
 
 from __future__ import annotations

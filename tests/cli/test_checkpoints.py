@@ -165,6 +165,7 @@ class TestRefusals:
         [
             (["--scheme", "magic"], "magic"),
             (["--scheme", "missing.json"], "missing.json"),
+            (["--scheme", "missing.json", "--option", "k=1"], "takes no --option"),
             (["--scheme", "xavier", "--mode", "soft"], "mode is 'soft'"),
             (["--scheme", "xavier", "--keep-weights"], "leave --keep-weights out"),
             (["--scheme", "xavier", "--option", "q=1"], "no option 'q'"),

@@ -26,13 +26,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NAMES = [name for name in MODELS if not name.endswith(("-bare", "-classes", "-encoder"))]
 BOUND = 1e-9
 LOOSE = {"gemma": 1e-6}  # it multiplies its embeddings in single precision
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 ALIKE = 0.3  # token correlation of images and speech, which schemes that divide by it need
 
 
 def made(name: str, scheme: str, patch: pytest.MonkeyPatch, *, match_eps: bool) -> Pair:
     """A moved model with the scheme on it, and the built one with the same weights."""
     model_class, config_class, options = MODELS[name]
-    deeper = {key: 3 for key in ("encoder_layers", "num_layers") if key in options}  # at two, DeepScaleLM has no skip
+    deeper = {key: 4 for key in DEPTHS if key in options}  # Mix-LN has post-norm layers from four on
     patch.setitem(MODELS, name, (model_class, config_class, options | deeper))
     model = theirs(name)
     mapping = vanilla_mapping(model)

@@ -25,7 +25,7 @@ COMMANDS = (predict, measure, compare, verify, apply, check, fold, schemes, comp
 
 app = typer.Typer(
     name="signalprop",
-    help="Predict, measure and compare the signal in deep transformers: variance, token correlation, gradient.",
+    help="Predict, measure and repair the signal in deep transformers: variance, token correlation, gradient.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text: the same on a terminal and in a pipe

@@ -48,13 +48,15 @@ def apply(
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
     from signalprop.cli.loading import load_model
-    from signalprop.errors import require
+    from signalprop.errors import InputError, require
     from signalprop.parametrization import Parametrization
     from signalprop.schemes import scheme as named
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
     options = opt.pairs(option, "--option")
+    if options and scheme.endswith(".json"):
+        raise InputError(f"{scheme} is a finished parametrization; it takes no --option")
     wanted: Any = Parametrization.load(scheme) if scheme.endswith(".json") else named(scheme, **options)
     require("torch", "models")
     from signalprop import surgery
@@ -78,7 +80,7 @@ def apply(
             error = checkpoints.folded_error(before, arguments, folder)
         else:
             surgery.save(model.to(dtype), folder)
-        checkpoints.copy_companions(directory, folder)
+        checkpoints.copy_companions(directory if directory.is_dir() else directory.parent, folder)
     result = {
         "schema": SCHEMA,
         "out": str(out),

@@ -235,6 +235,24 @@ class TokenAttention:
         return np.minimum(c, self._of_shorter(np.log(n)))
 
     @cached_property
+    def _turned(self) -> FloatArray:
+        """How alike one query scores two keys: S, with rotary positions less the farther they stand apart."""
+        if self.rho is None:
+            return self.kernel
+        index = np.arange(len(self.kernel))
+        return np.asarray(self.kernel * self.rho[np.abs(np.subtract.outer(index, index))])
+
+    @cached_property
+    def _turned_mean(self) -> FloatArray:
+        return self._mean if self.rho is None else self._over_keys(self._turned)
+
+    @cached_property
+    def _turned_total(self) -> FloatArray:
+        """Per row, the mean of `_turned` over pairs of its keys."""
+        double = self._double_mean if self.rho is None else self._over_keys(self._turned_mean.T).T
+        return np.asarray(np.diagonal(double))
+
+    @cached_property
     def _random_slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
         coherent = 1.0 if self.omega is None else self.omega
@@ -242,28 +260,29 @@ class TokenAttention:
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
-        """The same from keys that are alike on purpose (equal tokens, one segment): mean square of the centred kernel
-        off its diagonal."""
-        n, s = self._row_length, self.kernel
+        """The same from keys that are alike on purpose (equal tokens, one segment): mean product of the centred kernels
+        of scores and of values off their diagonals."""
+        n, s, turned = self._row_length, self.kernel, self._turned
         if self.causal:
             index = np.arange(len(s))
-            squares = np.diagonal(np.cumsum(np.cumsum(s**2, 0), 1)) / n**2
+            squares = np.diagonal(np.cumsum(np.cumsum(turned * s, 0), 1)) / n**2
             seen = index[:, None] >= index[None, :]
         else:
-            squares = np.full(len(s), float((s**2).mean()))
+            squares = np.full(len(s), float((turned * s).mean()))
             seen = np.ones_like(s, bool)
-        means = np.where(seen, self._mean, 0.0)
-        total = np.diagonal(self._double_mean)
-        centred = squares - 2 * (means**2).sum(1) / n + total**2
-        own = np.where(seen, np.diagonal(s)[None, :] - 2 * self._mean + total[:, None], 0.0)
-        structural = np.maximum(centred - (own**2).sum(1) / n**2, 0.0)
+        total, turned_total = np.diagonal(self._double_mean), self._turned_total
+        centred = squares - 2 * np.where(seen, self._mean * self._turned_mean, 0.0).sum(1) / n + total * turned_total
+        own = np.diagonal(s)[None, :] - 2 * self._mean + total[:, None]
+        turned_own = np.diagonal(s)[None, :] - 2 * self._turned_mean + turned_total[:, None]
+        structural = np.maximum(centred - np.where(seen, own * turned_own, 0.0).sum(1) / n**2, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows[0]) ** 2)
 
     @cached_property
     def _crowding(self) -> FloatArray:
-        """Per row, the variance over its keys of how alike a key is to all of them."""
+        """Per row, the variance over its keys of how alike a key is to all of them (in scores times in values)."""
         n = self._row_length
         index = np.arange(len(n))
         seen = index[:, None] >= index[None, :] if self.causal else np.ones_like(self.kernel, bool)
         means = np.where(seen, self._mean - np.diagonal(self._double_mean)[:, None], 0.0)
-        return np.asarray((means**2).sum(1) / n)
+        turned = means if self.rho is None else self._turned_mean - self._turned_total[:, None]
+        return np.asarray(np.maximum((means * turned).sum(1) / n, 0.0))

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from signalprop.inputs import InputStatistics, IntArray
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.architecture import Architecture
+from signalprop.inputs import InputStatistics, IntArray, collision_probability
 from signalprop.kernels.state import State
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import coincidences, top_gradient
+
+_LONG = 512  # tokens beyond which fewer sequences are followed
+_SEQUENCES, _LONG_SEQUENCES = 4, 2
+Sequence = tuple[InputStatistics, NDArray[np.bool_] | None]
+
+
+def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list[Sequence], str]:
+    """The statistics of single sequences, each with which of its positions are real (None: all), and a note.
+
+    Statistics without real ids are those of every sequence. Of more than 4 sequences (2 of more than 512 tokens) those
+    are taken that stand evenly spaced in the order of their token correlation, and the note says so; sequences without
+    loss are left out where others have some.
+    """
+    x, y = inputs.tokens, inputs.targets
+    if inputs.kind != "tokens" or x is None or x.shape[1] != architecture.seq_len:
+        return [(inputs, None)], ""
+    carry = np.ones(len(x), bool) if y is None or y.shape != x.shape else (y >= 0).any(1)
+    rows = np.flatnonzero(carry if carry.any() else ~carry)
+    most = _SEQUENCES if architecture.seq_len <= _LONG else _LONG_SEQUENCES
+    note = ""
+    if len(rows) > most:
+        alike = [collision_probability(x[row]) for row in rows]
+        middles = (np.arange(most) + 0.5) * len(rows) / most
+        note = f"token kernels of {most} of the {len(rows)} sequences, evenly spaced by their token correlation"
+        rows = rows[np.argsort(alike, kind="stable")][middles.astype(np.int64)]
+
+    def one(row: int) -> Sequence:
+        real = x[row] >= 0
+        targets = y[[row]] if y is not None and len(y) == len(x) else y
+        return replace(inputs, tokens=x[[row]], targets=targets), None if real.all() or not real.any() else real
+
+    return [one(int(row)) for row in rows], note
 
 
 def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> FloatArray:
@@ -62,39 +98,46 @@ def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArr
 
 def top_kernel(
     parametrization: Parametrization, inputs: InputStatistics, last: State, log_token_share: float
-) -> FloatArray:
-    """Kernel of the gradient that cross-entropy sends to the head's input, in units of one position's gradient.
+) -> tuple[FloatArray, FloatArray]:
+    """Kernel of the gradient that cross-entropy sends to the head's input, in units of d times a head weight's
+    variance; and of what is orthogonal to the stream, all that a post-norm behind the last sublayer sends back.
 
     Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids
     enter position by position. Position 0 alone where a class token is read.
     """
     p, a, t = parametrization, parametrization.architecture, parametrization.architecture.seq_len
     if a.head == "classes" and a.class_token:
-        return np.outer(np.arange(t) == 0, np.arange(t) == 0).astype(np.float64)
+        kernel = np.outer(np.arange(t) == 0, np.arange(t) == 0).astype(np.float64)
+        return kernel, kernel
     if a.head == "none" or inputs.kind == "stream":
         f = inputs.loss_fraction
         kernel = np.full((t, t), f * f * max(0.0, inputs.target_correlation))
         np.fill_diagonal(kernel, f)
-        return kernel
+        return kernel, kernel
     own = np.diagonal(last.kernel)
     scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
     variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
     top = top_gradient(p, variance, np.clip(last.kernel / scale, 0.0, 1.0), log_token_share)
-    mean = coincidences(a, inputs)
     if inputs.targets is not None and inputs.tokens is not None and inputs.targets.shape[1] == t:
         y, x = inputs.targets, inputs.tokens
         both = ((y >= 0)[:, :, None] & (y >= 0)[:, None, :]).mean(0)
         one = (y >= 0).mean(0)
         read = np.where(y >= 0, x, -1)
         crossed = _coincidences(read, y)
-        pairs = (_coincidences(y, y), _coincidences(read, read), (crossed + crossed.T) / 2)
+        pairs = [_coincidences(y, y), _coincidences(read, read), crossed, np.diagonal(crossed)[:, None]]
     else:
         f = inputs.loss_fraction
         both, one = np.full((t, t), f * f), np.full(t, f)
-        pairs = (np.full((t, t), mean.targets), np.full((t, t), mean.tokens), np.full((t, t), mean.crossed))
-    kernel = both * np.asarray(top.covariance(*pairs)) / np.asarray(top.variance(mean.copied))
-    np.fill_diagonal(kernel, one)
-    return np.asarray(kernel)
+        pairs = [np.full((t, t), c) for c in coincidences(a, inputs)]
+
+    def kernel_of(normed: bool) -> FloatArray:
+        kernel = np.asarray(both * top.covariance(*pairs, normed=normed))
+        variance = np.broadcast_to(np.asarray(top.variance(pairs[3], normed=normed)), (t, t))
+        np.fill_diagonal(kernel, one * np.diagonal(variance))
+        return kernel
+
+    kernel = kernel_of(a.has_final_norm)
+    return kernel, kernel if a.has_final_norm else kernel_of(True)
 
 
 def _coincidences(left: IntArray, right: IntArray) -> FloatArray:

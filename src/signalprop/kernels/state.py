@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.moments import FloatArray
 
@@ -34,11 +35,12 @@ class State:
             return State(self.kernel, self.log_scale + math.log(factor))
         return State(self.kernel * 0.0, self.log_scale)
 
-    def moments(self) -> tuple[float, float]:
-        """(log variance, token correlation), averaged over positions and pairs of positions."""
-        t = len(self.kernel)
-        diagonal = float(np.trace(self.kernel))
+    def moments(self, keep: NDArray[np.bool_] | None = None) -> tuple[float, float]:
+        """(log variance, token correlation), averaged over positions and pairs of positions (those to `keep`)."""
+        kernel = self.kernel if keep is None else self.kernel[np.ix_(keep, keep)]
+        t = len(kernel)
+        diagonal = float(np.trace(kernel))
         if diagonal <= 0:
             return -1e12, 0.0
-        pairs = (float(self.kernel.sum()) - diagonal) / (t * (t - 1)) if t > 1 else 0.0
+        pairs = (float(kernel.sum()) - diagonal) / (t * (t - 1)) if t > 1 else 0.0
         return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))

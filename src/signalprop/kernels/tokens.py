@@ -2,22 +2,25 @@
 
 Where positions differ, averages over them do not compound rightly: in a decoder an early token is read by every later
 one, so gradients pile up on it with every layer; a class token carries the whole gradient. Exact statistics of real
-token ids enter position by position.
+token ids enter position by position and sequence by sequence: what two positions share is equal tokens, all or
+nothing, and a non-linear function of an average over sequences is not the average of the function.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.activations import dual
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.kernels.attention import TokenAttention, rotation
-from signalprop.kernels.ends import input_kernel, top_kernel
+from signalprop.kernels.ends import input_kernel, sequences, top_kernel
 from signalprop.kernels.state import State
 from signalprop.moments import FloatArray
 from signalprop.parametrization import PLACEMENTS, Parametrization
@@ -37,7 +40,7 @@ def dual_of_kernel(name: str, variance: float, correlation: FloatArray) -> tuple
     Duals are smooth in the angle, also where they are kinked in r; 4,096 intervals leave an error below 1e-6 relative
     to the values at r = 1.
     """
-    q = dual(name, variance, np.cos(_ANGLES))
+    covariance, slope = _dual_table(name, float(f"{variance:.7e}"))
     place = np.arccos(correlation) / _ANGLES[1]
     left = np.minimum(place.astype(np.int64), len(_ANGLES) - 2)
     share = place - left
@@ -45,22 +48,54 @@ def dual_of_kernel(name: str, variance: float, correlation: FloatArray) -> tuple
     def pick(values: FloatArray) -> FloatArray:
         return np.asarray(values[left] * (1 - share) + values[left + 1] * share)
 
-    return pick(np.asarray(q.covariance_moment)), pick(np.asarray(q.slope_moment))
+    return pick(covariance), pick(slope)
+
+
+@lru_cache(maxsize=128)
+def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
+    q = dual(name, variance, np.cos(_ANGLES))
+    return np.asarray(q.covariance_moment), np.asarray(q.slope_moment)
 
 
 @dataclass
 class _Columns:
-    """Moments collected sublayer by sublayer."""
+    """Moments of one sequence, or of several, collected sublayer by sublayer.
+
+    Attributes:
+        keep: which positions count, None: all.
+    """
 
     log_variance: dict[str, FloatArray]
     correlation: dict[str, FloatArray]
+    keep: NDArray[np.bool_] | None = None
 
     @staticmethod
-    def empty(n: int) -> _Columns:
-        return _Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS})
+    def empty(n: int, keep: NDArray[np.bool_] | None = None) -> _Columns:
+        return _Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, keep)
+
+    @staticmethod
+    def pooled(parts: Sequence[_Columns], counts: FloatArray) -> _Columns:
+        """Moments over all sequences, as measured: variances average over tokens, covariances over pairs of tokens.
+
+        Args:
+            counts: number of tokens of every sequence.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        tokens = counts / counts.sum()
+        pairs = counts * (counts - 1) / max(float((counts * (counts - 1)).sum()), 1.0)
+        log_variance, correlation = {}, {}
+        for k in POINTS:
+            logs = np.stack([part.log_variance[k] for part in parts])
+            top = logs.max(0)
+            variances = np.exp(np.maximum(logs - top, -745.0))
+            variance = tokens @ variances
+            shared = pairs @ (variances * np.stack([part.correlation[k] for part in parts]))
+            log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
+        return _Columns(log_variance, correlation)
 
     def put(self, point: str, i: int, state: State) -> None:
-        self.log_variance[point][i], self.correlation[point][i] = state.moments()
+        self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)
 
     def series(self, relative_to: float = 0.0) -> dict[str, Series]:
         return {
@@ -213,8 +248,10 @@ def predict_token_kernels(
 ) -> Profile:
     """Profile of an encoder or decoder by token kernels: averages over positions of what each position does.
 
-    O(T^2) work per sublayer and O(T^2 sqrt(n_sublayers)) memory (segments of the forward pass are computed again for
-    the backward one). Measured errors: docs/accuracy.md.
+    Real ids: every sequence by itself, moments over all of them (as measured); of more than 4 sequences (2 beyond 512
+    tokens) as many as stand evenly spaced in the order of their token correlation, which the notes say. O(T^2) work per
+    sublayer and sequence and O(T^2 sqrt(n_sublayers)) memory (segments of the forward pass are computed again for the
+    backward one). Measured errors: docs/accuracy.md, and of the choice of sequences docs/theory/kernels.md.
 
     Raises:
         InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
@@ -227,11 +264,40 @@ def predict_token_kernels(
     if p.skip.ndim != 1:
         raise InputError("fidelity 'kernel' takes one parametrization at a time; use moments for a sweep")
     stack = _Stack(p)
+    parts, note = sequences(a, inputs)
+    passes = [_passes(stack, part, keep, backward) for part, keep in parts]
+    counts = np.array([a.seq_len if keep is None else keep.sum() for _, keep in parts], np.float64)
+    forward = _Columns.pooled([ahead for ahead, _ in passes], counts).series()
+    gradient = None
+    if backward:
+        columns = _Columns.pooled([back for _, back in passes if back is not None], counts)
+        gradient = columns.series(relative_to=float(columns.log_variance["stream_out"][-1]))
+    return Profile(
+        source="theory",
+        fidelity="kernel",
+        architecture=a,
+        scheme=p.scheme,
+        input={
+            "mean": 0.0,
+            "variance": float(forward["stream_in"].variance[0]),
+            "token_correlation": float(forward["stream_in"].token_correlation[0]),
+        },
+        forward=forward,
+        gradient=gradient,
+        statistics=sensitivity_gain(p),
+        notes=(note,) if note else (),
+    )
+
+
+def _passes(
+    stack: _Stack, inputs: InputStatistics, keep: NDArray[np.bool_] | None, backward: bool
+) -> tuple[_Columns, _Columns | None]:
+    """Forward and backward moments of one token kernel; `keep`: which positions count."""
+    p, n = stack.p, stack.n
     start = State(input_kernel(p, inputs)).rescaled()
-    n = p.n_sublayers
     length = 2 * max(1, math.isqrt(n // 2))
     checkpoints: dict[int, State] = {}
-    forward, last = _Columns.empty(n), start
+    forward, last = _Columns.empty(n, keep), start
     log_norm = np.zeros(n)
     for i, layer_in, branch, stream_out, own in stack.run(start, 0, n):
         if i % length == 0:
@@ -242,30 +308,27 @@ def predict_token_kernels(
         last = stream_out
         if own is not None:
             log_norm[i] = math.log(max(float(own.mean()), 1e-300))
-    log_variance, correlation = start.moments()
+    if not backward:
+        return forward, None
     top = top_kernel(p, inputs, last, float(token_share(p, log_norm)))
-    return Profile(
-        source="theory",
-        fidelity="kernel",
-        architecture=a,
-        scheme=p.scheme,
-        input={"mean": 0.0, "variance": math.exp(log_variance), "token_correlation": correlation},
-        forward=forward.series(),
-        gradient=_backward(stack, top, checkpoints, last, length) if backward else None,
-        statistics=sensitivity_gain(p),
-    )
+    return forward, _backward(stack, top, checkpoints, last, length, keep)
 
 
 def _backward(
-    stack: _Stack, top: FloatArray, checkpoints: dict[int, State], last: State, length: int
-) -> dict[str, Series]:
+    stack: _Stack,
+    top: tuple[FloatArray, FloatArray],
+    checkpoints: dict[int, State],
+    last: State,
+    length: int,
+    keep: NDArray[np.bool_] | None,
+) -> _Columns:
     p, a, n = stack.p, stack.a, stack.n
-    kernel = top
+    kernel, across = top
     if a.has_final_norm:
         own = np.diagonal(last.kernel) + a.norm_eps * math.exp(-min(max(last.log_scale, -600), 600))
-        kernel = kernel / np.sqrt(np.outer(own, own))
+        kernel = across = kernel / np.sqrt(np.outer(own, own))
     gradient = State(kernel).rescaled()
-    columns = _Columns.empty(n)
+    columns = _Columns.empty(n, keep)
     held: State | None = None
     for first in sorted(checkpoints, reverse=True):
         segment = list(stack.run(checkpoints[first], first, min(first + length, n)))
@@ -273,9 +336,10 @@ def _backward(
             columns.put("stream_out", i, gradient)
             at_sum = gradient
             if own_post is not None:
+                arrived = State(across) if i == n - 1 else gradient
                 gain = float(p.norm_output[i]) ** 2
                 at_sum = State(
-                    gradient.kernel * gain / np.sqrt(np.outer(own_post, own_post)), gradient.log_scale
+                    arrived.kernel * gain / np.sqrt(np.outer(own_post, own_post)), arrived.log_scale
                 ).rescaled()
             at_branch = at_sum.times(float(p.branch[i]) ** 2)
             columns.put("branch", i, at_branch)
@@ -290,7 +354,7 @@ def _backward(
                 held = None
             columns.put("stream_in", i, total)
             gradient = total
-    return columns.series(relative_to=float(columns.log_variance["stream_out"][n - 1]))
+    return columns
 
 
 def _through_branch(stack: _Stack, i: int, layer_in: State, gradient: State) -> State:

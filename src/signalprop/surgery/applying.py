@@ -394,7 +394,8 @@ class _Surgeon:
         name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
         if not hasattr(norm, name):
             raise InputError(f"{where}: its norm has no epsilon to match ({type(norm).__name__}); use match_eps=False")
-        if not any(path == path_of(self.model, norm, where) and key == name for path, key, _ in self.record.changed):
+        here = path_of(self.model, norm, where)
+        if not any(path == here and key == name for path, key, _ in self.record.changed):
             self.change(norm, name, float(getattr(norm, name)) * factor)
 
     def change(self, owner: nn.Module, name: str, value: float) -> None:

@@ -82,6 +82,10 @@ def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
     draw_table(model, vanilla_mapping(model), record.parametrization, seed, record.factors)
     with torch.no_grad():
         set_multipliers(model, record)
+    if hasattr(model, "_init_weights"):
+        places: list[Any] = [*model.modules(), *model.parameters()]
+        for place in places:
+            place._is_hf_initialized = True  # or transformers' `init_weights` would draw it anew
 
 
 def draw_table(
@@ -124,7 +128,7 @@ def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
             whole[:, rows] = values.T
         else:
             whole[rows] = values
-    fill(tensor, whole if factor == 1 else whole * factor)
+    fill(tensor, whole if factor == 1 else whole.double() * factor)
 
 
 def _draw(values: Tensor, part: Part, seed: int) -> None:

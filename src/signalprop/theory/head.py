@@ -15,7 +15,7 @@ import numpy as np
 from signalprop.activations import dual
 from signalprop.architecture import Architecture
 from signalprop.inputs import InputStatistics, IntArray
-from signalprop.moments import Array
+from signalprop.moments import Array, ratio
 from signalprop.parametrization import Parametrization
 from signalprop.theory.softmax import softmax_moments
 
@@ -69,8 +69,8 @@ class TopGradient(NamedTuple):
 
     Attributes:
         own: probability that a tied head gives to t (about 0 in an untied or deep model).
-        aligned: share of that token's row in what the head reads, where a final norm then removes the gradient along
-            it, else 0.
+        aligned: share of that token's row in what the head reads (0: untied). A norm removes the gradient along what
+            it reads, and with it this share of the gradient along the row.
         r: token correlation of what the head reads.
         second: E |b|^2. overlap: E b_k . b_k' of two positions. n_classes: V.
         through: factor on what two positions share on the way back through a dense layer before the head, 1 without
@@ -85,20 +85,34 @@ class TopGradient(NamedTuple):
     n_classes: int
     through: Array
 
-    def variance(self, copied: Array) -> Array:
-        """E |pi - e_y|^2 where the target is the token that is read with probability `copied`."""
+    def variance(self, copied: Array, *, normed: bool) -> Array:
+        """E |pi - e_y|^2 where the target is the token that is read with probability `copied`.
+
+        Args:
+            normed: of what a norm sends back, which is orthogonal to the stream; else all of it.
+        """
         other = 1 - self.own
         total = 1 + self.own**2 + other**2 * self.second - 2 * (self.own * copied + other / self.n_classes)
-        return total - self.aligned * self.own**2
+        along = self.aligned * (self.own**2 + copied * (1 - 2 * self.own)) if normed else 0.0
+        return np.maximum(total - along, 0.0)
 
-    def covariance(self, targets: Array, tokens: Array, crossed: Array) -> Array:
-        """E (pi_k - e_y_k) . (pi_k' - e_y_k') given the probabilities of `Coincidences` for the pair."""
+    def covariance(self, targets: Array, tokens: Array, crossed: Array, copied: Array, *, normed: bool) -> Array:
+        """E (pi_k - e_y_k) . (pi_k' - e_y_k') given the probabilities of `Coincidences` for the pair.
+
+        Args:
+            crossed, copied: averages; or of positions, shapes (T, T), token read at k and target at k', and (T, 1).
+            normed: as in `variance`.
+        """
         other, chance = 1 - self.own, 1 / self.n_classes
         softmax = self.own**2 * tokens + 2 * self.own * other * chance + other**2 * self.overlap
-        shared = targets + softmax - 2 * (self.own * crossed + other * chance)
-        # the norm's Jacobian I - x x^T / d on both sides: x holds the row of the token that the position reads
-        removed = 2 * self.own * (self.own * tokens - crossed) - self.own**2 * self.r
-        return (shared - self.aligned * removed) * self.through
+        shared = targets + softmax - (self.own * (crossed + np.transpose(crossed)) + 2 * other * chance)
+        if normed:
+            # the norm's Jacobian I - x x^T / d on both sides: x holds the row of the token that the position reads
+            along = self.own - copied
+            of_other = along * (self.own * tokens - crossed)
+            removed = of_other + np.transpose(of_other) - along * np.transpose(along) * self.r
+            shared = shared - self.aligned * removed
+        return shared * self.through
 
 
 def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_share: Array) -> TopGradient:
@@ -132,8 +146,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     if a.has_tied_head and not a.head_transform:
         share = log_token_share - (held if normed else 0.0) + math.log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
-        if a.has_final_norm:
-            aligned = np.minimum(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)) / gain2, 1.0)
+        aligned = np.minimum(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)) / second, 1.0)
         own = 1 / (1 + (classes - 1) * np.exp(np.clip(s / 2 - raised, -600.0, 600.0)))
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)
@@ -142,10 +155,25 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     return TopGradient(own, aligned, positive, alone, overlap, classes, through)
 
 
-def top_gradient_correlation(
+class AtTop(NamedTuple):
+    """The gradient that enters at the last stream_out, averaged over positions.
+
+    Attributes:
+        correlation: its token correlation.
+        kept: share of its variance that is orthogonal to the stream, which is all that a post-norm behind the last
+            sublayer sends back; 1 where a final norm has removed the rest before.
+        kept_correlation: token correlation of that.
+    """
+
+    correlation: Array
+    kept: Array
+    kept_correlation: Array
+
+
+def gradient_at_top(
     p: Parametrization, inputs: InputStatistics, log_variance: Array, r: Array, log_token_share: Array
-) -> Array:
-    """Token correlation of the gradient that enters at the last stream_out, averaged over positions.
+) -> AtTop:
+    """Token correlation of the gradient that enters at the last stream_out, and what is orthogonal to the stream.
 
     The share f of positions that carry loss multiplies the variance by f and the covariance by f^2. For small logits
     and an untied head the result is f (c - 1/V) / (1 - 1/V), c the collision probability of the targets. A head that
@@ -153,11 +181,19 @@ def top_gradient_correlation(
     """
     a = p.architecture
     if a.head == "classes" and a.class_token:
-        return 0.0
+        return AtTop(0.0, 1.0, 0.0)
     loss = inputs.decoder or inputs
     if a.head == "none" or inputs.kind == "stream":
-        return loss.loss_fraction * max(0.0, loss.target_correlation)
+        given = loss.loss_fraction * max(0.0, loss.target_correlation)
+        return AtTop(given, 1.0, given)
     c = coincidences(a, loss)
     top = top_gradient(p, log_variance, r, log_token_share)
-    shared = top.covariance(c.targets, c.tokens, c.crossed) / top.variance(c.copied)
-    return np.clip(loss.loss_fraction * shared, 0.0, 1.0)
+
+    def moments(normed: bool) -> tuple[Array, Array]:
+        variance = top.variance(c.copied, normed=normed)
+        shared = loss.loss_fraction * ratio(top.covariance(*c, normed=normed), variance)
+        return variance, np.clip(shared, 0.0, 1.0)
+
+    variance, shared = moments(a.has_final_norm)
+    kept_variance, kept_shared = moments(True)
+    return AtTop(shared, ratio(kept_variance, variance), kept_shared)

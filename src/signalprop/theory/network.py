@@ -23,7 +23,7 @@ from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.profile import POINTS, Profile, Series
 from signalprop.theory import blocks
 from signalprop.theory.embedding import embed
-from signalprop.theory.head import top_gradient_correlation
+from signalprop.theory.head import AtTop, gradient_at_top
 from signalprop.theory.logs import NO_SIGNAL, correlation, exp, log, log_add, plain, row, safe_exp
 
 PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich", "res-post"))
@@ -72,7 +72,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         }
         if not backward:
             return forward, None
-        top = top_gradient_correlation(part, inputs, f.stream_out[..., -1], f.r_out[..., -1], f.token_share)
+        top = gradient_at_top(part, inputs, f.stream_out[..., -1], f.r_out[..., -1], f.token_share)
         return forward, _backward(part, rows, f, top)
 
     forward, gradient = _in_parts(p, passes)
@@ -245,7 +245,7 @@ def _memory(a: Architecture, p: Parametrization, log_v: Array, r: Array) -> tupl
     return (safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
 
 
-def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) -> dict[str, Series]:
+def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: AtTop) -> dict[str, Series]:
     a = p.architecture
     n, lead = p.n_sublayers, p.skip.shape[:-1]
     maps, to_memory = _backward_maps(p, rows, f)
@@ -260,7 +260,7 @@ def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) ->
     maps = blocks.BranchBackward(*(scale * column for column in maps))
     out = {(point, name): np.empty((n, *lead)) for point in POINTS for name in ("log", "r")}
     log_g: Array = np.zeros(lead) if lead else 0.0
-    rho: Array = np.broadcast_to(np.asarray(top, float), lead).copy() if lead else float(top)
+    rho, kept, kept_rho = (np.broadcast_to(np.asarray(x, float), lead).copy() if lead else float(x) for x in top)
     memory_g: tuple[Array, Array] = (log_g + NO_SIGNAL, log_g)  # log variance, covariance in its units
     placements, parallels = p.placement.tolist(), p.parallel.tolist()
     held: tuple[Array, Array] | None = None  # what a parallel feed-forward sends back: variance, covariance
@@ -271,6 +271,8 @@ def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: Array) ->
         log_sum = log_g
         if placements[i] == POST:
             log_sum = log_g + row(norm_gain, i)
+            if i == n - 1:
+                log_sum, rho = log_sum + log(kept), kept_rho
         out["branch", "log"][i] = log_sum + row(log_branch2, i)
         out["branch", "r"][i] = rho
         back_v = row(maps.vv, i) + row(maps.vc, i) * rho

@@ -1,0 +1,132 @@
+"""Token kernels of whole batches: sequence by sequence, pooled as measured; padding; against random networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop.activations import dual
+from signalprop.architecture import Architecture
+from signalprop.data import text_batch
+from signalprop.inputs import InputStatistics, from_tokens, zipf
+from signalprop.kernels.ends import sequences
+from signalprop.kernels.tokens import dual_of_kernel, predict_token_kernels
+from signalprop.profile import POINTS, Profile
+from signalprop.schemes import scheme
+from signalprop.simulation import simulate
+
+FIELDS: dict[str, Any] = {"n_layers": 3, "d_model": 64, "n_heads": 2, "vocab_size": 50}
+
+
+def statistics(n: int, length: int, seed: int = 0) -> InputStatistics:
+    """Sequences of ever fewer different ids."""
+    rng = np.random.default_rng(seed)
+    ids = np.stack([rng.integers(0, 40 // (i + 1) + 1, length + 1) for i in range(n)])
+    return from_tokens(ids[:, :-1], targets=ids[:, 1:])
+
+
+def single(inputs: InputStatistics, row: int) -> InputStatistics:
+    assert inputs.tokens is not None and inputs.targets is not None
+    return replace(inputs, tokens=inputs.tokens[[row]], targets=inputs.targets[[row]])
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_batch_is_its_sequences_pooled(kind: Any, placement: Any) -> None:
+    a = Architecture(**FIELDS, kind=kind, seq_len=24, norm_placement=placement)
+    p, inputs = scheme("xavier")(a), statistics(3, 24)
+    together = predict_token_kernels(p, inputs)
+    parts = [predict_token_kernels(p, single(inputs, row)) for row in range(3)]
+    for point in POINTS:
+        variances = np.stack([part.forward[point].variance for part in parts])
+        shared = np.stack([part.forward[point].token_correlation for part in parts]) * variances
+        np.testing.assert_allclose(together.forward[point].variance, variances.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(
+            together.forward[point].token_correlation, shared.mean(0) / variances.mean(0), rtol=1e-10
+        )
+    assert together.gradient is not None
+    # the gradient's unit differs from sequence to sequence, so the pooled one lies between them
+    singles = np.stack([part.gradient["stream_in"].variance for part in parts if part.gradient is not None])
+    found = together.gradient["stream_in"].variance
+    assert ((found > singles.min(0) * (1 - 1e-9)) & (found < singles.max(0) * (1 + 1e-9))).all()
+    assert together.gradient["stream_out"].variance[-1] == pytest.approx(1.0)
+    assert together.input["token_correlation"] == together.forward["stream_in"].token_correlation[0]
+
+
+def test_many_sequences_are_represented_by_four() -> None:
+    a = Architecture(**FIELDS, kind="decoder", seq_len=30)
+    inputs = from_tokens(np.stack([np.arange(30) % period for period in range(28, 6, -2)]))
+    parts, note = sequences(a, inputs)
+    assert note == "token kernels of 4 of the 11 sequences, evenly spaced by their token correlation"
+    assert inputs.tokens is not None
+    # ids repeat ever sooner row by row, so the order of the rows is that of their token correlation
+    rows = [int(np.flatnonzero((inputs.tokens == part.tokens).all(1))[0]) for part, _ in parts]
+    assert rows == [1, 4, 6, 9]
+    assert predict_token_kernels(scheme("xavier")(a), inputs).notes == (note,)
+    assert len(sequences(a.replace(seq_len=600), statistics(3, 600))[0]) == 2
+
+
+def test_what_has_no_ids_of_its_own_is_one_kernel() -> None:
+    a = Architecture(**FIELDS, kind="decoder", seq_len=30)
+    for inputs in (zipf(50), statistics(3, 29), InputStatistics("stream", 0.2)):
+        assert sequences(a, inputs) == ([(inputs, None)], "")
+
+
+def test_sequences_without_loss_are_left_out() -> None:
+    a = Architecture(**FIELDS, kind="decoder", seq_len=30)
+    inputs = statistics(3, 30)
+    assert inputs.targets is not None
+    targets = inputs.targets.copy()
+    targets[:2] = -1
+    parts, _ = sequences(a, replace(inputs, targets=targets))
+    assert len(parts) == 1 and parts[0][0].tokens is not None
+    np.testing.assert_array_equal(parts[0][0].tokens, inputs.tokens[[2]] if inputs.tokens is not None else None)
+
+
+def test_padding_on_the_right_of_a_decoder_changes_nothing() -> None:
+    inputs = statistics(2, 24)
+    assert inputs.tokens is not None and inputs.targets is not None
+    padding = np.full((2, 6), -1)
+    padded = from_tokens(np.hstack([inputs.tokens, padding]), targets=np.hstack([inputs.targets, padding]))
+    p = scheme("xavier")(Architecture(**FIELDS, kind="decoder", seq_len=24, activation="gelu"))
+    short = predict_token_kernels(p, inputs)
+    longer = predict_token_kernels(scheme("xavier")(p.architecture.replace(seq_len=30)), padded)
+    assert short.gradient is not None and longer.gradient is not None
+    for point in POINTS:
+        # softmax moments are interpolated between row lengths, which depend on the longest
+        np.testing.assert_allclose(longer.forward[point].variance, short.forward[point].variance, rtol=0.005)
+        np.testing.assert_allclose(longer.gradient[point].variance, short.gradient[point].variance, rtol=0.005)
+        np.testing.assert_allclose(
+            longer.forward[point].token_correlation, short.forward[point].token_correlation, atol=0.003
+        )
+
+
+def test_gated_feed_forwards_see_equal_tokens_sequence_by_sequence(word_stream: np.ndarray) -> None:
+    """A gated block's kernel is strongly curved at low correlation: f((1 + 0) / 2) is far from (f(1) + f(0)) / 2."""
+    a = Architecture(
+        kind="decoder", n_layers=2, d_model=384, n_heads=4, gated=True, activation="silu", norm="rmsnorm", seq_len=96,
+        positions="rotary", vocab_size=1000, bias=False, norm_bias=False, tied_embeddings=False,
+    )  # fmt: skip
+    batch = text_batch(a, np.where(word_stream < 1000, word_stream, 0), 3, 0)
+    p = scheme("deepscalelm-simple")(a)
+    predicted: Profile = predict_token_kernels(p, batch.statistics(a))
+    measured = simulate(p, batch=batch, n_seeds=8, backward=False)
+    ours, theirs = predicted.forward["branch"], measured.forward["branch"]
+    assert theirs.token_correlation_se is not None
+    rows = p.kind == 2
+    error = np.abs(ours.token_correlation - theirs.token_correlation)[rows]
+    # 1/d: random overlaps of different tokens enter the curved function too
+    assert (error < 4 * theirs.token_correlation_se[rows] + 3 / a.d_model).all(), error
+
+
+def test_the_table_of_duals_is_exact_to_six_digits() -> None:
+    r = np.random.default_rng(0).uniform(-1, 1, (20, 20))
+    for name in ("relu", "gelu", "silu"):
+        q, slope = dual_of_kernel(name, 1.2345678901, r)
+        exact = dual(name, 1.2345678901, r)
+        top = dual(name, 1.2345678901, 1.0)
+        np.testing.assert_allclose(q, exact.covariance_moment, atol=2e-6 * float(top.second_moment))
+        np.testing.assert_allclose(slope, exact.slope_moment, atol=2e-6 * float(top.slope_second_moment))
