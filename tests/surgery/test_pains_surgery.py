@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from applied import VOCABULARY, vanilla
 from signalprop.probes import Probe, measure
 from signalprop.probes.reading import read_parametrization
+from signalprop.probes.recording import first_tensor
 from signalprop.surgery import apply, initialising, initialize, parameter_groups
 from signalprop.surgery.multiplied import Multiplied, Rewired
 
@@ -129,12 +130,12 @@ class TestWidthAndDepth:
         model = vanilla("llama", n_layers, hidden_size=width, intermediate_size=2 * width)
         options = {"base_width": 32} | ({"base_depth": 4} if scheme == "depth-mup" else {})
         apply(model, scheme, seed=3, **options)
-        model.model.layers[-1].register_forward_hook(lambda m, a, out: seen.append(out.detach()))
+        model.model.layers[-1].register_forward_hook(lambda m, a, out: seen.append(first_tensor(out).detach()))
         stepper = torch.optim.AdamW(parameter_groups(model, lr=0.003))
         model(**ARGUMENTS).loss.backward()
         stepper.step()
         model(**ARGUMENTS)
-        before, after = (out if isinstance(out, Tensor) else out[0] for out in seen)
+        before, after = seen
         return float((after - before).norm() / before.norm())
 
     def test_the_width_does_not_tell_but_the_depth_does(self) -> None:

@@ -58,7 +58,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 
 def loss(model: nn.Module) -> Tensor:
-    caches = {} if "Bert" in type(model).__name__ else {"use_cache": False}
+    caches = {} if model.config.model_type == "bert" else {"use_cache": False}
     out: Tensor = model(input_ids=IDS, labels=IDS, **caches).loss
     return out
 
