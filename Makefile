@@ -11,8 +11,9 @@ demo: $(VENV)/demo.stamp
 	@mkdir -p out
 	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png
 
+# A test uses one thread, so the suite takes as many processes as there are cores (four at most: each imports PyTorch).
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow
