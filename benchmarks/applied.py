@@ -1,6 +1,6 @@
 """What a scheme costs: step time of an applied model over the vanilla model's.
 
-24 layers of width 256 with 4 heads (Hugging Face GPT-2 and Llama, in training mode) read 4 x 128 tokens on one thread.
+24 layers of width 256 with 4 heads (Hugging Face GPT-2 and Llama, in training mode) read 2 x 128 tokens on one thread.
 Steps (forward and backward) of three models take turns: vanilla, vanilla again (the control), applied. Each turn gives
 two ratios of CPU time (`time.process_time`), applied over vanilla and control over vanilla, and their difference; who
 comes first changes from turn to turn, and all three models are made anew every few turns, since where a model lies in
@@ -31,7 +31,7 @@ from signalprop.surgery import apply
 SCHEMES = ("deepscalelm", "layerscale", "deepnorm", "lns")
 FAMILIES = ("gpt2", "llama")
 TURNS_OF_A_MODEL = 5
-VOCABULARY, TOKENS, BATCH = 1000, 128, 4
+VOCABULARY, TOKENS, BATCH = 1000, 128, 2
 
 
 def vanilla(family: str, n_layers: int) -> nn.Module:

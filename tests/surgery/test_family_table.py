@@ -25,7 +25,7 @@ from signalprop.surgery.record import vanilla_mapping
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NAMES = [name for name in MODELS if not name.endswith(("-bare", "-classes", "-encoder"))]
 BOUND = 1e-9
-LOOSE = {"gemma": 1e-6}  # it multiplies its embeddings in single precision
+LOOSE = {"gemma": 1e-6, "speech_to_text": 1e-7}  # they scale embeddings, or make positions, in single precision
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 ALIKE = 0.3  # token correlation of images and speech, which schemes that divide by it need
 
@@ -105,7 +105,7 @@ def page() -> str:
         "`build` makes of the same table with the same weights.",
         "",
         "* `=`: the same function (largest difference of logits below 1e-9 of the largest logit; Gemma, which",
-        "  multiplies its embeddings in single precision: 1e-6).",
+        "  multiplies its embeddings in single precision: 1e-6; Speech2Text, which makes its positions in it: 1e-7).",
         "* a number: that difference where the epsilons of norms stay as they are; with `match_eps=True` it is `=`.",
         "* `°`: cannot be folded into a vanilla checkpoint. Without it, `fold` gives the same logits to 1e-5.",
         "* `–`: refused; the reasons stand below the table.",
@@ -137,6 +137,9 @@ def test_the_page_says_what_is() -> None:
 def test_a_gauge_scheme_on_every_family(name: str) -> None:
     with double_norms():
         words, reason = cell(name, "deepscalelm-simple")
+    if name == "opt-open":  # without a final norm the stream has to keep its units
+        assert words == "=°" and "stream" in reason
+        return
     assert not reason
     assert words == "=" or float(words) < 1e-3
 

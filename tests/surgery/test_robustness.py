@@ -124,6 +124,17 @@ class TestMetaDevice:
         initialize(found, seed=3)
         assert same(tensors(found), tensors(expected))
 
+    @pytest.mark.skipif(before_5, reason="transformers before 5 does not fill its buffers")
+    def test_absorbed_factors_are_in_the_weights(self) -> None:
+        expected = vanilla("llama")
+        apply(expected, "lns", seed=3, mode="absorbed")
+        with torch.device("meta"):
+            found = vanilla("llama")
+        apply(found, "lns", mode="absorbed")
+        initialize(found.to_empty(device="cpu"), seed=3)
+        assert same(tensors(found), tensors(expected))
+        assert (found.model.layers[2].input_layernorm.weight == torch.tensor(3**-0.5)).all()
+
     def test_ties_again_what_was_tied(self) -> None:
         model = self.emptied(lambda: vanilla("gpt2"), "lns")
         head, table = model.lm_head, model.transformer.wte
@@ -298,8 +309,13 @@ class TestPrecision:
             handle.remove()
         return seen, out
 
-    @pytest.mark.parametrize("kind", ["autocast", "bfloat16", "float16"])
-    @every_cell
+    @pytest.mark.parametrize(
+        ("family", "scheme", "kind"),
+        [
+            *((f, s, "autocast") for f, s in CELLS),
+            *(("gpt2", s, kind) for s in SCHEMES for kind in ("bfloat16", "float16")),
+        ],
+    )
     def test_types_and_finite_numbers(self, family: str, scheme: str, kind: str) -> None:
         plain, model = vanilla(family), applied_model(family, scheme)
         exact = loss(model).item()

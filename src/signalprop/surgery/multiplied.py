@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -108,14 +109,14 @@ class Rewired(Splice):
 
     The model computes `stream + this`. With the stream x and the branch f (output dropout included, which is done
     here): this = gauge * multiplier * f as long as the stream goes on as it is (`stream` None), else
-    this = after - x with after = skip * x + multiplier * f, normed if `placed` holds the norm.
+    this = (skip - 1) * x + multiplier * f, or, if `placed` holds a norm, norm(skip * x + multiplier * f) - x.
 
     Attributes:
         multiplier, skip: numbers, or parameters of shape (1,) or (features,).
         gauge: factor on the multiplier, where the stream is carried in other units.
         dropout_p: probability of the output dropout that this module took over.
         post_norm: second norm of a sandwich that the vanilla model does not have; or None.
-        point, after: identities without parameters, where the branch and the new stream can be seen.
+        point, after: identities without parameters, where the branch, and a stream that was normed here, can be seen.
     """
 
     brings = ("stream", "placed", "multiplier", "skip", "gauge", "dropout_p", "post_norm", "point", "after")
@@ -138,20 +139,29 @@ class Rewired(Splice):
         if self.post_norm is not None:
             branch = self.post_norm(branch)
         branch = self.point(branch)
-        branch = _number(self.multiplier, branch) * branch
+        multiplier = self.multiplier if stream is not None else self.multiplier * self.gauge
+        if isinstance(multiplier, Tensor) or multiplier != 1.0:
+            branch = _number(multiplier, branch) * branch
         if stream is None:
-            added = branch if self.gauge == 1.0 else self.gauge * branch
+            added = branch
+        elif self.placed is None:
+            added = _plus(branch, self.skip - 1.0, stream)
         else:
-            after = _number(self.skip, stream) * stream + branch
-            if self.placed is not None:
-                after = self.placed.norm.normalise(after)
+            after = self.placed.norm.normalise(_plus(branch, self.skip, stream))
             added = self.after(after) - stream
         return (added, *out[1:]) if isinstance(out, tuple) else added
 
 
-def _number(value: float | nn.Parameter, like: Tensor) -> float | Tensor:
+def _number(value: float | Tensor, like: Tensor) -> float | Tensor:
     """A multiplier in the type of what it multiplies, so that autocast's types stay."""
     return value.to(like.dtype) if isinstance(value, Tensor) else value
+
+
+def _plus(branch: Tensor, factor: float | Tensor, stream: Tensor) -> Tensor:
+    """branch + factor * stream, in one pass where that is not compiled (`alpha` would be a constant of the graph)."""
+    if isinstance(factor, Tensor) or torch.compiler.is_compiling():
+        return branch + _number(factor, stream) * stream
+    return torch.add(branch, stream, alpha=factor)
 
 
 class Mixing(Splice):
