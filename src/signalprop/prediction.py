@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 from signalprop.data import default_statistics
 from signalprop.errors import InputError, require
 from signalprop.inputs import InputStatistics
+from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
 
@@ -54,7 +55,8 @@ def predict(
         from signalprop.simulation import simulate
 
         profile = simulate(parametrization, statistics, backward=backward)
-    return replace(profile, notes=(*profile.notes, note)) if note else profile
+    notes = (note, "" if chosen == "simulate" else _large_scores(parametrization))
+    return replace(profile, notes=(*profile.notes, *(line for line in notes if line)))
 
 
 def check_fidelity(name: str) -> Fidelity:
@@ -92,11 +94,36 @@ def _cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tupl
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 
 
-def _small_scores(p: Parametrization) -> bool:
-    """Whether every attention reads a normed stream and has scores of order 1, as the token kernels need."""
+# Variance of scores up to which predicted gradients are measured to be right (docs/applied-accuracy.md).
+_LARGE_SCORES = 8.0
+
+
+def _large_scores(p: Parametrization) -> str:
+    """What to say of a network whose attention is nearly one-hot at the start; '' where it is not."""
+    if p.skip.ndim > 1:  # a sweep has one set of notes
+        return ""
+    largest = _scores(p).max(initial=0.0)
+    if largest <= _LARGE_SCORES:
+        return ""
+    return (
+        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be many times "
+        "off, in causal stacks most; use fidelity simulate"
+    )
+
+
+def _scores(p: Parametrization) -> FloatArray:
+    """Variance of the scores of every attention that reads a normed stream."""
     from signalprop.parametrization import PLACEMENTS
     from signalprop.theory.blocks import Rows
 
-    scores = Rows.of(p).qk * p.norm_output**4
     raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
-    return bool(not raw.any() and scores[p.kind != 2].max(initial=0.0) <= 2.0)
+    scores: FloatArray = Rows.of(p).qk * p.norm_output**4 * (p.attention_gain != 0)
+    return scores[..., (p.kind != 2) & ~raw]
+
+
+def _small_scores(p: Parametrization) -> bool:
+    """Whether every attention reads a normed stream and has scores of order 1, as the token kernels need."""
+    from signalprop.parametrization import PLACEMENTS
+
+    raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
+    return bool(not raw.any() and _scores(p).max(initial=0.0) <= 2.0)
