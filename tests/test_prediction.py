@@ -9,7 +9,7 @@ from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 
-SMALL = Architecture.preset("tgs", n_layers=2, d_model=64)
+SMALL = Architecture.preset("tgs", n_layers=2, d_model=64, n_heads=4)
 
 
 def warned(p: Parametrization) -> bool:
