@@ -5,6 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-for module in ("benchmarks.prediction", "benchmarks.probe_overhead", "benchmarks.applied"):
+for module in ("benchmarks.prediction", "benchmarks.probe_overhead", "benchmarks.applied", "benchmarks.built"):
     print(f"== {module}", flush=True)
     subprocess.run([sys.executable, "-m", module], check=True)

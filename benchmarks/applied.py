@@ -13,18 +13,15 @@ itself, by inductor.
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import math
 import statistics
-import sys
 import time
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.models import hugging_face
+from benchmarks.timing import summary, write_rows
 from signalprop.surgery import apply
 
 # fixed multipliers; trainable ones (per channel); moved norms, which need the stream; multipliers on norms
@@ -34,22 +31,9 @@ TURNS_OF_A_MODEL = 5
 VOCABULARY, TOKENS, BATCH = 1000, 128, 2
 
 
-def vanilla(family: str, n_layers: int) -> nn.Module:
-    """A model of width 256."""
-    if family == "gpt2":
-        return GPT2LMHeadModel(
-            GPT2Config(n_layer=n_layers, n_embd=256, n_head=4, vocab_size=VOCABULARY, n_positions=TOKENS,
-                       bos_token_id=0, eos_token_id=0)
-        )  # fmt: skip
-    return LlamaForCausalLM(
-        LlamaConfig(num_hidden_layers=n_layers, hidden_size=256, num_attention_heads=4, intermediate_size=688,
-                    vocab_size=VOCABULARY, max_position_embeddings=TOKENS)
-    )  # fmt: skip
-
-
 def prepared(family: str, scheme: str | None, n_layers: int, compiled: bool) -> nn.Module:
     """A model that has taken a step, so that it is compiled and its gradients have their memory."""
-    model = vanilla(family, n_layers).train()
+    model = hugging_face(family, n_layers, dropout=0.0 if family == "llama" else 0.1).train()
     if scheme is not None:
         apply(model, scheme, seed=0)
     if compiled:
@@ -106,14 +90,7 @@ def _order(turn: int) -> list[int]:
     return [first, *(rest if turn // 3 % 2 == 0 else rest[::-1])]
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    """Median and its standard error (1.253 s / sqrt(n), with s from the quartiles)."""
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"median": median, "standard_error": 1.253 * (high - low) / 1.349 / math.sqrt(len(values))}
-
-
 def main() -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--layers", type=int, default=24)
@@ -137,9 +114,7 @@ def main() -> None:
                 cells.append(f"{row['difference']['median']:+.4f} ± {row['difference']['standard_error']:.4f}")
                 milliseconds = f"{1000 * row['vanilla_seconds']:.0f} ms"
                 print(f"| {family} | {scheme} | {mode} | {milliseconds} | " + " | ".join(cells) + " |", flush=True)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "python": sys.version.split()[0], "rows": rows}, file, indent=1)
+    write_rows(options.json, rows)
 
 
 if __name__ == "__main__":

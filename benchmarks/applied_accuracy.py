@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import signalprop as sp
+from benchmarks.models import hugging_face
 from signalprop.data import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.storage import write_json, write_text
@@ -34,26 +35,8 @@ QUANTITIES = ("forward variance", "forward token correlation", "gradient varianc
 
 def vanilla(family: str, n_layers: int) -> Any:
     """A model of the family, on the meta device."""
-    import transformers as t
-
-    text = {"vocab_size": VOCABULARY, "max_position_embeddings": TOKENS}
-    wide = {"hidden_size": WIDTH, "num_hidden_layers": n_layers, "num_attention_heads": HEADS}
-    drop = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    four = {"intermediate_size": 4 * WIDTH}
-    makers = {
-        "bert": lambda: t.BertForMaskedLM(t.BertConfig(**text, **wide, **drop, **four)),
-        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=WIDTH, n_layer=n_layers, n_head=HEADS, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2)),
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**text, **wide, intermediate_size=683)),
-        "vit": lambda: t.ViTForImageClassification(t.ViTConfig(
-            **wide, **four, image_size=24, patch_size=3, num_channels=1, num_labels=10)),
-        "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(
-            vocab_size=VOCABULARY, d_model=WIDTH, d_kv=WIDTH // HEADS, d_ff=4 * WIDTH, num_layers=n_layers // 2,
-            num_heads=HEADS, dropout_rate=0.0, n_positions=TOKENS)),
-    }  # fmt: skip
     with torch.device("meta"):
-        return makers[family]()
+        return hugging_face(family, n_layers, width=WIDTH, heads=HEADS, vocab_size=VOCABULARY, tokens=TOKENS)
 
 
 def images(n: int) -> Batch:

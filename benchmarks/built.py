@@ -18,26 +18,10 @@ import torch
 import torch.nn.functional as F
 
 import signalprop as sp
+from benchmarks.models import hugging_face
+from benchmarks.timing import summary
 
-WIDTH, LAYERS, HEADS, TOKENS, BATCH, VOCABULARY = 256, 12, 4, 128, 4, 1000
-
-
-def hugging_face(family: str) -> Any:
-    """A model of the family without dropout, with scaled_dot_product_attention."""
-    import transformers as t
-
-    t.logging.set_verbosity_error()
-    text = {"vocab_size": VOCABULARY, "max_position_embeddings": TOKENS, "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}  # fmt: skip
-    makers = {
-        "bert": lambda: t.BertForMaskedLM(t.BertConfig(
-            **text, intermediate_size=4 * WIDTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
-        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=TOKENS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2)),
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**text, intermediate_size=683)),
-    }  # fmt: skip
-    return makers[family]()
+LAYERS, TOKENS, BATCH, VOCABULARY = 12, 128, 4, 1000
 
 
 def step(model: Any, name: str, ids: torch.Tensor) -> Callable[[], None]:
@@ -51,8 +35,8 @@ def step(model: Any, name: str, ids: torch.Tensor) -> Callable[[], None]:
     return run
 
 
-def ratios(steps: list[Callable[[], None]], rounds: int) -> list[tuple[float, float]]:
-    """(median, standard error) of the CPU time of every step over that of the first."""
+def ratios(steps: list[Callable[[], None]], rounds: int) -> list[dict[str, float]]:
+    """The CPU time of every step over that of the first."""
     times = np.zeros((rounds, len(steps)))
     for run in steps:
         run()
@@ -61,9 +45,7 @@ def ratios(steps: list[Callable[[], None]], rounds: int) -> list[tuple[float, fl
             began = time.process_time()
             steps[j]()
             times[i, j] = time.process_time() - began
-    relative = times / times[:, :1]
-    spread = 1.2533 * relative.std(0, ddof=1) / rounds**0.5  # of a median
-    return list(zip(np.median(relative, 0).tolist(), spread.tolist(), strict=True))
+    return [summary(column) for column in (times / times[:, :1]).T.tolist()]
 
 
 def main() -> None:
@@ -73,14 +55,14 @@ def main() -> None:
     torch.set_num_threads(1)
     ids = torch.randint(3, VOCABULARY, (BATCH, TOKENS), generator=torch.Generator().manual_seed(0))
     for family in ("bert", "gpt2", "llama"):
-        first, second = hugging_face(family), hugging_face(family)
+        first, second = hugging_face(family, LAYERS), hugging_face(family, LAYERS)
         architecture = sp.Architecture.from_hf(first)
         built = sp.build(sp.scheme("huggingface")(architecture), seed=0)
         steps = [step(first, "input_ids", ids), step(second, "input_ids", ids), step(built, "inputs", ids)]
         _, control, ratio = ratios(steps, rounds)
         print(
-            f"{family:6} built / Hugging Face {ratio[0]:.3f} +- {ratio[1]:.3f}   "
-            f"Hugging Face / Hugging Face {control[0]:.3f} +- {control[1]:.3f}"
+            f"{family:6} built / Hugging Face {ratio['median']:.3f} +- {ratio['standard_error']:.3f}   "
+            f"Hugging Face / Hugging Face {control['median']:.3f} +- {control['standard_error']:.3f}"
         )
 
 

@@ -16,30 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
+from benchmarks.models import hugging_face
 from signalprop.surgery import planning
 
 VOCABULARY, TOKENS = 61, 13
 
 
-def vanilla(family: str, n_layers: int, dtype: torch.dtype = torch.float64, *, tied: bool = True) -> Any:
-    """A tiny model without dropout; `tied`: of GPT-2, whether the head has the embedding's weight."""
-    import transformers as t
-
-    t.logging.set_verbosity_error()
+def vanilla(family: str, n_layers: int, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """A tiny model without dropout; `changes`: of its configuration."""
+    own: dict[str, Any] = {"gpt2": {}, "llama": {"intermediate_size": 64}}.get(
+        family, {"intermediate_size": 64, "pad_token_id": None}
+    )
     torch.manual_seed(0)
-    shape = {
-        "hidden_size": 32, "num_hidden_layers": n_layers, "num_attention_heads": 4, "intermediate_size": 64,
-        "vocab_size": VOCABULARY, "max_position_embeddings": 16,
-    }  # fmt: skip
-    makers = {
-        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(
-            vocab_size=VOCABULARY, n_positions=16, n_embd=32, n_layer=n_layers, n_head=4, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied)),
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**shape)),
-        "bert": lambda: t.BertForMaskedLM(t.BertConfig(
-            **shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=None)),
-    }  # fmt: skip
-    return makers[family]().to(dtype).eval()
+    model = hugging_face(family, n_layers, width=32, vocab_size=VOCABULARY, tokens=16, **own, **changes)
+    return model.to(dtype).eval()
 
 
 def tokens() -> Tensor:
@@ -127,12 +117,12 @@ def training() -> None:
         for grouped, clip in ((True, 0.0), (False, 0.0), (True, 0.1)):
             found = []
             for mode in ("gauge", "absorbed"):
-                model = vanilla("gpt2", 4, tied=False)
+                model = vanilla("gpt2", 4, tie_word_embeddings=False)
                 sp.apply(model, "stable-resnet", mode=mode, initialize=False, beta_attention=0.3, beta_feed_forward=0.3)
                 absorbed_plainly = mode == "absorbed" and not grouped
                 groups: Any = sp.parameter_groups(model, optimizer=name, **options)  # type: ignore[arg-type]
                 if absorbed_plainly:
-                    reference = vanilla("gpt2", 4, tied=False)
+                    reference = vanilla("gpt2", 4, tie_word_embeddings=False)
                     sp.apply(reference, "fixed", initialize=False)
                     plain = sp.parameter_groups(reference, optimizer=name, **options)  # type: ignore[arg-type]
                     rates = {n: g for g in plain for n in g["names"]}

@@ -7,24 +7,21 @@ time (`time.process_time`; attaching, reading the Profile and detaching included
 the ten bare steps among them. The table gives the median of these ratios, its standard error, and the
 quartiles.
 
-    python benchmarks/probe_overhead.py [--groups 12] [--vocab 50257 1000] [--json FILE]
+    python -m benchmarks.probe_overhead [--groups 12] [--vocab 50257 1000] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
+from benchmarks.models import hugging_face
+from benchmarks.timing import summary, write_rows
 from signalprop.probes import Probe
 
 VARIANTS = ("bare", "bare again", "every step", "every 10th step")
@@ -33,10 +30,7 @@ VARIANTS = ("bare", "bare again", "every step", "every 10th step")
 def step_timer(vocab: int) -> Callable[[bool], float]:
     """A function that runs one training step, probed or not, and returns its CPU seconds."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=12, n_embd=256, n_head=4, vocab_size=vocab, n_positions=128, bos_token_id=0, eos_token_id=0
-    )
-    model = GPT2LMHeadModel(config).train()
+    model = hugging_face("gpt2", 12, vocab_size=vocab, dropout=0.1).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ids = torch.randint(0, vocab, (4, 128))
 
@@ -79,21 +73,7 @@ def compare(vocab: int, groups: int) -> dict[str, Any]:
     }
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    """Median, quartiles, and the standard error of the median (1.253 s / sqrt(n), normal errors)."""
-    low, median, high = statistics.quantiles(values, n=4)
-    spread = (high - low) / 1.349  # a standard deviation that outliers do not move
-    return {
-        "median": median,
-        "low": low,
-        "high": high,
-        "standard_error": 1.253 * spread / math.sqrt(len(values)),
-        "groups": len(values),
-    }
-
-
 def main() -> None:
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=12, help="groups of ten turns")
     parser.add_argument("--vocab", type=int, nargs="+", default=[50257, 1000])
@@ -111,9 +91,7 @@ def main() -> None:
             for r in row["ratios"].values()
         ]
         print(f"| {vocab} | {1000 * row['bare_seconds']:.0f} ms | " + " | ".join(cells) + " |", flush=True)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "python": sys.version.split()[0], "rows": rows}, file, indent=1)
+    write_rows(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -48,16 +48,11 @@ def apply(
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
     from signalprop.cli.loading import load_model
-    from signalprop.errors import InputError, require
-    from signalprop.parametrization import Parametrization
-    from signalprop.schemes import scheme as named
+    from signalprop.errors import require
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
-    options = opt.pairs(option, "--option")
-    if options and scheme.endswith(".json"):
-        raise InputError(f"{scheme} is a finished parametrization; it takes no --option")
-    wanted: Any = Parametrization.load(scheme) if scheme.endswith(".json") else named(scheme, **options)
+    wanted = opt.scheme_or_table(scheme, option)
     require("torch", "models")
     from signalprop import surgery
     from signalprop.surgery.record import the_record
@@ -73,11 +68,7 @@ def apply(
     error = None
     with checkpoints.written_whole(out) as folder:
         if fold:
-            arguments = checkpoints.tiny_arguments(model)
-            before = checkpoints.first_output(model, arguments)
-            surgery.fold(model)
-            model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
-            error = checkpoints.folded_error(before, arguments, folder)
+            error = checkpoints.fold_into(model, dtype, folder)
         else:
             surgery.save(model.to(dtype), folder)
         checkpoints.copy_companions(directory if directory.is_dir() else directory.parent, folder)

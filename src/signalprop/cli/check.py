@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,13 +41,10 @@ def check(
     """
     from signalprop.cli.loading import load_model
     from signalprop.errors import require
-    from signalprop.parametrization import Parametrization
     from signalprop.report.checks import check_table
-    from signalprop.schemes import scheme as named
 
     output.check_outputs(json_file)
-    options = opt.pairs(option, "--option")
-    wanted: Any = Parametrization.load(scheme) if scheme.endswith(".json") else named(scheme, **options)
+    wanted = opt.scheme_or_table(scheme, option)
     require("torch", "models")
     from signalprop.surgery.checking import check as checked
 

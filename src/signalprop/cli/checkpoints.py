@@ -110,6 +110,16 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     return arguments_for(model, mapping_for(model, None), None)
 
 
+def fold_into(model: nn.Module, dtype: torch.dtype, folder: Path) -> float:
+    """Fold a model, save it in a folder in the given type, and read it back: see `folded_error`."""
+    from signalprop.surgery import fold
+
+    arguments = tiny_arguments(model)
+    before = first_output(model, arguments)
+    fold(model).to(dtype).save_pretrained(folder)  # type: ignore[operator]
+    return folded_error(before, arguments, folder)
+
+
 def folded_error(before: Tensor, arguments: dict[str, Any], folder: Path) -> float:
     """How far the outputs of a folded checkpoint, read by transformers alone, are from those before: largest difference
     over largest value, in float32.

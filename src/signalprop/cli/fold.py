@@ -36,12 +36,8 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
     dtype = next(model.parameters()).dtype
     model.float()
     record = the_record(model)
-    arguments = checkpoints.tiny_arguments(model)
-    before = checkpoints.first_output(model, arguments)
-    surgery.fold(model)
     with checkpoints.written_whole(out) as folder:
-        model.to(dtype).save_pretrained(folder)  # type: ignore[operator]
-        error = checkpoints.folded_error(before, arguments, folder)
+        error = checkpoints.fold_into(model, dtype, folder)
         checkpoints.copy_companions(directory, folder)
     result = {
         "schema": SCHEMA,

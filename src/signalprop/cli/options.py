@@ -12,7 +12,7 @@ from signalprop.architecture import Architecture
 from signalprop.data import default_statistics
 from signalprop.errors import InputError
 from signalprop.parametrization import SCHEMA, Parametrization
-from signalprop.schemes import scheme
+from signalprop.schemes import Scheme, scheme
 from signalprop.storage import read_json
 
 Arch = Annotated[
@@ -96,6 +96,20 @@ def pairs(items: list[str] | None, option: str) -> dict[str, Any]:
         except ValueError:
             out[key] = text
     return out
+
+
+def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametrization:
+    """What --scheme and --option of a command name: a scheme, or the parametrization in a JSON file.
+
+    Raises:
+        InputError: an unknown scheme or option, a file that is none, or options beside a file.
+    """
+    options = pairs(option, "--option")
+    if not name.endswith(".json"):
+        return scheme(name, **options)
+    if options:
+        raise InputError(f"{name} is a finished parametrization; it takes no --option")
+    return Parametrization.load(name)
 
 
 def is_directory(source: str) -> bool:

@@ -203,6 +203,26 @@ def find_any(model: nn.Module, reference: Module | Tensor, what: str) -> Any:
     return place
 
 
+def split(reference: Weight | None) -> tuple[Any, Any]:
+    """(the module or parameter that a weight's reference names, its rows there or None)."""
+    return reference if isinstance(reference, tuple) else (reference, None)
+
+
+def reading_maps(model: nn.Module, item: SublayerMap, *, cross: bool) -> list[Any]:
+    """The modules (or bare parameters) that read what enters a branch, each once.
+
+    Of cross-attention the query's alone: its keys and values read the encoder's output.
+    """
+    roles = ("query",) if cross else ("query", "key", "value", "gate", "up")
+    found = [find_any(model, split(item.weights[role])[0], role) for role in roles if role in item.weights]
+    return list({id(owner): owner for owner in found}.values())
+
+
+def own_score_scale(item: SublayerMap, architecture: Architecture) -> float:
+    """Factor on the scalar product of query and key, without the gains of QK-norm."""
+    return architecture.score_scale if item.score_scale is None else item.score_scale
+
+
 def describe(rows: Layout, index: int) -> str:
     """`layer 3 attention`, with the stack where there are two."""
     stack = f"{('encoder', 'decoder')[rows.stack[index]]} " if rows.stack.min() != rows.stack.max() else ""

@@ -27,7 +27,17 @@ from signalprop.parametrization import (
     role_mask,
 )
 from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping, Number, SublayerMap, Weight, describe, find_any, number
+from signalprop.probes.mapping import (
+    Mapping,
+    Number,
+    SublayerMap,
+    Weight,
+    describe,
+    find_any,
+    number,
+    own_score_scale,
+    split,
+)
 from signalprop.probes.recording import unwrapped
 
 
@@ -107,13 +117,11 @@ def read_parametrization(
 
 def tensors_of(model: nn.Module, reference: Weight, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
-    rows: Any = None
-    if isinstance(reference, tuple):
-        reference, rows = reference
-    found = find_any(model, reference, where)
+    source, rows = split(reference)
+    found = find_any(model, source, where)
     weight = found if isinstance(found, Tensor) else getattr(found, "weight", None)
     if not isinstance(weight, Tensor):
-        raise InputError(f"{where}: {reference!r} has no weight; expected a module with `weight`, or a parameter")
+        raise InputError(f"{where}: {source!r} has no weight; expected a module with `weight`, or a parameter")
     bias = None if isinstance(found, Tensor) else getattr(found, "bias", None)
     if rows is None:
         return weight, bias
@@ -151,7 +159,7 @@ def gain(model: nn.Module, reference: Any, offset: float, where: str) -> float:
 
 def score_scale(model: nn.Module, item: SublayerMap, a: Architecture, offset: float) -> float:
     """Factor on the scalar product of query and key, with the gains of QK-norm in it."""
-    own = a.score_scale if item.score_scale is None else item.score_scale
+    own = own_score_scale(item, a)
     return own * gain(model, item.query_norm, offset, "query norm") * gain(model, item.key_norm, offset, "key norm")
 
 

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_args
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.architecture import Architecture
 from signalprop.ends import LARGEST
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization, Trainable, blank, fan
+from signalprop.moments import FloatArray
+from signalprop.parametrization import Parametrization, Trainable, blank, fan, layout
 
 SCHEMES: dict[str, type[Scheme]] = {}
 S = TypeVar("S", bound="type[Scheme]")
@@ -99,6 +101,15 @@ def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
         raise InputError(f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected one of {listed}")
 
 
+def truth(owner: Scheme, *names: str) -> None:
+    """Refuse options that are not true or false."""
+    for name in names:
+        if not isinstance(getattr(owner, name), bool):
+            raise InputError(
+                f"option {name} of scheme {owner.name!r} is {getattr(owner, name)!r:.60}; expected true or false"
+            )
+
+
 def fill(
     architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
 ) -> Parametrization:
@@ -116,3 +127,10 @@ def xavier_std(architecture: Architecture, role: str) -> float:
     fan_in, fan_out = fan(architecture, role)
     std = math.sqrt(2 / (fan_in + fan_out))
     return std / (architecture.score_scale * math.sqrt(architecture.d_head)) if role == "query" else std
+
+
+def layers_of_stack(architecture: Architecture) -> FloatArray:
+    """Number of layers of the stack that each sublayer belongs to."""
+    a = architecture
+    rows = np.arange(len(layout(a).kind))
+    return np.where(rows < 2 * a.n_layers, a.n_layers, a.n_decoder_layers or a.n_layers).astype(np.float64)

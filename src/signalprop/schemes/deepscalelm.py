@@ -15,7 +15,7 @@ from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.moments import FloatArray
 from signalprop.parametrization import KINDS, Embedding, Parametrization, Trainable, layout
-from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, positive, register, within
+from signalprop.schemes.base import TRAINABLE, Scheme, fill, layers_of_stack, one_of, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
 _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
@@ -38,16 +38,12 @@ class _DeepScale(Scheme):
         within(self, "alpha", 0.0, 10.0)
         one_of(self, "trainable", TRAINABLE)
 
-    def branch_variance(self, n_layers: int) -> float:
-        """beta^2 = k / N^alpha, at most 1 (there the skip connection is gone, lambda = 0)."""
-        return min(1.0, float(self.k * n_layers**-self.alpha))
-
     def branch_variances(self, architecture: Architecture) -> FloatArray:
-        """beta^2 of every sublayer; N counts the layers of its own stack."""
-        a = architecture
-        encoder, decoder = self.branch_variance(a.n_layers), self.branch_variance(a.n_decoder_layers or a.n_layers)
-        n = len(layout(a).kind)
-        return np.where(np.arange(n) < 2 * a.n_layers, encoder, decoder)
+        """beta^2 = k / N^alpha of every sublayer, at most 1 (there the skip connection is gone, lambda = 0).
+
+        N counts the layers of its own stack.
+        """
+        return np.minimum(1.0, self.k * layers_of_stack(architecture) ** -self.alpha)
 
 
 @register

@@ -12,8 +12,7 @@ from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.moments import FloatArray
 from signalprop.parametrization import ROLES, Parametrization
-from signalprop.schemes.base import Scheme, register, within
-from signalprop.schemes.residual import layers_of_stack
+from signalprop.schemes.base import Scheme, layers_of_stack, register, within
 from signalprop.schemes.stacking import base_table, check_base, warn_if_depth_scaled
 
 _WIDEST = 10_000_000

@@ -16,8 +16,8 @@ from signalprop.moments import FloatArray
 from signalprop.parametrization import ROLES, Parametrization, Trainable, layout
 from signalprop.profile import Profile
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, register, within, xavier_std
-from signalprop.schemes.residual import stream_ends
 from signalprop.schemes.stacking import base_table, check_base, placed, warn_if_depth_scaled
+from signalprop.schemes.vanilla import stream_ends
 
 
 @register

@@ -15,8 +15,8 @@ from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.moments import FloatArray
 from signalprop.parametrization import KINDS, ROLES, Parametrization, fan, layout
-from signalprop.schemes.base import Scheme, fill, positive, register, within, xavier_std
-from signalprop.schemes.vanilla import one_std, small_logits_head, unit_embedding
+from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, within, xavier_std
+from signalprop.schemes.vanilla import one_std, stream_ends
 
 _FEED_FORWARD = KINDS.index("feed_forward")
 
@@ -42,33 +42,11 @@ def without_norms(architecture: Architecture) -> Architecture:
     return architecture.replace(norm_placement="none", final_norm=False)
 
 
-def stream_ends(table: Parametrization) -> Parametrization:
-    """The table with embeddings that start the stream at variance 1 and a head with small logits (as TGS has them)."""
-    embedding = unit_embedding(table.architecture)
-    return replace(table, embedding=embedding, head=small_logits_head(table.architecture, embedding))
-
-
-def layers_of_stack(architecture: Architecture) -> FloatArray:
-    """Number of layers of the stack that each sublayer belongs to."""
-    a = architecture
-    rows = np.arange(len(layout(a).kind))
-    return np.where(rows < 2 * a.n_layers, a.n_layers, a.n_decoder_layers or a.n_layers).astype(np.float64)
-
-
 def branches_of_stack(architecture: Architecture) -> FloatArray:
     """Number of residual branches of the stack that each sublayer belongs to."""
     n_encoder = 2 * architecture.n_layers
     n = len(layout(architecture).kind)
     return np.where(np.arange(n) < n_encoder, n_encoder, n - n_encoder).astype(np.float64)
-
-
-def truth(owner: Scheme, *names: str) -> None:
-    """Refuse options that are not true or false."""
-    for name in names:
-        if not isinstance(getattr(owner, name), bool):
-            raise InputError(
-                f"option {name} of scheme {owner.name!r} is {getattr(owner, name)!r:.60}; expected true or false"
-            )
 
 
 def by_kind(architecture: Architecture, attention: float, feed_forward: float) -> FloatArray:

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from signalprop.architecture import Architecture
 from signalprop.inputs import InputStatistics
 from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Embedding, Head, Parametrization, layout
-from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
-from signalprop.schemes.residual import layers_of_stack, stream_ends, truth, without_norms
-from signalprop.schemes.vanilla import one_std, unit_embedding
+from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, xavier_std
+from signalprop.schemes.residual import without_norms
+from signalprop.schemes.vanilla import one_std, stream_ends, unit_embedding
 
 
 @register

@@ -12,9 +12,10 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.parametrization import ROLES, Distribution, Parametrization, role_mask
-from signalprop.schemes.base import Scheme, fill, register, within
-from signalprop.schemes.residual import fan_in_std, stream_ends, truth, without_norms
+from signalprop.schemes.base import Scheme, fill, register, truth, within
+from signalprop.schemes.residual import fan_in_std, without_norms
 from signalprop.schemes.stacking import placed
+from signalprop.schemes.vanilla import stream_ends
 
 
 @register

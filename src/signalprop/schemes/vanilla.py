@@ -99,6 +99,12 @@ def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     )
 
 
+def stream_ends(table: Parametrization) -> Parametrization:
+    """The table with embeddings that start the stream at variance 1 and a head with small logits (as TGS has them)."""
+    embedding = unit_embedding(table.architecture)
+    return replace(table, embedding=embedding, head=small_logits_head(table.architecture, embedding))
+
+
 @dataclass(frozen=True)
 class _Xavier(Scheme):
     distribution: ClassVar[Distribution]
@@ -111,13 +117,7 @@ class _Xavier(Scheme):
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         gains = {role: self.gain * (self.qk_gain if role in ("query", "key") else 1.0) for role in ROLES}
         table = fill(architecture, self, {role: gains[role] * xavier_std(architecture, role) for role in ROLES})
-        embedding = unit_embedding(architecture)
-        return replace(
-            table,
-            distribution=dict.fromkeys(ROLES, self.distribution),
-            embedding=embedding,
-            head=small_logits_head(architecture, embedding),
-        )
+        return stream_ends(replace(table, distribution=dict.fromkeys(ROLES, self.distribution)))
 
 
 @register

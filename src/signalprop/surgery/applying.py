@@ -18,7 +18,7 @@ from signalprop.inputs import InputStatistics
 from signalprop.layout import PLACEMENTS, layout
 from signalprop.parametrization import Embedding, Parametrization
 from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number
+from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, reading_maps, split
 from signalprop.probes.measuring import measure
 from signalprop.probes.reading import rms, tensors_of
 from signalprop.probes.recording import unwrapped
@@ -27,6 +27,7 @@ from signalprop.schemes import scheme as scheme_of
 from signalprop.surgery.initialising import draw_table, draw_weights, set_gain, ties
 from signalprop.surgery.locating import confirm
 from signalprop.surgery.multiplied import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
+from signalprop.surgery.observing import on_meta
 from signalprop.surgery.planning import Plan, RowPlan, make_plan
 from signalprop.surgery.record import (
     Record,
@@ -96,8 +97,8 @@ def apply(
     by_hand = mapping
     mapping = mapping_for(model, mapping)
     _refuse_multipliers(mapping)
-    on_meta = any(q.is_meta for q in model.parameters())
-    if not on_meta:
+    without_numbers = on_meta(model)
+    if not without_numbers:
         confirm(model, mapping, data if isinstance(data, dict) else None)
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
     if isinstance(data, Batch) and inputs is None:
@@ -107,10 +108,10 @@ def apply(
     table = chosen if isinstance(chosen, Parametrization) else chosen(mapping.architecture, inputs)
     table = with_fixed_positions(model, mapping, table)
     record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
-    record.pending = on_meta and initialize
-    if initialize and not on_meta:
+    record.pending = without_numbers and initialize
+    if initialize and not without_numbers:
         draw_weights(model, record, seed)
-    elif mode == "absorbed" and not on_meta:
+    elif mode == "absorbed" and not without_numbers:
         _multiply_weights(model, record)
     return table
 
@@ -187,7 +188,7 @@ def _profiled(
 
     The pass runs the model as the scheme initialises it, every multiplier 1; weights are put back afterwards.
     """
-    if any(q.is_meta for q in model.parameters()):
+    if on_meta(model):
         raise InputError(f"scheme {chosen.name!r} profiles the model, which is on the meta device; leave out data=")
     table = chosen.profiling(mapping.architecture)
     if not (table.placement == layout(mapping.architecture).placement).all():
@@ -212,7 +213,6 @@ class _Surgeon:
         self.model, self.mapping, self.table, self.record = model, mapping, table, record
         self.rows = layout(mapping.architecture)
         self.scaled_norms: dict[int, float] = {}
-        self.scaled_inputs: set[int] = set()
         self.moved: set[int] = set()
         self.stream, self.values = Passed(), Passed()
 
@@ -276,16 +276,12 @@ class _Surgeon:
         if row.norm_scale != 1:
             self.scale_norm(item, row, where)
         if row.mixes_values:
-            self.mix_values(i, item, row, where)
+            self.mix_values(i, item, where)
         if row.score_ratio != 1:
             self.scale_scores(item, row.score_ratio, where)
         if row.input_scale != 1:
-            for role in ("query", "gate", "up") if self.rows.kind[i] == 1 else ("query", "key", "value", "gate", "up"):
-                if role in item.weights:
-                    owner = self.owner(item.weights[role], where)
-                    if id(owner) not in self.scaled_inputs:
-                        self.scaled_inputs.add(id(owner))
-                        multiply(owner, input_scale=row.input_scale)
+            for reader in reading_maps(self.model, item, cross=self.rows.kind[i] == 1):
+                multiply(self.owner(reader, where), input_scale=row.input_scale)
         if row.treatment == "multiplied":
             multiply(carrier, branch_scale=row.scale)
             return
@@ -341,18 +337,18 @@ class _Surgeon:
         if self.scaled_norms.setdefault(id(norm), row.norm_scale) != row.norm_scale:
             raise InputError(f"{where}: it shares its norm with another branch, which has another norm_scale")
 
-    def mix_values(self, i: int, item: SublayerMap, row: RowPlan, where: str) -> None:
+    def mix_values(self, i: int, item: SublayerMap, where: str) -> None:
         a, p = self.mapping.architecture, self.table
         if self.rows.kind[i] == 1:
             raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
         values = self.values
-        reference = item.weights["value"]
-        owner, taken = self.owner(reference, where), reference[1] if isinstance(reference, tuple) else None
+        source, taken = split(item.weights["value"])
+        owner = self.owner(source, where)
         output = self.owner(item.weights["output"], where)
         like = next(output.parameters())
         splice(owner, Emitting, values=values)
         splice(output, Mixing, values=values, value_rows=taken, groups=a.n_heads // a.n_kv_heads, d_head=a.d_head)
-        for name, start in (("value_skip", row.value_skip), ("attention_gain", row.attention_gain)):
+        for name, start in (("value_skip", float(p.value_skip[i])), ("attention_gain", float(p.attention_gain[i]))):
             if p.attention_trainable:
                 setattr(output, name, nn.Parameter(torch.full((1,), start, dtype=like.dtype, device=like.device)))
                 self.record.added.append(f"{path_of(self.model, output, where)}.{name}")
@@ -408,7 +404,7 @@ class _Surgeon:
         Raises:
             InputError: the mapping names a bare parameter, which cannot carry a multiplier.
         """
-        found = find_any(self.model, reference[0] if isinstance(reference, tuple) else reference, where)
+        found = find_any(self.model, split(reference)[0], where)
         if not isinstance(found, nn.Module):
             raise InputError(f"{where}: the mapping names a bare parameter; expected the module that holds it")
         return found
@@ -449,7 +445,7 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
                 factors[names[id(tensor)]] = factors.get(names[id(tensor)], 1.0) * factor
 
     def owner_of(reference: Any) -> Any:
-        return find_any(model, reference[0] if isinstance(reference, tuple) else reference, "weight")
+        return find_any(model, split(reference)[0], "weight")
 
     rows = layout(mapping.architecture)
     scaled: set[int] = set()
@@ -460,13 +456,8 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
                 f"{where}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
             )
         scale(find(model, carrier), row.scale)
-        roles = ("query", "gate", "up") if rows.kind[i] == 1 else ("query", "key", "value", "gate", "up")
-        for role in roles:
-            if row.input_scale != 1 and role in item.weights:
-                owner = owner_of(item.weights[role])
-                if id(owner) not in scaled:
-                    scaled.add(id(owner))
-                    scale(owner, row.input_scale, bias=False)
+        for reader in reading_maps(model, item, cross=rows.kind[i] == 1):
+            scale(reader, row.input_scale, bias=False)
         if row.norm_scale != 1 and item.norm is not None and id(find(model, item.norm)) not in scaled:
             norm = find(model, item.norm)
             if getattr(norm, "weight", None) is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.layout import ATTENTION_ROLES, FEED_FORWARD_ROLES, STACKS
 from signalprop.parametrization import Distribution, Parametrization, fan, layout
-from signalprop.probes.mapping import Mapping, describe, find_any
+from signalprop.probes.mapping import Mapping, describe, find_any, split
 from signalprop.probes.reading import is_transposed
 
 Rows = slice | Sequence[int]
@@ -90,9 +90,8 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
                 continue
             if role not in item.weights:
                 raise InputError(f"{where} {role}: the mapping names no weight of this role; expected one in `weights`")
-            reference = item.weights[role]
-            taken = reference[1] if isinstance(reference, tuple) else None
-            owner = find_any(model, reference[0] if isinstance(reference, tuple) else reference, where)
+            source, taken = split(item.weights[role])
+            owner = find_any(model, source, where)
             transposed = is_transposed(owner)
             weight, bias = _of(owner)
             expected = fan(mapping.architecture, role)

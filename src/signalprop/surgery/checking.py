@@ -14,7 +14,7 @@ from signalprop.inputs import InputStatistics
 from signalprop.layout import KINDS, PLACEMENTS, STACKS, layout
 from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number
+from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
 from signalprop.probes.reading import gain, trainable
 from signalprop.probes.recording import unwrapped
 from signalprop.schemes import Scheme
@@ -327,7 +327,7 @@ def _scales(model: nn.Module, mapping: Mapping, record: Record | None) -> tuple[
 
 def _score_scale(model: nn.Module, item: SublayerMap, mapping: Mapping) -> float:
     """What the model multiplies query and key's product with, gains of QK-norm included."""
-    own = mapping.architecture.score_scale if item.score_scale is None else item.score_scale
+    own = own_score_scale(item, mapping.architecture)
     if item.scaling is not None:
         own = float(find_any(model, item.scaling, "score scale"))
     for norm in (item.query_norm, item.key_norm):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.layout import ATTENTION_ROLES, FEED_FORWARD_ROLES, KINDS, PLACEMENTS, layout
 from signalprop.parametrization import Distribution, Parametrization, fan
-from signalprop.probes.mapping import Mapping, describe, find_any
+from signalprop.probes.mapping import Mapping, describe, find_any, split
 from signalprop.probes.reading import is_transposed
 
 
@@ -63,7 +63,7 @@ class _Walk:
 
     def owner(self, reference: Any, entry: Expected) -> tuple[Any, Any]:
         """(module or tensor, rows) of a reference; (None, None) after an entry that says what is wrong."""
-        reference, rows = reference if isinstance(reference, tuple) else (reference, None)
+        reference, rows = split(reference)
         try:
             found = None if reference is None else find_any(self.model, reference, entry.place)
         except InputError as error:
@@ -168,7 +168,7 @@ def expectations(
             reference = item.weights.get(role)
             owner = walk.weight(reference, entry, inputs * outputs)
             bias = Expected(place, i, f"{role} bias", std=float(p.biases[role][i]), distribution=shape)
-            walk.bias(owner, bias, reference[1] if isinstance(reference, tuple) else None)
+            walk.bias(owner, bias, split(reference)[1])
         if PLACEMENTS[p.placement[i]] != "none":
             walk.norm(item.norm, place, i, float(p.norm_gain[i]), mapping.gain_offset)
         walk.norm(item.post_norm, place, i, float(p.post_norm_gain[i]), mapping.gain_offset, name="second ")

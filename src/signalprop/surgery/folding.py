@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.layout import PLACEMENTS, layout
-from signalprop.probes.mapping import Mapping, describe, find, find_any
+from signalprop.probes.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.probes.reading import is_transposed
 from signalprop.probes.recording import unwrapped
 from signalprop.surgery.applying import eps_bound
+from signalprop.surgery.initialising import plain
 from signalprop.surgery.multiplied import Mixing, Multiplied, Rewired
 from signalprop.surgery.observing import Tape, arguments_for, like
 from signalprop.surgery.record import Applied, Record, take_off, the_record, vanilla_mapping
@@ -115,7 +116,7 @@ def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:
             raise InputError(
                 f"{name} is on the meta device; fold needs weights: to_empty, initialize, or load them first"
             )
-        if hasattr(parameter, "placements"):
+        if not plain(parameter):
             raise InputError(
                 f"{name} is sharded over processes; gather the state dict into a whole model, and fold that"
             )
@@ -181,7 +182,7 @@ class _Folding:
         for i, item in enumerate(self.mapping.sublayers):
             references = [self.record.carriers[i], item.norm, item.post_norm, item.query_norm, *item.weights.values()]
             for reference in references:
-                owner = reference[0] if isinstance(reference, tuple) else reference
+                owner, _ = split(reference)
                 if owner is not None:
                     self.where.setdefault(id(find_any(self.model, owner, "module")), describe(rows, i))
 
@@ -224,8 +225,7 @@ class _Folding:
         if item.query_norm is not None:
             self._of(_with_weight(find(self.model, item.query_norm), where)).scale(ratio, ratio)
             return
-        reference = item.weights["query"]
-        owner, taken = (reference[0], reference[1]) if isinstance(reference, tuple) else (reference, None)
+        owner, taken = split(item.weights["query"])
         module = _with_weight(find_any(self.model, owner, where), where)
         factor: Factor = ratio
         if taken is not None:
@@ -251,12 +251,7 @@ class _Folding:
             before = PLACEMENTS[rows.placement[i]] in ("pre", "sandwich")
             if item.norm is None or find(self.model, item.norm) is not norm or not before:
                 continue
-            for role in ("query", "gate", "up") if rows.kind[i] == 1 else ("query", "key", "value", "gate", "up"):
-                reference = item.weights.get(role)
-                if reference is not None:
-                    owner = reference[0] if isinstance(reference, tuple) else reference
-                    module = find_any(self.model, owner, role)
-                    found[id(module)] = module
+            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=rows.kind[i] == 1)}
         return list(found.values())
 
     def _mixing(self, module: Mixing, where: str) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.parametrization import Parametrization
-from signalprop.probes.mapping import Mapping
-from signalprop.surgery.assigning import Assignment, Part, assignments
+from signalprop.probes.mapping import Mapping, find_any, split
+from signalprop.surgery.assigning import Assignment, assignments
 from signalprop.surgery.multiplied import Mixing, Rewired
 from signalprop.surgery.record import Record, the_record, vanilla_mapping
 
@@ -118,21 +118,14 @@ def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
     if only.rows is None and not only.transposed and factor == 1 and plain(tensor):
         draw(tensor, only.std, only.distribution, seed, only.place, only.role)
         return
-    whole = torch.empty(tensor.shape, dtype=torch.float32)
+    values = torch.empty(tensor.shape, dtype=torch.float32)
+    outputs_first = values.T if only.transposed else values
     for part in item.parts:
         rows: Any = slice(None) if part.rows is None else part.rows
-        target = whole[:, rows].T if part.transposed else whole[rows]
-        values = torch.empty(target.shape, dtype=torch.float32)
-        _draw(values, part, seed)
-        if part.transposed:
-            whole[:, rows] = values.T
-        else:
-            whole[rows] = values
-    fill(tensor, whole if factor == 1 else whole.double() * factor)
-
-
-def _draw(values: Tensor, part: Part, seed: int) -> None:
-    draw(values, part.std, part.distribution, seed, part.place, part.role)
+        drawn = torch.empty(outputs_first[rows].shape, dtype=torch.float32)
+        draw(drawn, part.std, part.distribution, seed, part.place, part.role)
+        outputs_first[rows] = drawn
+    fill(tensor, values if factor == 1 else values.double() * factor)
 
 
 def plain(tensor: Tensor) -> bool:
@@ -236,19 +229,20 @@ def set_multipliers(model: nn.Module, record: Record) -> None:
     for i, path in enumerate(record.carriers):
         carrier = model.get_submodule(path)
         if isinstance(carrier, Rewired):
-            for number, start in ((carrier.multiplier, p.branch[i]), (carrier.skip, p.skip[i])):
-                if isinstance(number, nn.Parameter):
-                    fill(number, torch.full(number.shape, float(start), dtype=torch.float64))
+            _start((carrier.multiplier, p.branch[i]), (carrier.skip, p.skip[i]))
             if carrier.post_norm is not None:
                 set_gain(carrier.post_norm, float(p.post_norm_gain[i]) - mapping.gain_offset)
-        output = mapping.sublayers[i].weights.get("output")
-        if not isinstance(output, str):
-            continue
-        mixing = model.get_submodule(output)
+        output, _ = split(mapping.sublayers[i].weights.get("output"))
+        mixing = None if output is None else find_any(model, output, "output")
         if isinstance(mixing, Mixing):
-            for number, start in ((mixing.value_skip, p.value_skip[i]), (mixing.attention_gain, p.attention_gain[i])):
-                if isinstance(number, nn.Parameter):
-                    fill(number, torch.full(number.shape, float(start), dtype=torch.float64))
+            _start((mixing.value_skip, p.value_skip[i]), (mixing.attention_gain, p.attention_gain[i]))
+
+
+def _start(*multipliers: tuple[float | nn.Parameter, float]) -> None:
+    """Give those that are trainable the number with which they start."""
+    for multiplier, start in multipliers:
+        if isinstance(multiplier, nn.Parameter):
+            fill(multiplier, torch.full(multiplier.shape, float(start), dtype=torch.float64))
 
 
 def set_gain(norm: nn.Module, weight: float) -> None:

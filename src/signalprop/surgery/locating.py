@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.layout import KINDS, PLACEMENTS, Layout
-from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan
+from signalprop.layout import PLACEMENTS, Layout
+from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.probes.recording import unwrapped
 from signalprop.surgery.observing import ROUNDINGS, Tape, arguments_for, like, on_meta, placed, rms, same
 from signalprop.surgery.record import carrier_of, record_of
@@ -55,7 +55,10 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
     carriers = carriers_of(model, mapping)
     if on_meta(model):
         return False
-    readers = [_readers(model, item, KINDS[rows.kind[i]]) for i, item in enumerate(items)]
+    readers = [
+        [m for m in reading_maps(model, item, cross=rows.kind[i] == 1) if isinstance(m, nn.Module)]
+        for i, item in enumerate(items)
+    ]
     norms = [None if item.norm is None else find(model, item.norm, describe(rows, i)) for i, item in enumerate(items)]
     first = {int(stack): int(np.flatnonzero(rows.stack == stack)[0]) for stack in set(rows.stack.tolist())}
     generator = torch.Generator().manual_seed(0)
@@ -129,19 +132,6 @@ def carriers_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
                 f"{where}: its carrier is also that of {describe(sites.layout, twin)}; expected one module each"
             )
         out.append(found)
-    return out
-
-
-def _readers(model: nn.Module, item: SublayerMap, kind: str) -> list[nn.Module]:
-    """The maps at which the branch begins, where the mapping names modules."""
-    roles = {"attention": ("query", "key", "value"), "cross_attention": ("query",)}.get(kind, ("gate", "up"))
-    out: list[nn.Module] = []
-    for role in roles:
-        reference = item.weights.get(role)
-        reference = reference[0] if isinstance(reference, tuple) else reference
-        found = None if reference is None else find_any(model, reference, role)
-        if isinstance(found, nn.Module) and all(found is not other for other in out):
-            out.append(found)
     return out
 
 

@@ -16,7 +16,7 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.layout import PLACEMENTS, Layout, layout
 from signalprop.parametrization import Parametrization
-from signalprop.probes.mapping import Mapping, describe
+from signalprop.probes.mapping import Mapping, describe, own_score_scale
 
 Treatment = Literal["none", "multiplied", "rewired"]
 
@@ -52,6 +52,7 @@ class RowPlan:
         before, behind: P before and behind the sublayer: the model's stream times P is the Parametrization's.
         score_ratio: factor on the model's own score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
+        mixes_values: the heads give out more, or less, than the average of values.
     """
 
     treatment: Treatment = "none"
@@ -66,8 +67,6 @@ class RowPlan:
     norm_scale: float = 1.0
     score_ratio: float = 1.0
     eps_factor: float = 1.0
-    value_skip: float = 0.0
-    attention_gain: float = 1.0
     mixes_values: bool = False
 
 
@@ -205,7 +204,7 @@ def _rows(
             if gauge and not post:
                 product *= skip
         unit = skip if gauge and post else product
-        own_score = a.score_scale if item.score_scale is None else item.score_scale
+        own_score = own_score_scale(item, a)
         attention = rows.kind[i] != 2
         mixes = attention and bool(p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable)
         reads = not gauge and not parallel and (moved[i] == "post" or p.skip_trainable != "fixed" or skip != 1)
@@ -226,8 +225,6 @@ def _rows(
                 norm_scale=float(p.norm_scale[i]),
                 score_ratio=float(p.score_scale[i]) / own_score if attention and own_score else 1.0,
                 eps_factor=_eps_factor(placement, unit, before) if gauge else 1.0,
-                value_skip=float(p.value_skip[i]),
-                attention_gain=float(p.attention_gain[i]),
                 mixes_values=mixes,
             )
         )

@@ -11,7 +11,7 @@ from signalprop.errors import InputError
 from signalprop.layout import PLACEMENTS, layout
 from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for, mapping_of
-from signalprop.probes.mapping import Mapping, SublayerMap, find, find_any
+from signalprop.probes.mapping import Mapping, SublayerMap, find, find_any, own_score_scale, split
 from signalprop.surgery.planning import Plan, RowPlan
 from signalprop.surgery.swapping import Splice, carry_over, restore
 
@@ -151,16 +151,14 @@ def carrier_of(item: SublayerMap, placement: str) -> Any:
         return item.post_norm
     if placement == "res-post":
         return item.norm
-    reference = item.weights.get("output", item.weights.get("down"))
-    return reference[0] if isinstance(reference, tuple) else reference
+    return split(item.weights.get("output", item.weights.get("down")))[0]
 
 
 def reader_of(item: SublayerMap, placement: str) -> Any:
     """The module whose first argument is the stream that the branch reads, within the sublayer's own layer."""
     if placement in ("pre", "sandwich"):
         return item.norm
-    reference = item.weights.get("query", item.weights.get("up"))
-    return reference[0] if isinstance(reference, tuple) else reference
+    return split(item.weights.get("query", item.weights.get("up")))[0]
 
 
 def dropout_of(model: nn.Module, item: SublayerMap) -> tuple[nn.Module, str] | None:
@@ -224,16 +222,15 @@ def _row(
         "skip": module.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
         "multiplier": module.multiplier if rewired else float(p.branch[i]),
         "norm_scale": row.norm_scale,
-        "value_skip": row.value_skip,
-        "attention_gain": row.attention_gain,
+        "value_skip": float(p.value_skip[i]),
+        "attention_gain": float(p.attention_gain[i]),
         "units": (row.before, 1.0 if rewired else 1 / row.scale, row.behind),
     }
     if row.mixes_values:
         output = find(model, path_of(model, item.weights["output"], "output"))
         changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
     if row.score_ratio != 1:
-        own = p.architecture.score_scale if item.score_scale is None else item.score_scale
-        changes["score_scale"] = own * row.score_ratio
+        changes["score_scale"] = own_score_scale(item, p.architecture) * row.score_ratio
     if rewired:
         changes |= {"branch": f"{carrier}.point", "call": 0, "calls": 1}
     if was != now:

@@ -26,6 +26,7 @@ from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import unwrapped
 from signalprop.storage import finite, read_json, write_bytes, write_json
 from signalprop.surgery.applying import install
+from signalprop.surgery.initialising import whole
 from signalprop.surgery.record import Record, is_pretrained, record_of, the_record
 from signalprop.surgery.swapping import Splice
 from signalprop.validation import Value
@@ -133,10 +134,9 @@ def added_tensors(model: nn.Module, record: Record, state: dict[str, Any] | None
     return out
 
 
-def _whole(tensor: Any) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     """A tensor by itself on the CPU, gathered where it is sharded."""
-    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return gathered.detach().cpu().contiguous()
+    return whole(tensor).detach().cpu().contiguous()
 
 
 def _refuse_pending(record: Record) -> None:
@@ -222,7 +222,7 @@ def load(
         InputError: a plain checkpoint, a damaged one, one of another version, or another model; one line.
     """
     folder = Path(directory)
-    document = _read_record(folder)
+    raw, document = _read_record(folder)
     table = _parametrization(folder, document)
     if document.kind == "module":
         if model is None:
@@ -240,11 +240,12 @@ def load(
     record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
     if document.kind == "module":
         _fill_module(folder, document, model)
-    _fill_added(folder, document, model, record)
+    _fill_added(folder, raw, document, model, record)
     return model
 
 
-def _read_record(folder: Path) -> _Document:
+def _read_record(folder: Path) -> tuple[dict[str, Any], _Document]:
+    """signalprop.json as it is, and checked."""
     path = folder / RECORD
     if not path.is_file():
         if not folder.is_dir():
@@ -258,7 +259,7 @@ def _read_record(folder: Path) -> _Document:
         raise InputError(f"{path} is not the record of an applied model; save the model again")
     if data["schema"] != SCHEMA:
         raise InputError(f"{path} was written by another version of signalprop: {data['schema']}, expected {SCHEMA}")
-    return _Document(**{str(key): value for key, value in data.items()})
+    return data, _Document(**{str(key): value for key, value in data.items()})
 
 
 def _parametrization(folder: Path, document: _Document) -> Parametrization:
@@ -313,10 +314,9 @@ def _fill_module(folder: Path, document: _Document, model: nn.Module) -> None:
         raise InputError(f"the weights in {folder} do not fit this {type(model).__name__}: {reason:.200}") from None
 
 
-def _fill_added(folder: Path, document: _Document, model: nn.Module, record: Record) -> None:
+def _fill_added(folder: Path, raw: dict[str, Any], document: _Document, model: nn.Module, record: Record) -> None:
     """Fill the parameters that the scheme added."""
     tensors = _read_tensors(folder / TENSORS, document.id) if document.tensors else {}
-    raw = read_json(folder / RECORD)
     if sorted(tensors) != document.tensors or _digest(raw, tensors) != document.id:
         raise InputError(f"{folder / RECORD} or {TENSORS} has been changed since it was saved; save the model again")
     wanted = added_tensors(model, record)

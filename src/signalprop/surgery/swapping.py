@@ -97,11 +97,6 @@ def carry_over(old: nn.Module, new: nn.Module) -> None:
         splice(new, mixin, **{name: getattr(old, name) for name in mixin.__dict__.get("brings", ())})
 
 
-def has(module: nn.Module, mixin: type[Splice]) -> bool:
-    """Whether the mixin was spliced into the module."""
-    return isinstance(module, mixin)
-
-
 def restore(module: nn.Module) -> None:
     """Give a module its vanilla class back; attributes that mixins brought are deleted."""
     if not isinstance(module, Splice):
