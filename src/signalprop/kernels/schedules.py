@@ -1,0 +1,143 @@
+"""How much attention may mix at each layer of a signal-preserving stack, with and without skips.
+
+Decays stand as e^-gamma, from 0 (independent tokens, gamma infinite) up to 1. He et al. 2023 (SPA), sections 3 and 4,
+appendices C and F; what is exact in their place: `docs/theory/shaping.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.kernels.shaping import gamma_of
+from signalprop.moments import FloatArray
+
+
+class Filter(NamedTuple):
+    """The three numbers of an E-SPA matrix (`signalprop.kernels.shaping.ESPA`)."""
+
+    zero: float
+    pole: float
+    gain: float
+
+
+def rho_schedule(n_layers: int, last: float, first: float = 0.0) -> FloatArray:
+    """rho_0 .. rho_L of U-SPA, linear in depth, (n_layers + 1,) (SPA section 3.1).
+
+    Raises:
+        InputError: rho would not grow, or leaves [0, 1).
+    """
+    if not 0 <= first < 1 or not first < last < 1:
+        raise InputError(
+            f"U-SPA: rho goes from {first:.6g} to {last:.6g}; expected a last value above the first and below 1"
+        )
+    return np.linspace(first, last, n_layers + 1)
+
+
+def decay_schedule(n_layers: int, gamma: float, rule: str = "diagonal") -> FloatArray:
+    """e^-gamma_0 .. e^-gamma_L of E-SPA, gamma_0 infinite and gamma_L given, (n_layers + 1,).
+
+    `diagonal` keeps the diagonal of every attention matrix the same, a_l = a_L^(l/L) (SPA section 3.2); `tanh` its gain
+    on slow signals, tanh(gamma_l / 2) = tanh(gamma_L / 2)^(l/L) (docs/theory/shaping.md).
+
+    Raises:
+        InputError: gamma is not positive, or an unknown rule.
+    """
+    if not 0 < gamma < 40:
+        raise InputError(f"E-SPA: gamma is {gamma!r}; expected a number above 0 and below 40")
+    share = np.arange(n_layers + 1) / n_layers
+    if rule == "diagonal":  # decay^2 = 1 - a_L^(2 share)
+        out = np.sqrt(-np.expm1(share * math.log(-math.expm1(-2 * gamma))))
+    elif rule == "tanh":  # decay = (1 - t) / (1 + t) = -tanh(ln(t) / 2), t = tanh(gamma / 2)^share
+        out = -np.tanh(share * math.log(math.tanh(gamma / 2)) / 2)
+    else:
+        raise InputError(f"E-SPA: schedule {rule!r}; expected diagonal or tanh")
+    return np.asarray(out)
+
+
+def uniform_behind_skip(rho: float, rho_out: float, skip: float) -> float:
+    """rho of the attention branch that takes the stream from rho to rho_out beside a normalised skip, exactly.
+
+    skip^2 Sigma(rho) + (1 - skip^2) Sigma(result) = Sigma(rho_out). (The paper does not say how it combines them.)
+
+    Raises:
+        InputError: the skip is too large for the step; the message says how large it may be.
+    """
+    result = (rho_out - skip**2 * rho) / (1 - skip**2)
+    if result >= 1:
+        bound = math.sqrt((1 - rho_out) / (1 - rho))
+        raise InputError(
+            f"U-SPA: a skip of {skip:.6g} lets attention no more than halt on the way from rho {rho:.6g} to "
+            f"{rho_out:.6g}; expected a skip below {bound:.6g}, more layers, or a smaller last rho"
+        )
+    return result
+
+
+def largest_uniform_skip(n_layers: int, last: float, first: float = 0.0) -> float:
+    """The normalised skip that a linear schedule of rho stays below: its last step binds."""
+    step = (last - first) / n_layers
+    return math.sqrt(1 - step / (1 - last + step))
+
+
+def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
+    """The filter of the attention branch beside a normalised skip by the paper's rule (SPA appendix F).
+
+    It matches how much a token's own part is diluted, and leaves the rest: near the largest skip the kernel misses its
+    target by far (docs/theory/shaping.md has numbers).
+
+    Raises:
+        InputError: the skip is larger than the diagonal of the matrix that it would stand beside.
+    """
+    own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
+    dilution2 = out2 / own2
+    if skip**2 > dilution2:
+        raise InputError(_too_large(decay, decay_out, skip, math.sqrt(dilution2)))
+    gain2 = (dilution2 - skip**2) / (1 - skip**2)
+    if gain2 <= 0:
+        raise InputError(_too_large(decay, decay_out, skip, math.sqrt(dilution2)))
+    return Filter(decay, math.sqrt(1 - gain2 * own2), math.sqrt(gain2))
+
+
+def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
+    """The filter with skip^2 Sigma(decay) + (1 - skip^2) A Sigma(decay) A^T = Sigma(decay_out) far from the first token.
+
+    Spectral factorisation, docs/theory/shaping.md. Near the first token the diagonal exceeds 1, by 0.14 at most where
+    measured there.
+
+    Raises:
+        InputError: skip^2 > tanh(gamma_out / 2) / tanh(gamma / 2).
+    """
+    slow, slow_out = (1 - decay) / (1 + decay), (1 - decay_out) / (1 + decay_out)  # tanh(gamma / 2)
+    if skip**2 > slow_out / slow * (1 + 1e-12):
+        raise InputError(_too_large(decay, decay_out, skip, math.sqrt(slow_out / slow)))
+    own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
+    kept, over = skip**2, (1 - skip**2) * own2
+    even = (out2 * (1 + decay**2) - kept * own2 * (1 + decay_out**2)) / over
+    odd = (out2 * decay - kept * own2 * decay_out) / over
+    gain2 = (even + math.sqrt(max(even**2 - 4 * odd**2, 0.0))) / 2
+    return Filter(odd / gain2, decay_out, math.sqrt(gain2))
+
+
+def _too_large(decay: float, decay_out: float, skip: float, bound: float) -> str:
+    return (
+        f"E-SPA: a skip of {skip:.6g} is too large for the step from gamma {gamma_of(decay):.6g} to "
+        f"{gamma_of(decay_out):.6g}; expected at most {bound:.6g}, more layers, or a larger last gamma"
+    )
+
+
+def largest_exponential_skip(n_layers: int, gamma: float, *, exact: bool = False) -> float:
+    """The largest normalised skip that leads to `gamma`: by the paper's rule with its schedule `diagonal`, or exactly
+    with the schedule `tanh`."""
+    if exact:
+        return math.tanh(gamma / 2) ** (0.5 / n_layers)
+    return float((-math.expm1(-2 * gamma)) ** (0.5 / n_layers))
+
+
+def smallest_gamma(n_layers: int, skip: float, *, exact: bool = False) -> float:
+    """The smallest last gamma that a normalised skip allows; as `largest_exponential_skip`."""
+    if exact:
+        return 2 * math.atanh(skip ** (2 * n_layers))
+    return -0.5 * math.log1p(-(skip ** (2 * n_layers)))

@@ -1,0 +1,500 @@
+"""Attention matrices that preserve the signal (SPA): A = L' L^-1, with L L^T a kernel before attention, L' L'^T after.
+
+Where queries and keys give no scores, attention is D softmax(B), with B = log A and D = A 1 the row sums of A. Each
+class is one family at one sublayer, for any number n of tokens. In causal ones rows do not depend on n: the matrix of a
+shorter sequence is the leading block of a longer one's. He et al. 2023 (SPA), section 3 and appendices B to D;
+derivations and numerics: `docs/theory/shaping.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from signalprop.activations import dual
+from signalprop.errors import InputError
+from signalprop.moments import FloatArray
+
+# Rows that are filtered as one matrix product.
+_CHUNK = 32
+# Entries of a matrix that is not negative in exact arithmetic may be below 0 by this much.
+_ROUNDING = 1e-10
+
+
+class AttentionShape(Protocol):
+    """One sublayer's attention matrix A at zero scores."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether A is lower triangular, and its rows the same for every n."""
+
+    def matrix(self, n: int) -> FloatArray:
+        """A, (n, n)."""
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B = log A, (n, n), -inf where A is 0; a softmax over the last axis gives A / D."""
+
+    def rescale(self, n: int) -> FloatArray:
+        """D, the row sums of A, (n,)."""
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x for x of shape (n, columns)."""
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x for x of shape (n, columns)."""
+
+
+def exponential_kernel(decay: float, n: int) -> FloatArray:
+    """Sigma_ij = decay^|i - j|, (n, n): the target of E-SPA with decay = e^-gamma (SPA section 3.2)."""
+    lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    return np.asarray(np.where(lag == 0, 1.0, float(decay) ** lag), dtype=np.float64)
+
+
+def uniform_kernel(rho: float, n: int) -> FloatArray:
+    """Sigma = (1 - rho) I + rho 1 1^T, (n, n): the target of U-SPA, and a kernel of tokens that repeat (SPA eq. 12)."""
+    return np.full((n, n), float(rho)) + (1 - rho) * np.eye(n)
+
+
+def repeated_diagonal(decay: float, repeats: float, n: int) -> FloatArray:
+    """Diag(L Sigma_0 L^T) with L of the exponential kernel, Sigma_0 = uniform_kernel(repeats): Dbar, (n,).
+
+    SPA eq. 13 in closed form: 1 - r + r m_i^2, m = L 1 = kappa - (kappa - 1) decay^(i - 1), kappa = coth(gamma/2)^1/2.
+    """
+    kappa = math.sqrt((1 + decay) / (1 - decay))
+    total = kappa - (kappa - 1) * float(decay) ** np.arange(n)
+    return np.asarray(1 - repeats + repeats * total**2)
+
+
+def _seen(n: int) -> FloatArray:
+    """i - j, (n, n)."""
+    return np.subtract.outer(np.arange(n), np.arange(n)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ESPA:
+    """Causal E-SPA: y_1 = x_1, y_i = pole y_{i-1} + gain (x_i - zero x_{i-1}) (SPA theorem 3).
+
+    Attributes:
+        zero: e^-gamma of the kernel before, 0 for independent tokens (gamma infinite). pole: e^-gamma after.
+        gain: diagonal of A beyond the first token; None: a(gamma') / a(gamma), a = sqrt(1 - e^-2 gamma), which makes
+            A Sigma(gamma) A^T = Sigma(gamma') exact. Skips need others.
+        repeats: pair-repeat probability r of tokens. A keeps the diagonal at 1 on the average kernel (1-r) I + r 1 1^T
+            instead of on I (SPA appendix B): Dbar'^-1/2 A Dbar^1/2.
+
+    Raises:
+        InputError: numbers out of range, or some entries of A were negative (gamma grows).
+    """
+
+    zero: float
+    pole: float
+    gain: float | None = None
+    repeats: float = 0.0
+    causal: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        lowest = 0.0 if self.gain is None else -1.0  # a filter beside a skip may have its zero on the other side
+        for name, low in (("zero", lowest), ("pole", 0.0), ("repeats", 0.0)):
+            value = getattr(self, name)
+            if not low <= value < 1:
+                raise InputError(f"E-SPA: {name} is {value!r:.40}; expected a number from {low:g} up to, but not, 1")
+        if self.repeats and self.gain is not None:
+            raise InputError("E-SPA: repeats belong to a matrix without a gain of its own; calibrate its rows instead")
+        if not 0 < self.diagonal <= 1e30:
+            raise InputError(f"E-SPA: gain is {self.gain!r}; expected a positive number")
+        if self.pole < self.zero or self.pole < self.diagonal * self.zero:
+            raise InputError(
+                f"E-SPA: decay {gamma_of(self.pole):.6g} after the layer is larger than {gamma_of(self.zero):.6g} "
+                "before it, which needs negative attention weights; decays have to fall with depth"
+            )
+
+    @staticmethod
+    def between(gamma: float, gamma_out: float, repeats: float = 0.0) -> ESPA:
+        """The matrix that takes the kernel of decay `gamma` (may be infinite) to that of `gamma_out`."""
+        return ESPA(decay_of(gamma), decay_of(gamma_out), repeats=repeats)
+
+    @property
+    def diagonal(self) -> float:
+        """The gain, also where it was not given."""
+        if self.gain is not None:
+            return self.gain
+        return math.sqrt((1 - self.pole) * (1 + self.pole) / ((1 - self.zero) * (1 + self.zero)))
+
+    def matrix(self, n: int) -> FloatArray:
+        """A, (n, n)."""
+        return np.exp(self.log_weights(n)) / self._row_factor(n)[:, None]
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B, (n, n), in logarithms throughout: entries of A underflow a double from a few hundred tokens apart."""
+        lag = _seen(n)
+        log_pole = math.log(self.pole) if self.pole > 0 else -math.inf
+        first, later = self.offsets
+        with np.errstate(invalid="ignore"):  # 0 * inf, where the pole is 0
+            falling = np.where(lag > 1, (lag - 1) * log_pole, 0.0)
+        out = np.where(lag > 0, later + falling, -math.inf)
+        out[1:, 0] = first + falling[1:, 0]
+        np.fill_diagonal(out, math.log(self.diagonal))
+        out[:1, :1] = 0.0
+        return np.asarray(out + np.log(self.column_factor(n)))
+
+    @property
+    def offsets(self) -> tuple[float, float]:
+        """Logarithms of A at lag 1: in the first column, and in later ones."""
+        first, later = self.pole - self.diagonal * self.zero, self.diagonal * (self.pole - self.zero)
+        return (math.log(first) if first > 0 else -math.inf, math.log(later) if later > 0 else -math.inf)
+
+    def column_factor(self, n: int) -> FloatArray:
+        """What repeated tokens multiply the columns of A with, (n,)."""
+        if self.repeats == 0:
+            return np.ones(n)
+        return np.sqrt(repeated_diagonal(self.zero, self.repeats, n))
+
+    def _row_factor(self, n: int) -> FloatArray:
+        if self.repeats == 0:
+            return np.ones(n)
+        return np.sqrt(repeated_diagonal(self.pole, self.repeats, n))
+
+    def rescale(self, n: int) -> FloatArray:
+        """D, (n,); without repeats D_inf - (D_inf - 1) pole^(i-1), with D_inf = gain (1 - zero) / (1 - pole)."""
+        if self.repeats == 0:
+            top = self.diagonal * (1 - self.zero) / (1 - self.pole)
+            return np.asarray(top + (1 - top) * self.pole ** np.arange(n))
+        return self.apply(np.ones((n, 1)))[:, 0]
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x in O(n) per column, in chunks."""
+        start = (1 - self.diagonal) * self.column_factor(1)[0] * x[0]
+        return self._filtered(x, start, self.column_factor(len(x)), 1 / self._row_factor(len(x)))
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x in O(n) per column, in chunks."""
+        rows, columns = 1 / self._row_factor(len(x)), self.column_factor(len(x))
+        out = self._filtered(x[::-1], np.zeros(x.shape[1]), rows[::-1], columns[::-1])[::-1]
+        out[0] += (1 - self.diagonal) * columns[0] * ((self.pole ** np.arange(len(x)) * rows) @ x)
+        return out
+
+    def _filtered(self, x: FloatArray, carry: FloatArray, before: FloatArray, after: FloatArray) -> FloatArray:
+        """y_i = pole y_{i-1} + gain (x_i - zero x_{i-1}) along the first axis, in chunks: one product each.
+
+        Args:
+            carry: what the first row gets besides gain x_1. before, after: factors on the rows of x, and of y.
+        """
+        size = min(_CHUNK, len(x))
+        lag = _seen(size)
+        block = np.where(lag > 0, self.diagonal * (self.pole - self.zero) * self.pole ** np.maximum(lag - 1, 0), 0.0)
+        np.fill_diagonal(block, self.diagonal)
+        powers = (self.pole ** np.arange(size))[:, None]
+        out = np.empty(x.shape)
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            m = len(x[rows])
+            weights = block[:m, :m] * before[rows]
+            part = weights @ x[rows]
+            part += powers[:m] * carry
+            carry = self.pole * part[-1] - self.diagonal * self.zero * before[start + m - 1] * x[start + m - 1]
+            np.multiply(part, after[rows, None], out=out[rows])
+        return out
+
+
+@dataclass(frozen=True)
+class USPA:
+    """Causal U-SPA: from (1-rho) I + rho 1 1^T to the same with rho_out (SPA theorem 1), from closed factors.
+
+    Raises:
+        InputError: rho out of range, or falling (some entries of A were negative).
+    """
+
+    rho: float
+    rho_out: float
+    causal: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        _check_uniform(self.rho, self.rho_out)
+
+    def terms(self, n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(diagonal of A, u, w), each (n,): A_ij = u_j - w_i below the diagonal. Needs float64 for long sequences."""
+        d, c, e, _ = _uniform_factor(self.rho, n)
+        d_out, c_out, _, _ = _uniform_factor(self.rho_out, n)
+        total = np.cumsum(c_out * e)
+        return d_out / d, c_out / d + total, total - c_out * e + d_out * e
+
+    def matrix(self, n: int) -> FloatArray:
+        """A, (n, n)."""
+        diagonal, u, w = self.terms(n)
+        out = np.where(_seen(n) > 0, np.maximum(np.subtract.outer(-w, -u), 0.0), 0.0)
+        np.fill_diagonal(out, diagonal)
+        return np.asarray(out)
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B, (n, n)."""
+        return _log(self.matrix(n))
+
+    def rescale(self, n: int) -> FloatArray:
+        """D, (n,)."""
+        *_, total = _uniform_factor(self.rho, n)
+        d, c, _, _ = _uniform_factor(self.rho_out, n)
+        return np.asarray(d * total + np.cumsum(c * total) - c * total)
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x in O(n) per column, in chunks: below them A has rank 2."""
+        diagonal, u, w = self.terms(len(x))
+        out = np.empty(x.shape)
+        weighted, plain = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+        for start in range(0, len(x), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            part = x[rows]
+            out[rows] = _block(diagonal[rows], u[rows], w[rows]) @ part
+            out[rows] += weighted - w[rows, None] * plain
+            weighted = weighted + u[rows] @ part
+            plain = plain + part.sum(0)
+        return out
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x in O(n) per column, in chunks."""
+        diagonal, u, w = self.terms(len(x))
+        out = np.empty(x.shape)
+        weighted, plain = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+        for start in reversed(range(0, len(x), _CHUNK)):
+            rows = slice(start, start + _CHUNK)
+            part = x[rows]
+            out[rows] = _block(diagonal[rows], u[rows], w[rows]).T @ part
+            out[rows] += u[rows, None] * plain - weighted
+            weighted = weighted + w[rows] @ part
+            plain = plain + part.sum(0)
+        return out
+
+
+def _check_uniform(rho: float, rho_out: float) -> None:
+    for value in (rho, rho_out):
+        if not 0 <= value < 1:
+            raise InputError(f"U-SPA: rho is {value!r:.40}; expected a number from 0 up to, but not, 1")
+    if rho_out < rho:
+        raise InputError(
+            f"U-SPA: rho {rho_out:.6g} after the layer is smaller than {rho:.6g} before it, which needs negative "
+            "attention weights; rho has to grow with depth"
+        )
+
+
+def _uniform_factor(rho: float, n: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(d, c, e, v): the Cholesky factor of the uniform kernel is diag(d) + strictly_lower(1 c^T), its inverse
+    diag(1/d) - strictly_lower(e 1^T), and v = L^-1 1."""
+    before = 1 + (np.arange(n) - 1) * rho  # p_{j-2}; 1 - rho for the first
+    own = before + rho
+    root = np.sqrt(own * before)
+    d = np.sqrt((1 - rho) * own / before)
+    c = rho * math.sqrt(1 - rho) / root
+    return d, c, c / (1 - rho), math.sqrt(1 - rho) / root
+
+
+def _block(diagonal: FloatArray, u: FloatArray, w: FloatArray) -> FloatArray:
+    """A stretch of U-SPA's rows and the same columns."""
+    out = np.tril(np.subtract.outer(-w, -u), -1)
+    np.fill_diagonal(out, diagonal)
+    return out
+
+
+def _log(matrix: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(matrix))
+
+
+class _Dense:
+    """A shape whose matrix has no fast product."""
+
+    matrix: Callable[[int], FloatArray]
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B, (n, n)."""
+        return _log(self.matrix(n))
+
+    def rescale(self, n: int) -> FloatArray:
+        """D, (n,)."""
+        return np.asarray(self.matrix(n).sum(1))
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x."""
+        return np.asarray(self.matrix(len(x)) @ x)
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x."""
+        return np.asarray(self.matrix(len(x)).T @ x)
+
+
+@dataclass(frozen=True)
+class CorrectedESPA(_Dense):
+    """Causal E-SPA that takes the feed-forward before it into account: A = L(pole) Lhat^-1, L in O(n^3).
+
+    Lhat is the Cholesky factor of what the activation makes of the kernel of decay `zero`, Q(Sigma) / Q(1) (SPA section
+    3.4). The paper assumes Q(c) = c instead.
+
+    Raises:
+        InputError: some entries of A are negative, as for all activations that make tokens more alike (ReLU, GeLU);
+            DKS-transformed ones do not.
+    """
+
+    zero: float
+    pole: float
+    activation: str
+    causal: bool = field(default=True, init=False)
+
+    def matrix(self, n: int) -> FloatArray:  # type: ignore[override]
+        """A, (n, n)."""
+        return _corrected(self.zero, self.pole, self.activation, n)
+
+
+@lru_cache(maxsize=256)
+def _corrected(zero: float, pole: float, activation: str, n: int) -> FloatArray:
+    behind = np.asarray(dual(activation, 1.0, exponential_kernel(zero, n)).covariance_moment)
+    behind = behind / float(dual(activation, 1.0, 1.0).covariance_moment)
+    # A Lhat = L': solved from the right
+    factor, wanted = np.linalg.cholesky(behind), np.linalg.cholesky(exponential_kernel(pole, n))
+    return _not_negative(np.tril(np.linalg.solve(factor.T, wanted.T).T), f"corrected for {activation}")
+
+
+def _not_negative(matrix: FloatArray, which: str) -> FloatArray:
+    lowest = float(matrix.min())
+    if lowest < -_ROUNDING:
+        raise InputError(
+            f"E-SPA {which}: attention weights down to {lowest:.3g}; a softmax gives none below 0. Take the plain "
+            "E-SPA, or a DKS-transformed activation"
+        )
+    out = np.maximum(matrix, 0.0)
+    out.setflags(write=False)
+    return out
+
+
+@dataclass(frozen=True)
+class BidirectionalESPA(_Dense):
+    """E-SPA without a mask: A = Sigma'^1/2 Sigma^-1/2, symmetric roots; it depends on n. O(n^3).
+
+    That no entry is negative is known for infinite n only; here it is checked (docs/theory/shaping.md).
+    """
+
+    zero: float
+    pole: float
+    causal: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        ESPA(self.zero, self.pole)
+
+    def matrix(self, n: int) -> FloatArray:  # type: ignore[override]
+        """A, (n, n)."""
+        return _roots(self.zero, self.pole, n)
+
+
+@lru_cache(maxsize=256)
+def _roots(zero: float, pole: float, n: int) -> FloatArray:
+    def power(decay: float, exponent: float) -> FloatArray:
+        values, vectors = np.linalg.eigh(exponential_kernel(decay, n))
+        return np.asarray((vectors * values**exponent) @ vectors.T)
+
+    return _not_negative(power(pole, 0.5) @ power(zero, -0.5), "without a mask")
+
+
+@dataclass(frozen=True)
+class BidirectionalUSPA:
+    """U-SPA without a mask: symmetric roots, one number on the diagonal and one off it; it depends on n."""
+
+    rho: float
+    rho_out: float
+    causal: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        _check_uniform(self.rho, self.rho_out)
+
+    def numbers(self, n: int) -> tuple[float, float]:
+        """(diagonal, other entries) of A."""
+        single = math.sqrt((1 - self.rho_out) / (1 - self.rho))
+        common = math.sqrt((1 + (n - 1) * self.rho_out) / (1 + (n - 1) * self.rho))
+        return single + (common - single) / n, max(common - single, 0.0) / n
+
+    def matrix(self, n: int) -> FloatArray:
+        """A, (n, n)."""
+        diagonal, off = self.numbers(n)
+        return np.full((n, n), off) + (diagonal - off) * np.eye(n)
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B, (n, n)."""
+        return _log(self.matrix(n))
+
+    def rescale(self, n: int) -> FloatArray:
+        """D, (n,), the same for all."""
+        diagonal, off = self.numbers(n)
+        return np.full(n, diagonal + (n - 1) * off)
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x."""
+        diagonal, off = self.numbers(len(x))
+        return np.asarray((diagonal - off) * x + off * x.sum(0))
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x: A is symmetric."""
+        return self.apply(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """Another shape with its rows multiplied by numbers: D changes, B does not.
+
+    Attributes:
+        rows: factors for sequences of up to so many tokens, (longest,).
+    """
+
+    shape: AttentionShape
+    rows: FloatArray
+
+    @property
+    def causal(self) -> bool:
+        """As the shape's."""
+        return self.shape.causal
+
+    def _rows(self, n: int) -> FloatArray:
+        if n > len(self.rows) or (n < len(self.rows) and not self.causal):
+            raise InputError(f"attention was calibrated for {len(self.rows)} tokens, not for {n}")
+        return self.rows[:n]
+
+    def matrix(self, n: int) -> FloatArray:
+        """A, (n, n)."""
+        return self._rows(n)[:, None] * self.shape.matrix(n)
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B, (n, n), up to a constant per row."""
+        return self.shape.log_weights(n)
+
+    def rescale(self, n: int) -> FloatArray:
+        """D, (n,)."""
+        return self._rows(n) * self.shape.rescale(n)
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x."""
+        return self._rows(len(x))[:, None] * self.shape.apply(x)
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x."""
+        return self.shape.apply_transposed(self._rows(len(x))[:, None] * x)
+
+
+def kernel_step(shape: AttentionShape, kernel: FloatArray) -> FloatArray:
+    """A K A^T for a symmetric K, (n, n); in O(n^2) where the shape has a fast product."""
+    return shape.apply(shape.apply(kernel).T)
+
+
+def gradient_step(shape: AttentionShape, kernel: FloatArray) -> FloatArray:
+    """A^T G A for a symmetric G, (n, n); in O(n^2) where the shape has a fast product."""
+    return shape.apply_transposed(shape.apply_transposed(kernel).T)
+
+
+def decay_of(gamma: float) -> float:
+    """e^-gamma; gamma may be infinite."""
+    if not gamma > 0:
+        raise InputError(f"gamma is {gamma!r}; expected a positive number")
+    return math.exp(-gamma)
+
+
+def gamma_of(decay: float) -> float:
+    """-ln decay, infinite for 0."""
+    return -math.log(decay) if decay > 0 else math.inf
