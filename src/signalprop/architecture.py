@@ -89,7 +89,7 @@ class Architecture(Value):
     norm_eps: float = Field(1e-5, ge=0, le=1)
     qk_norm: bool | Literal["whole"] = False
     attention_scale: float | None = Field(None, ge=1e-30, le=1e30)
-    positions: Literal["learned", "sinusoidal", "rotary", "relative", "none"] = "learned"
+    positions: Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"] = "learned"
     decoder_positions: Literal["learned", "sinusoidal", "rotary", "relative", "none"] | None = None
     rotary_base: float = Field(10_000.0, ge=1, le=1e30)
     rotary_fraction: float = Field(1.0, gt=0, le=1)
@@ -177,6 +177,8 @@ class Architecture(Value):
             raise ValueError("parallel attention and feed-forward is not defined for kind 'encoder-decoder'")
         if self.parallel and not set(self.placements) <= {"pre", "none"}:
             raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
+        if self.positions == "alibi" and self.kind != "decoder":
+            raise ValueError("positions 'alibi' needs kind 'decoder': biases fall with the distance to earlier keys")
         if self.shared_norm and not self.parallel:
             raise ValueError("shared_norm needs parallel: only sublayers that read one stream can read one norm")
         if self.input == "patches" and self.kind != "encoder":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,8 +49,34 @@ _PLAIN = {
     "score_scale": 1.0,
     "value_skip": 0.0,
     "attention_gain": 1.0,
+    "shape_in": 0.0,
+    "shape_out": 0.0,
+    "shape_gain": 0.0,
 }
 LEARNING_RATES = (*ROLES, "vectors")
+# Columns that a row shows only where they do something.
+_RARE = ("norm_scale", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain")
+
+
+class Shaping(Value):
+    """How the self-attentions of a table are shaped: `D softmax(scores + B)` instead of a softmax of scores.
+
+    Attributes:
+        kind: `e-spa` and `u-spa` (He et al. 2023), `none`. The rows' numbers are the columns `shape_in`, `shape_out`
+            and `shape_gain`; `signalprop.kernels.shaping` makes B and D of them.
+        repeats: pair-repeat probability of tokens that E-SPA keeps the diagonal at 1 for.
+        corrected: E-SPA takes the activation of the feed-forward before it into account.
+        calibrated: the rows of D make the branch's diagonal 1 on the average kernel (1 - repeats) I + repeats 1 1^T
+            that is sent through the whole stack, skips, norms and feed-forwards included.
+    """
+
+    kind: Literal["none", "e-spa", "u-spa"] = "none"
+    repeats: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    corrected: bool = False
+    calibrated: bool = False
+
+
+_UNSHAPED = Shaping()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +100,9 @@ class Parametrization:
         value_skip, attention_gain: a token's own value and the attention's average of values are added with these
             weights: `value_skip * V + attention_gain * A V` (0 and 1 in ordinary attention).
         attention_trainable: both are trainable scalars.
+        shaping: how self-attentions are shaped; shape_in, shape_out: for E-SPA the decays e^-gamma of the token kernel
+            before and after, for U-SPA its off-diagonal rho; shape_gain: the diagonal of an E-SPA matrix beside a skip,
+            0 for the exact one.
         learning_rates: factor on the learning rate per weight role, and of the sublayer's `vectors` (biases, gains,
             trainable multipliers), for Adam-like optimizers.
         embedding, head: the other two rows.
@@ -100,6 +129,9 @@ class Parametrization:
     score_scale: FloatArray
     value_skip: FloatArray
     attention_gain: FloatArray
+    shape_in: FloatArray
+    shape_out: FloatArray
+    shape_gain: FloatArray
     learning_rates: Mapping[str, FloatArray]
     embedding: Embedding
     head: Head
@@ -107,6 +139,7 @@ class Parametrization:
     branch_trainable: Trainable = "fixed"
     skip_trainable: Trainable = "fixed"
     attention_trainable: bool = False
+    shaping: Shaping = _UNSHAPED
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -177,7 +210,7 @@ class Parametrization:
                 row["post_norm_gain"] = lists["post_norm_gain"][i]
             if row["kind"] != "feed_forward" or lists["score_scale"][i] != self.architecture.score_scale:
                 row["score_scale"] = lists["score_scale"][i]
-            for name in ("norm_scale", "value_skip", "attention_gain"):
+            for name in _RARE:
                 if lists[name][i] != _PLAIN[name]:
                     row[name] = lists[name][i]
             rates = {name: lists[f"learning_rate.{name}"][i] for name in (*used, "vectors")}
@@ -199,6 +232,7 @@ class Parametrization:
             "branch_trainable": self.branch_trainable,
             "skip_trainable": self.skip_trainable,
             "attention_trainable": self.attention_trainable,
+            "shaping": self.shaping.model_dump(mode="json"),
             "sublayers": self.rows(),
         }
 
@@ -253,6 +287,9 @@ class Parametrization:
             score_scale=np.array([a.score_scale if row.score_scale is None else row.score_scale for row in rows]),
             value_skip=np.array([row.value_skip for row in rows]),
             attention_gain=np.array([row.attention_gain for row in rows]),
+            shape_in=np.array([row.shape_in for row in rows]),
+            shape_out=np.array([row.shape_out for row in rows]),
+            shape_gain=np.array([row.shape_gain for row in rows]),
             learning_rates={
                 name: np.array([row.learning_rates.get(name, 1.0) for row in rows])  # type: ignore[call-overload]
                 for name in LEARNING_RATES
@@ -263,6 +300,7 @@ class Parametrization:
             branch_trainable=document.branch_trainable,
             skip_trainable=document.skip_trainable,
             attention_trainable=document.attention_trainable,
+            shaping=document.shaping,
         )
 
     def save(self, path: str | Path) -> None:
@@ -382,6 +420,9 @@ class Parametrization:
             lines += [line.format(name) for line in layers[start][1]]
             start = i
         lines.append(f"  head       weight {h.weight:.4g}  scale {h.scale:.4g}")
+        if self.shaping.kind != "none":
+            said = (f"{name} {value}" for name, value in self.shaping.model_dump(exclude_defaults=True).items())
+            lines.append(f"  shaping    {'  '.join(said).removeprefix('kind ')}")
         lines.append("weights are standard deviations; " + ", ".join(sorted(set(self.distribution.values()))))
         return "\n".join(lines)
 
@@ -396,7 +437,7 @@ class Parametrization:
 def _line(row: Mapping[str, Any]) -> str:
     """A sublayer as a line of the table, with {} where the layers' numbers go."""
     numbers = "  ".join(f"{role} {value:.4g}" for role, value in row["weights"].items())
-    for name in ("norm_scale", "value_skip", "attention_gain"):
+    for name in _RARE:
         if name in row:
             numbers += f"  {name} {row[name]:.4g}"
     if "learning_rates" in row:
@@ -434,6 +475,9 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
         score_scale=np.full(n, architecture.score_scale),
         value_skip=zero,
         attention_gain=one,
+        shape_in=zero,
+        shape_out=zero,
+        shape_gain=zero,
         learning_rates=dict.fromkeys(LEARNING_RATES, one),
         embedding=Embedding(token=0.0, scale=architecture.embedding_scale),
         head=Head(weight=0.0),
@@ -460,6 +504,9 @@ class _Row(BaseModel):
     score_scale: float | None = None
     value_skip: float = 0.0
     attention_gain: float = 1.0
+    shape_in: float = 0.0
+    shape_out: float = 0.0
+    shape_gain: float = 0.0
     learning_rates: dict[Role | Literal["vectors"], float] = Field(default_factory=dict)
 
 
@@ -477,4 +524,5 @@ class _Document(Value):
     branch_trainable: Trainable
     skip_trainable: Trainable = "fixed"
     attention_trainable: bool = False
+    shaping: Shaping = _UNSHAPED
     sublayers: list[_Row]

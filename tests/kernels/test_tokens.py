@@ -13,7 +13,8 @@ from signalprop.architecture import Architecture
 from signalprop.data import text_batch
 from signalprop.inputs import InputStatistics, from_tokens, zipf
 from signalprop.kernels.ends import sequences
-from signalprop.kernels.tokens import dual_of_kernel, predict_token_kernels
+from signalprop.kernels.stack import dual_of_kernel
+from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.profile import POINTS, Profile
 from signalprop.schemes import scheme
 from signalprop.simulation import simulate

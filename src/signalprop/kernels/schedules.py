@@ -102,7 +102,7 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
 
 
 def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
-    """The filter with skip^2 Sigma(decay) + (1 - skip^2) A Sigma(decay) A^T = Sigma(decay_out) far from the first token.
+    """The filter with skip^2 Sigma(decay) + (1 - skip^2) A Sigma(decay) A^T = Sigma(decay_out), away from the start.
 
     Spectral factorisation, docs/theory/shaping.md. Near the first token the diagonal exceeds 1, by 0.14 at most where
     measured there.
@@ -132,7 +132,7 @@ def largest_exponential_skip(n_layers: int, gamma: float, *, exact: bool = False
     """The largest normalised skip that leads to `gamma`: by the paper's rule with its schedule `diagonal`, or exactly
     with the schedule `tanh`."""
     if exact:
-        return math.tanh(gamma / 2) ** (0.5 / n_layers)
+        return float(math.tanh(gamma / 2) ** (0.5 / n_layers))
     return float((-math.expm1(-2 * gamma)) ** (0.5 / n_layers))
 
 

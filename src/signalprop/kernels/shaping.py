@@ -217,7 +217,7 @@ class USPA:
 
     def terms(self, n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(diagonal of A, u, w), each (n,): A_ij = u_j - w_i below the diagonal. Needs float64 for long sequences."""
-        d, c, e, _ = _uniform_factor(self.rho, n)
+        d, _, e, _ = _uniform_factor(self.rho, n)
         d_out, c_out, _, _ = _uniform_factor(self.rho_out, n)
         total = np.cumsum(c_out * e)
         return d_out / d, c_out / d + total, total - c_out * e + d_out * e
@@ -341,7 +341,7 @@ class CorrectedESPA(_Dense):
     activation: str
     causal: bool = field(default=True, init=False)
 
-    def matrix(self, n: int) -> FloatArray:  # type: ignore[override]
+    def matrix(self, n: int) -> FloatArray:
         """A, (n, n)."""
         return _corrected(self.zero, self.pole, self.activation, n)
 
@@ -381,7 +381,7 @@ class BidirectionalESPA(_Dense):
     def __post_init__(self) -> None:
         ESPA(self.zero, self.pole)
 
-    def matrix(self, n: int) -> FloatArray:  # type: ignore[override]
+    def matrix(self, n: int) -> FloatArray:
         """A, (n, n)."""
         return _roots(self.zero, self.pole, n)
 
@@ -434,6 +434,58 @@ class BidirectionalUSPA:
     def apply_transposed(self, x: FloatArray) -> FloatArray:
         """A^T x: A is symmetric."""
         return self.apply(x)
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """Causal softmax of the bias -slope (i - j) of one head (Press et al. 2022): not signal-preserving, for comparison.
+
+    A running mean with weights that fall by `decay` = e^-slope per token.
+    """
+
+    decay: float
+    causal: bool = field(default=True, init=False)
+
+    @staticmethod
+    def heads(n_heads: int) -> tuple[ALiBi, ...]:
+        """All heads, with the slopes of `alibi_slopes`."""
+        return tuple(ALiBi(math.exp(-slope)) for slope in alibi_slopes(n_heads))
+
+    def matrix(self, n: int) -> FloatArray:
+        """A, (n, n)."""
+        return np.exp(self.log_weights(n))
+
+    def log_weights(self, n: int) -> FloatArray:
+        """B, (n, n), normalised."""
+        lag = _seen(n)
+        return np.asarray(np.where(lag >= 0, lag * math.log(self.decay), -math.inf) - np.log(self._sums(n))[:, None])
+
+    def _sums(self, n: int) -> FloatArray:
+        return np.asarray(-np.expm1(np.arange(1, n + 1) * math.log(self.decay)) / (1 - self.decay))
+
+    def rescale(self, n: int) -> FloatArray:
+        """D: a softmax has row sums of 1, (n,)."""
+        return np.ones(n)
+
+    def _filter(self) -> ESPA:
+        return ESPA(0.0, self.decay, gain=1.0)
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        """A x in O(n) per column."""
+        return np.asarray(self._filter().apply(x) / self._sums(len(x))[:, None])
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        """A^T x in O(n) per column."""
+        return self._filter().apply_transposed(x / self._sums(len(x))[:, None])
+
+
+def alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """Slopes of ALiBi: 2^(-8 h / H) for a power of two H; else those of the next smaller one, then every other of the
+    next larger one (Press et al. 2022, section 3 and their released code)."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
+    return tuple(slopes)
 
 
 @dataclass(frozen=True, eq=False)

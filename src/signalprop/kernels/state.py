@@ -23,6 +23,10 @@ class State:
         mean = float(np.mean(np.diagonal(self.kernel)))
         return State(self.kernel / mean, self.log_scale + math.log(mean)) if mean > 0 else self
 
+    def absolute(self) -> FloatArray:
+        """The kernel itself; a scale beyond the range of a double is held at its edge."""
+        return self.kernel * math.exp(min(max(self.log_scale, -700.0), 700.0))
+
     def plus(self, other: State) -> State:
         """The sum of two kernels."""
         top = max(self.log_scale, other.log_scale)
