@@ -287,14 +287,79 @@ def dual(name: str, variance: Array, correlation: Array) -> Dual:
 
 
 def activation(name: str) -> Activation:
-    """The activation of that name or Hugging Face alias; InputError listing the names if there is none."""
+    """The activation of that name or Hugging Face alias; InputError listing the names if there is none.
+
+    Two names take numbers: `leaky_relu(slope)`, and `transformed(name, a, b, c, d)`, which is d (f(a x + b) + c), as
+    `signalprop.kernels.transforms` makes them. For an f with a kink b has to be 0.
+    """
     try:
-        return ACTIVATIONS[name]
+        return ACTIVATIONS[name] if "(" not in name else _with_numbers(name)
     except (KeyError, TypeError):
         known = ", ".join(sorted(ACTIVATIONS))
         raise InputError(
             f"unknown activation {name!r}; expected one of: {known}; add your own with signalprop.activations.register"
         ) from None
+
+
+def numbers_of(name: str) -> tuple[str, tuple[float, ...]]:
+    """(activation inside, its numbers) of `transformed(...)`, (`leaky_relu`, slope) of `leaky_relu(...)`; else the name
+    and nothing.
+
+    Raises:
+        InputError: the wrong number of numbers, or what is none.
+    """
+    if "(" not in name:
+        return name, ()
+    kind, _, rest = name.strip().removesuffix(")").partition("(")
+    wanted = {"leaky_relu": 1, "transformed": 4}.get(kind.strip())
+    parts = [part.strip() for part in rest.split(",")]  # numbers hold no commas, so what is inside comes first
+    if wanted is not None and name.strip().endswith(")") and len(parts) >= wanted:
+        try:
+            numbers = tuple(float(part) for part in parts[-wanted:])
+        except ValueError:
+            numbers = (math.nan,)
+        inside = ",".join(parts[:-wanted]) if kind == "transformed" else "leaky_relu"
+        if all(abs(number) <= 1e6 for number in numbers) and bool(inside) and len(name) < 1000:
+            return inside, numbers
+    raise InputError(
+        f"unknown activation {name!r:.80}; expected leaky_relu(slope) or transformed(name, input scale, input shift, "
+        "output shift, output scale)"
+    )
+
+
+@lru_cache(maxsize=256)
+def _with_numbers(name: str) -> Activation:
+    inside, numbers = numbers_of(name)
+    if len(numbers) == 1:
+        slope = numbers[0]
+        return Activation(
+            name,
+            lambda x: np.where(x > 0, x, slope * x),
+            lambda x: np.where(x > 0, 1.0, slope),
+            _leaky_closed(slope),
+        )
+    act = activation(inside)
+    scale, shift, lift, gain = numbers
+    if shift != 0 and inside.partition("(")[0] in _KINKED:
+        raise InputError(f"activation {name!r:.80} moves a kink away from 0: no dual is known; give input shift 0")
+    closed = None if act.closed_form is None or shift != 0 else _transformed_closed(act.closed_form, scale, lift, gain)
+    return Activation(
+        name,
+        lambda x: gain * (act.function(scale * x + shift) + lift),
+        lambda x: gain * scale * act.derivative(scale * x + shift),
+        closed,
+    )
+
+
+def _transformed_closed(inside: ClosedForm, scale: float, lift: float, gain: float) -> ClosedForm:
+    """Of d (f(a x) + c), from the closed form of f."""
+
+    def closed(s: FloatArray, r: FloatArray) -> Five:
+        mean, variance, covariance, slope2, slope = inside(scale**2 * s, r)
+        back = (gain * scale) ** 2
+        return gain * (mean + lift), gain**2 * variance, gain**2 * covariance, back * slope2, back * slope
+
+    return closed
 
 
 def register(name: str, function: Function, derivative: Function) -> Activation:
@@ -401,5 +466,6 @@ _ALIASES = {
     "relu_squared": "relu2",
     "linear": "identity",
 }
+_KINKED = ("relu", "leaky_relu", "relu2", "elu")
 ACTIVATIONS: dict[str, Activation] = {a.name: a for a in _BUILT_IN}
 ACTIVATIONS.update({alias: ACTIVATIONS[name] for alias, name in _ALIASES.items()})

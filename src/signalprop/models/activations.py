@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalprop.activations import activation
+from signalprop.activations import activation, numbers_of
 
 TorchFunction = Callable[[Tensor], Tensor]
 
@@ -25,6 +25,11 @@ def _quick_gelu(x: Tensor) -> Tensor:
 
 def _identity(x: Tensor) -> Tensor:
     return x
+
+
+def _transformed(x: Tensor, inside: TorchFunction, numbers: tuple[float, ...]) -> Tensor:
+    scale, shift, lift, gain = numbers
+    return (inside(x * scale + shift) + lift) * gain
 
 
 # plain functions, no lambdas: a model that holds one can be pickled
@@ -77,6 +82,11 @@ def torch_activation(name: str) -> TorchFunction:
         InputError: unknown name; the message lists the known ones.
     """
     canonical = activation(name).name
+    inside, numbers = numbers_of(canonical)
+    if len(numbers) == 1:
+        return partial(F.leaky_relu, negative_slope=numbers[0])
+    if numbers:
+        return partial(_transformed, inside=torch_activation(inside), numbers=numbers)
     if canonical in TORCH_FUNCTIONS:
         return TORCH_FUNCTIONS[canonical]
     return partial(_by_numpy, name=canonical)

@@ -1,4 +1,4 @@
-"""Attention that is shaped instead of bypassed: Value-SkipInit."""
+"""Attention that is shaped instead of bypassed: Value-SkipInit, U-SPA and E-SPA (He et al. 2023)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,118 @@ from typing import ClassVar
 
 import numpy as np
 
+from signalprop.activations import activation, dual
 from signalprop.architecture import Architecture
+from signalprop.data import default_statistics
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
-from signalprop.parametrization import ROLES, Distribution, Parametrization, role_mask
-from signalprop.schemes.base import Scheme, fill, register, truth, within
+from signalprop.kernels import schedules
+from signalprop.kernels.transforms import dks, tat
+from signalprop.moments import FloatArray
+from signalprop.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
+from signalprop.schemes.base import Scheme, fill, one_of, register, truth, within
 from signalprop.schemes.residual import fan_in_std, without_norms
 from signalprop.schemes.stacking import placed
 from signalprop.schemes.vanilla import stream_ends
+from signalprop.theory.embedding import embed
+
+# Layers below which DKS with the paper's zeta leaves the activation hardly recognisable, or has no solution at all.
+_SHALLOW = 6
+# Factor on orthogonal queries and keys for "small" scores: attention is then off by 3e-3 (SPA section 3.3, option 3).
+_SMALL = 0.1
+
+
+@dataclass(frozen=True)
+class _Shaped(Scheme):
+    """What the three methods have in common: no skips or normalised ones, no norms or pre-norm, weights, activation."""
+
+    attention_skip: ClassVar[float]
+    feed_forward_skip: float = 0.0
+    norm: bool = False
+    orthogonal: bool = True
+    activation: str = "auto"
+
+    def __post_init__(self) -> None:
+        within(self, "feed_forward_skip", 0.0, 1.0)
+        truth(self, "norm", "orthogonal")
+        one_of(self, "activation", ("auto", "dks", "tat", "keep"))
+
+    def _shape(self, architecture: Architecture) -> Architecture:
+        """The architecture that the method asks for: norms, and the activation, transformed for the depth."""
+        if architecture.kind == "encoder-decoder" or architecture.parallel:
+            raise InputError(
+                f"scheme {self.name!r} is defined for one stack of attention and feed-forward in turn, not for "
+                "encoder-decoders or parallel sublayers; choose another scheme"
+            )
+        a = placed(architecture, "pre") if self.norm else without_norms(architecture)
+        return a.replace(activation=self._activation(a))
+
+    def _activation(self, a: Architecture) -> str:
+        kind = activation(a.activation).name.partition("(")[0]
+        if self.activation == "auto":
+            smooth = kind not in ("relu", "leaky_relu", "relu2", "elu", "identity", "transformed")
+            skips = self.feed_forward_skip > 0 or self.attention_skip > 0
+            return (
+                dks(a.activation, max(a.n_layers, _SHALLOW)) if smooth and not skips and not a.gated else a.activation
+            )
+        if self.activation == "keep":
+            return a.activation
+        if a.gated:
+            raise InputError(
+                f"scheme {self.name!r}: {self.activation} is not defined for gated feed-forwards; take "
+                "activation=keep, or an architecture with gated=False"
+            )
+        if self.activation == "dks":
+            return dks(a.activation, max(a.n_layers, _SHALLOW))
+        if kind not in ("relu", "leaky_relu"):
+            raise InputError(f"scheme {self.name!r}: tat transforms leaky ReLU, not {kind}; take activation=dks")
+        return tat(a.n_layers)
+
+    def _table(self, a: Architecture, **columns: FloatArray) -> Parametrization:
+        """The table with weights, skips and ends; `columns` are the method's own."""
+        attention = role_mask(a, "query")
+        table = fill(
+            a,
+            self,
+            fan_in_std(a),
+            skip=np.where(attention, self.attention_skip, self.feed_forward_skip),
+            branch=np.where(attention, math.sqrt(1 - self.attention_skip**2), math.sqrt(1 - self.feed_forward_skip**2)),
+            **columns,
+        )
+        shape: Distribution = "orthogonal" if self.orthogonal else "normal"
+        return scaled_ends(replace(table, distribution=dict.fromkeys(ROLES, shape)))
+
+
+def scaled_ends(table: Parametrization) -> Parametrization:
+    """The table with token rows of variance 1/d, look-ups times sqrt(d), and logits of variance 1 (SPA appendix H.1).
+
+    The factor is on look-ups only: a tied head reads the rows as they are. Where there is a norm on the embeddings, or
+    nothing is looked up, the stream starts at variance 1 as in `xavier`.
+    """
+    table = stream_ends(table)
+    a, e, root = table.architecture, table.embedding, math.sqrt(table.architecture.d_model)
+    if a.embedding_norm or a.input != "tokens":
+        return table
+    ratio = e.scale / root
+    return replace(
+        table,
+        embedding=e.model_copy(
+            update={
+                "token": e.token * ratio,
+                "position": e.position * ratio,
+                "segment": e.segment * ratio,
+                "scale": root,
+            }
+        ),
+        head=table.head.model_copy(
+            update={"weight": e.token * ratio if a.has_tied_head else table.head.weight / root, "scale": 1.0}
+        ),
+    )
 
 
 @register
 @dataclass(frozen=True)
-class ValueSkipInit(Scheme):
+class ValueSkipInit(_Shaped):
     """Attention without a skip around it: (alpha I + beta A) V, with trainable scalars alpha = 1 and beta = 0.
 
     At initialisation every token attends to itself, so tokens do not grow alike through attention; the network is an
@@ -30,11 +129,12 @@ class ValueSkipInit(Scheme):
 
     Weights: variance 1/fan_in for all, but d_ff sigma_2^2 E f^2 = 1 for the matrix after the activation, so that inputs
     of variance 1 give outputs of variance 1; `orthogonal` (rows or columns, whichever are fewer, scale-corrected) or
-    normal. Biases 0. Embeddings are scaled to variance 1. Queries are drawn as the rest (W_Q = 0 belongs to the paper's
-    other methods); while beta = 0 their gradient is exactly 0, like that of the keys.
+    normal. Biases 0. Token rows have variance 1/d and look-ups are multiplied by sqrt(d). Queries are drawn as the rest
+    (W_Q = 0 belongs to the paper's other methods); while beta = 0 their gradient is exactly 0, like that of the keys.
 
-    The paper knows no dropout: without norms each sublayer multiplies the variance by 1 / (1 - p). Its DKS and TAT
-    activations, which keep tokens apart through deep MLPs, are not part of this.
+    `activation`: `auto` transforms a smooth activation by DKS, as the paper does without skips (of at least 6 layers'
+    strength), and keeps it where there are skips, gates or kinks; `dks`, `tat` (leaky ReLU) and `keep` say which. The
+    paper knows no dropout: without norms each sublayer multiplies the variance by 1 / (1 - p).
 
     Raises:
         InputError: an encoder-decoder (alpha I has no meaning in cross-attention), or parallel sublayers.
@@ -43,30 +143,207 @@ class ValueSkipInit(Scheme):
     name: ClassVar[str] = "value-skipinit"
     paper: ClassVar[str] = "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.1, eq. 7; appendix H"
     summary: ClassVar[str] = "no attention skip, no norms: (alpha I + beta A) V with trainable alpha = 1, beta = 0"
-    feed_forward_skip: float = 0.0
-    norm: bool = False
-    orthogonal: bool = True
-
-    def __post_init__(self) -> None:
-        within(self, "feed_forward_skip", 0.0, 1.0)
-        truth(self, "norm", "orthogonal")
+    attention_skip: ClassVar[float] = 0.0
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
-        if architecture.kind == "encoder-decoder" or architecture.parallel:
-            raise InputError(
-                "scheme 'value-skipinit' is defined for one stack of attention and feed-forward in turn, not for "
-                "encoder-decoders or parallel sublayers; choose another scheme"
-            )
-        a = placed(architecture, "pre") if self.norm else without_norms(architecture)
+        a = self._shape(architecture)
         attention = role_mask(a, "query")
-        table = fill(
-            a,
-            self,
-            fan_in_std(a),
-            skip=np.where(attention, 0.0, self.feed_forward_skip),
-            branch=np.where(attention, 1.0, math.sqrt(1 - self.feed_forward_skip**2)),
-            value_skip=np.where(attention, 1.0, 0.0),
-            attention_gain=np.where(attention, 0.0, 1.0),
+        table = self._table(a, value_skip=np.where(attention, 1.0, 0.0), attention_gain=np.where(attention, 0.0, 1.0))
+        return replace(table, attention_trainable=True)
+
+
+@dataclass(frozen=True)
+class _Spa(_Shaped):
+    """U-SPA and E-SPA: D softmax(scores + B) with scores that start at 0."""
+
+    attention_skip: float = 0.0  # type: ignore[misc]
+    repeats: float | None = None
+    corrected: bool = False
+    calibrated: bool = False
+    zero: str = "query"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, "attention_skip", 0.0, 1.0)
+        if self.attention_skip == 1:
+            raise InputError(f"option attention_skip of scheme {self.name!r} is 1, which leaves nothing to attention")
+        if self.repeats is not None:
+            within(self, "repeats", 0.0, 0.999)
+        truth(self, "corrected", "calibrated")
+        one_of(self, "zero", ("query", "key", "small"))
+
+    def _shape(self, architecture: Architecture) -> Architecture:
+        a = super()._shape(architecture)
+        if a.qk_norm:
+            raise InputError(
+                f"scheme {self.name!r} starts with scores of 0, and QK-norm makes scores of order 1 of whatever "
+                "queries are; choose an architecture with qk_norm=False"
+            )
+        if self.calibrated and not a.causal:
+            raise InputError(f"scheme {self.name!r}: calibrated needs a causal stack; leave it out for an encoder")
+        return a
+
+    def _repeats(self, table: Parametrization, inputs: InputStatistics | None) -> float:
+        """Pair-repeat probability: as given, else the correlation that the embedded input is predicted to have."""
+        if self.repeats is not None:
+            return self.repeats
+        a = table.architecture
+        r = float(embed(a, table.embedding, inputs or default_statistics(a)).token_correlation)
+        return min(max(r, 0.0), 0.999)
+
+    def _spa(
+        self, table: Parametrization, shaping: Shaping, before: FloatArray, after: FloatArray, gain: FloatArray
+    ) -> Parametrization:
+        """The table with one row of numbers per layer, and scores that start at 0 (or near it)."""
+        attention = role_mask(table.architecture, "query")
+        layer = np.minimum(table.layer, len(before) - 1)
+        weights = {"query": (self.zero, ("query", "small")), "key": (self.zero, ("key", "small"))}
+        return replace(
+            table.with_columns(
+                shape_in=np.where(attention, before[layer], 0.0),
+                shape_out=np.where(attention, after[layer], 0.0),
+                shape_gain=np.where(attention, gain[layer], 0.0),
+                **{
+                    f"weight__{role}": table.weights[role] * (_SMALL if chosen == "small" else 0.0)
+                    for role, (chosen, affected) in weights.items()
+                    if chosen in affected
+                },
+            ),
+            shaping=shaping,
         )
-        shape: Distribution = "orthogonal" if self.orthogonal else "normal"
-        return stream_ends(replace(table, distribution=dict.fromkeys(ROLES, shape), attention_trainable=True))
+
+
+@register
+@dataclass(frozen=True)
+class USPA(_Spa):
+    """Attention matrices under which all tokens grow alike evenly, from uncorrelated to correlation `rho` at the end.
+
+    At initialisation attention is A = L' L^-1 with the Cholesky factors of (1 - rho_l) I + rho_l 1 1^T, rho_l linear in
+    depth: D softmax(B), B = log A, where scores are 0 (`zero`: W_Q, W_K, or `small` orthogonal ones of scale 0.1). No
+    skips and no norms, unless `attention_skip`, `feed_forward_skip` (normalised, combined exactly) or `norm`
+    (pre-norm). `repeats` is rho_0, by default what repeated tokens make of the embedded input. `corrected` takes the
+    feed-forward before into account, exactly: from C(rho_{l-1}) instead of rho_{l-1}. `calibrated`: rows of D that keep
+    the diagonal at 1 with all that the stack does in between (docs/theory/shaping.md).
+
+    Weights, ends and `activation` as in `value-skipinit`. Encoders get the symmetric form, which depends on the number
+    of tokens.
+
+    Raises:
+        InputError: an encoder-decoder, parallel sublayers or QK-norm; a rho, skip or activation that would need
+            negative attention weights (the message says what is feasible).
+    """
+
+    name: ClassVar[str] = "u-spa"
+    paper: ClassVar[str] = "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.1; appendices B, C, H"
+    summary: ClassVar[str] = "no skips, no norms: attention shaped so that all tokens correlate alike, up to rho = 0.8"
+    rho: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, "rho", 0.0, 1.0)
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        a = self._shape(architecture)
+        table = self._table(a)
+        repeats = self._repeats(table, inputs)
+        rho = schedules.rho_schedule(a.n_layers, self.rho, repeats)
+        if self.attention_skip and self.attention_skip >= schedules.largest_uniform_skip(a.n_layers, self.rho, repeats):
+            bound = schedules.largest_uniform_skip(a.n_layers, self.rho, repeats)
+            raise InputError(
+                f"scheme 'u-spa': attention_skip {self.attention_skip:.6g} is too large to reach rho {self.rho:.6g} in "
+                f"{a.n_layers} layers; expected below {bound:.6g}, more layers, or a smaller rho"
+            )
+        before = np.concatenate([rho[:1], self._behind_feed_forward(a, rho[1:-1])]) if self.corrected else rho[:-1]
+        if (rho[1:] < before).any():
+            raise InputError(
+                f"scheme 'u-spa': {activation(a.activation).name:.30} alone makes tokens more alike than rho "
+                f"{self.rho:.6g} allows; expected a last rho above {self._fixed_point(a):.4g}, or activation=dks"
+            )
+        after = np.array(
+            [schedules.uniform_behind_skip(r, s, self.attention_skip) for r, s in zip(before, rho[1:], strict=True)]
+        )
+        shaping = Shaping(kind="u-spa", repeats=repeats, corrected=self.corrected, calibrated=self.calibrated)
+        return self._spa(table, shaping, before, after, np.zeros(a.n_layers))
+
+    def _behind_feed_forward(self, a: Architecture, rho: FloatArray) -> FloatArray:
+        """What a feed-forward with its skip makes of correlations."""
+        q = dual(a.activation, 1.0, rho)
+        made = np.asarray(q.covariance_moment / q.second_moment) * (rho if a.gated else 1.0)
+        kept = self.feed_forward_skip**2
+        return np.asarray(kept * rho + (1 - kept) * made)
+
+    def _fixed_point(self, a: Architecture) -> float:
+        rho = np.array([0.0])
+        for _ in range(a.n_layers):
+            rho = self._behind_feed_forward(a, rho)
+        return float(rho[0])
+
+
+@register
+@dataclass(frozen=True)
+class ESPA(_Spa):
+    """Attention matrices under which tokens grow alike with their neighbours: correlation e^-(gamma |i - j|).
+
+    As `u-spa`, with kernels exp(-gamma_l |i - j|) whose decay falls with depth to `gamma`: near tokens end more alike
+    than far ones, which is akin to a position encoding. `schedule`: `diagonal` keeps the self-weight of all layers the
+    same (the paper's), `tanh` their gain on slow signals. `attention_skip`: a normalised skip, by the paper's rule,
+    which is inaccurate near the largest feasible skip, or with `skip_rule=exact` by the exact filter
+    (docs/theory/shaping.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without skips; beside
+    skips use `calibrated`).
+    `corrected`: takes the activation before into account, which is possible for DKS-transformed ones.
+
+    Raises:
+        InputError: an encoder-decoder, parallel sublayers or QK-norm; a gamma, skip or activation that would need
+            negative attention weights (the message says what is feasible).
+    """
+
+    name: ClassVar[str] = "e-spa"
+    paper: ClassVar[str] = (
+        "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.2; appendices B to F, H"
+    )
+    summary: ClassVar[str] = (
+        "no skips, no norms: attention shaped so that near tokens correlate more, exp(-gamma |i - j|)"
+    )
+    gamma: float = 0.005
+    schedule: str = "diagonal"
+    skip_rule: str = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, "gamma", 1e-9, 30.0)
+        one_of(self, "schedule", ("diagonal", "tanh"))
+        one_of(self, "skip_rule", ("paper", "exact"))
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        a = self._shape(architecture)
+        table = self._table(a)
+        decay = schedules.decay_schedule(a.n_layers, self.gamma, self.schedule)
+        before, after, gain = decay[:-1], decay[1:], np.zeros(a.n_layers)
+        skip, exact = self.attention_skip, self.skip_rule == "exact"
+        if skip and (not a.causal or self.corrected):
+            raise InputError(
+                "scheme 'e-spa': attention_skip is for plain causal attention; leave it out for an encoder, or with "
+                "corrected"
+            )
+        if skip:
+            self._check_skip(a.n_layers)
+            rule = schedules.exact_behind_skip if exact else schedules.exponential_behind_skip
+            filters = [rule(r, s, skip) for r, s in zip(before, after, strict=True)]
+            before, after, gain = (np.array(column) for column in zip(*filters, strict=True))
+        repeats = (
+            self._repeats(table, inputs) if a.causal and (self.calibrated or not (skip or self.corrected)) else 0.0
+        )
+        shaping = Shaping(kind="e-spa", repeats=repeats, corrected=self.corrected, calibrated=self.calibrated)
+        return self._spa(table, shaping, before, after, gain)
+
+    def _check_skip(self, n_layers: int) -> None:
+        exact = self.skip_rule == "exact"
+        if (self.schedule == "tanh") != exact:
+            return  # steps bind one by one: their own messages say where
+        bound = schedules.largest_exponential_skip(n_layers, self.gamma, exact=exact)
+        if self.attention_skip > bound:
+            least = schedules.smallest_gamma(n_layers, self.attention_skip, exact=exact)
+            raise InputError(
+                f"scheme 'e-spa': attention_skip {self.attention_skip:.6g} is too large for gamma {self.gamma:.6g} and "
+                f"{n_layers} layers; expected at most {bound:.6g}, or a gamma of at least {least:.6g}"
+            )
