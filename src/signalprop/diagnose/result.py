@@ -1,0 +1,239 @@
+"""What a diagnosis of a trained model found: plain values, one JSON form (`signalprop/diagnosis/1`).
+
+Layers count from 0, the encoder's first. Statistics of the signal leave out the first `skip_first` positions of every
+sequence, where trained models park activations thousands of times larger than all others; those are reported apart.
+A number that could not be formed (a NaN in the model, a single token) is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field
+
+from signalprop.errors import InputError
+from signalprop.storage import finite, read_json, write_json
+from signalprop.validation import Value
+
+SCHEMA = "signalprop/diagnosis/1"
+Number = float | None
+Numbers = tuple[Number, ...]
+Severity = Literal["fault", "warning", "note"]
+
+
+def number(value: float) -> Number:
+    """A Python float, or None for what is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+class Estimate(Value):
+    """A mean and its standard error (None where there is only one sample)."""
+
+    value: Number
+    standard_error: Number = None
+
+
+class Data(Value):
+    """What the model was run on.
+
+    Attributes:
+        source: in words. sequences, tokens: how many; length: tokens of a sequence. skip_first: positions that the
+            statistics of the signal leave out at the start of every sequence.
+    """
+
+    source: str
+    sequences: int
+    tokens: int
+    length: int
+    skip_first: int
+
+
+class LayerSignal(Value):
+    """The signal at one layer, on real data.
+
+    Attributes:
+        layer, stack: which. finite: whether every number it gave out was.
+        variance_in, variance: of the stream before and behind the layer: over features of a token, then over tokens.
+        first_variance: behind the layer, over the positions that all others leave out.
+        token_correlation: of the stream behind the layer (as in a Profile).
+        effective_rank: exp of the entropy of the eigenvalues of the kernel of normalised tokens, of up to 512 tokens.
+        attention_share, feed_forward_share: variance that each branch adds (multiplier included) over `variance`.
+        alignment: cosine between what the layer adds and the stream it meets, mean over tokens.
+        gradient: variance of d loss / d stream behind the layer, relative to that behind the last one.
+        outlier, first_outlier: largest |entry| of a token over the root mean square of the stream, without and within
+            the first positions.
+        score_std: standard deviation of attention scores along a row, per head. entropy: of attention weights over that
+            of equal weights, per head (1: equal). head_share: share of each head in the attention's output variance.
+        norm_output: root mean square of what the attention and the feed-forward read behind their norms.
+    """
+
+    layer: int
+    stack: str
+    finite: bool = True
+    variance_in: Number = None
+    variance: Number = None
+    first_variance: Number = None
+    token_correlation: Number = None
+    effective_rank: Number = None
+    attention_share: Number = None
+    feed_forward_share: Number = None
+    alignment: Number = None
+    gradient: Number = None
+    outlier: Number = None
+    first_outlier: Number = None
+    score_std: Numbers = ()
+    entropy: Numbers = ()
+    head_share: Numbers = ()
+    norm_output: Numbers = ()
+
+
+class Weights(Value):
+    """Standard deviations of one layer's weights, by role, and the predicted signal behind it from those alone.
+
+    Attributes:
+        norm_gain: root mean square of the gains of the norms that the attention and the feed-forward read behind, fixed
+            scales included: what `LayerSignal.norm_output` should be.
+        predicted_variance, predicted_gradient: as `LayerSignal.variance` and `gradient`, by the theory for random
+            weights of these sizes: what training has aligned is what differs.
+        identity: predicted |J - I| / sqrt(n) of the layer (docs/theory/depth.md).
+    """
+
+    layer: int
+    stack: str
+    std: dict[str, float]
+    norm_gain: Numbers = ()
+    predicted_variance: Number = None
+    predicted_gradient: Number = None
+    identity: Number = None
+
+
+class Identity(Value):
+    """How near layers are to doing nothing.
+
+    Attributes:
+        cosine: between a token's stream before and behind each layer, mean over tokens.
+        angular: angular[n - 1][l]: angle between the stream before layer l and behind layer l + n - 1, over pi, mean
+            over tokens (0 the same direction, 1 the opposite).
+        jacobian: ||J - I||_F / sqrt(number of entries of the stream) per layer, by random projections.
+    """
+
+    cosine: Numbers
+    angular: tuple[Numbers, ...]
+    jacobian: tuple[Estimate, ...] = ()
+
+
+class Removed(Value):
+    """The loss without some layers.
+
+    Attributes:
+        layers: which were removed. loss: mean cross-entropy per token without them. increase: what it lies above the
+            whole model's, with the standard error of the difference over sequences. accuracy: of a task, where there is
+            one.
+    """
+
+    layers: tuple[int, ...]
+    loss: Estimate
+    increase: Estimate
+    accuracy: Estimate | None = None
+
+
+class Removal(Value):
+    """What layers are worth: removed one at a time, and the cheapest ones together, chosen greedily."""
+
+    single: tuple[Removed, ...]
+    greedy: tuple[Removed, ...] = ()
+
+
+class Cast(Value):
+    """A direct cast to few bits.
+
+    Attributes:
+        format: float8_e4m3fn, float8_e5m2, bfloat16 or int8. of: weights, activations or both. scaled: one scale per
+            tensor, else none. loss, increase: as in `Removed`. signal_to_noise: of the stream behind each layer, in dB.
+    """
+
+    format: str
+    of: Literal["weights", "activations", "both"]
+    scaled: bool
+    loss: Estimate
+    increase: Estimate
+    signal_to_noise: Numbers = ()
+
+
+class Verdict(Value):
+    """One finding in words.
+
+    Attributes:
+        severity: `fault` (something is broken), `warning`, `note`. layers: which it is about, () for the whole model.
+        kind: a short name, e.g. `idle layers`, `dead head`. text: one or two sentences with the numbers.
+        cause: what likely made it. advice: what to do; names a scheme or a command where one helps.
+    """
+
+    severity: Severity
+    kind: str
+    layers: tuple[int, ...]
+    text: str
+    cause: str = ""
+    advice: str = ""
+
+
+class Diagnosis(Value):
+    """All that was found; sections that were not asked for are None."""
+
+    model_config = ConfigDict(title="diagnosis")
+    schema_: Literal["signalprop/diagnosis/1"] = Field("signalprop/diagnosis/1", alias="schema")
+    model: str
+    family: str
+    n_parameters: int
+    data: Data
+    loss: Estimate | None = None
+    perplexity: Number = None
+    signal: tuple[LayerSignal, ...] = ()
+    weights: tuple[Weights, ...] = ()
+    identity: Identity | None = None
+    removal: Removal | None = None
+    casts: tuple[Cast, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; `from_json` gives the same Diagnosis back."""
+        data: dict[str, Any] = finite(self.model_dump(mode="json", by_alias=True))
+        return data
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: another schema version, a missing or unknown field, or a value out of range.
+        """
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
+            raise InputError(f"this is not a diagnosis that this version reads: {got}, expected schema {SCHEMA!r}")
+        return cls(**{str(key): _tuples(value) for key, value in data.items()})
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form, whole or not at all; `-` is standard output."""
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a JSON file that `save` wrote."""
+        return cls.from_json(read_json(path))
+
+    def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:
+        """The signal at some layers."""
+        return [item for item in self.signal if item.layer in layers]
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has no tuples."""
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return value
