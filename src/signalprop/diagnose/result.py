@@ -67,7 +67,8 @@ class LayerSignal(Value):
             the first positions.
         score_std: standard deviation of attention scores along a row, per head. entropy: of attention weights over that
             of equal weights, per head (1: equal). head_share: share of each head in the attention's output variance.
-        norm_output: root mean square of what the attention and the feed-forward read behind their norms.
+        norm_factor: what the attention and the feed-forward read, over what the norms before them make of the stream by
+            their own weights: the fixed factor that the norm carries (1 in an ordinary model).
     """
 
     layer: int
@@ -87,15 +88,15 @@ class LayerSignal(Value):
     score_std: Numbers = ()
     entropy: Numbers = ()
     head_share: Numbers = ()
-    norm_output: Numbers = ()
+    norm_factor: Numbers = ()
 
 
 class Weights(Value):
     """Standard deviations of one layer's weights, by role, and the predicted signal behind it from those alone.
 
     Attributes:
-        norm_gain: root mean square of the gains of the norms that the attention and the feed-forward read behind, fixed
-            scales included: what `LayerSignal.norm_output` should be.
+        norm_scale: fixed factors on the norms of the attention and the feed-forward, as the model's description has
+            them: what `LayerSignal.norm_factor` should be.
         predicted_variance, predicted_gradient: as `LayerSignal.variance` and `gradient`, by the theory for random
             weights of these sizes: what training has aligned is what differs.
         identity: predicted |J - I| / sqrt(n) of the layer (docs/theory/depth.md).
@@ -103,8 +104,8 @@ class Weights(Value):
 
     layer: int
     stack: str
-    std: dict[str, float]
-    norm_gain: Numbers = ()
+    std: dict[str, Number]
+    norm_scale: Numbers = ()
     predicted_variance: Number = None
     predicted_gradient: Number = None
     identity: Number = None

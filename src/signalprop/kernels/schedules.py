@@ -25,7 +25,7 @@ class Filter(NamedTuple):
 
 
 def rho_schedule(n_layers: int, last: float, first: float = 0.0) -> FloatArray:
-    """rho_0 .. rho_L of U-SPA, linear in depth, (n_layers + 1,) (SPA section 3.1).
+    """rho_0 .. rho_L of U-SPA, linear in depth, (n_layers + 1,) (SPA appendix C).
 
     Raises:
         InputError: rho would not grow, or leaves [0, 1).
@@ -40,7 +40,7 @@ def rho_schedule(n_layers: int, last: float, first: float = 0.0) -> FloatArray:
 def decay_schedule(n_layers: int, gamma: float, rule: str = "diagonal") -> FloatArray:
     """e^-gamma_0 .. e^-gamma_L of E-SPA, gamma_0 infinite and gamma_L given, (n_layers + 1,).
 
-    `diagonal` keeps the diagonal of every attention matrix the same, a_l = a_L^(l/L) (SPA section 3.2); `tanh` its gain
+    `diagonal` keeps the diagonal of every attention matrix the same, a_l = a_L^(l/L) (SPA appendix C); `tanh` its gain
     on slow signals, tanh(gamma_l / 2) = tanh(gamma_L / 2)^(l/L) (docs/theory/shaping.md).
 
     Raises:
@@ -50,30 +50,41 @@ def decay_schedule(n_layers: int, gamma: float, rule: str = "diagonal") -> Float
         raise InputError(f"E-SPA: gamma is {gamma!r}; expected a number above 0 and below 40")
     share = np.arange(n_layers + 1) / n_layers
     if rule == "diagonal":  # decay^2 = 1 - a_L^(2 share)
-        out = np.sqrt(-np.expm1(share * math.log(-math.expm1(-2 * gamma))))
-    elif rule == "tanh":  # decay = (1 - t) / (1 + t) = -tanh(ln(t) / 2), t = tanh(gamma / 2)^share
-        out = -np.tanh(share * math.log(math.tanh(gamma / 2)) / 2)
+        out = np.sqrt(-np.expm1(share * _log_complement(2 * gamma)))
+    elif rule == "tanh":  # decay = (1 - t) / (1 + t) = tanh(-ln(t) / 2), t = tanh(gamma / 2)^share
+        out = np.tanh(-share * (_log_complement(gamma) - math.log1p(math.exp(-gamma))) / 2)
     else:
         raise InputError(f"E-SPA: schedule {rule!r}; expected diagonal or tanh")
     return np.asarray(out)
 
 
+def _log_complement(x: float) -> float:
+    """ln(1 - e^-x) for x > 0, to full precision."""
+    return math.log(-math.expm1(-x)) if x < math.log(2) else math.log1p(-math.exp(-x))
+
+
 def uniform_behind_skip(rho: float, rho_out: float, skip: float) -> float:
     """rho of the attention branch that takes the stream from rho to rho_out beside a normalised skip, exactly.
 
-    skip^2 Sigma(rho) + (1 - skip^2) Sigma(result) = Sigma(rho_out). (The paper does not say how it combines them.)
+    skip^2 Sigma(rho) + (1 - skip^2) Sigma(result) = Sigma(rho_out) (SPA section 3.4).
 
     Raises:
         InputError: the skip is too large for the step; the message says how large it may be.
     """
-    result = (rho_out - skip**2 * rho) / (1 - skip**2)
+    _check_skip(skip)
+    result = rho + (rho_out - rho) / (1 - skip**2)
     if result >= 1:
         bound = math.sqrt((1 - rho_out) / (1 - rho))
         raise InputError(
-            f"U-SPA: a skip of {skip:.6g} lets attention no more than halt on the way from rho {rho:.6g} to "
-            f"{rho_out:.6g}; expected a skip below {bound:.6g}, more layers, or a smaller last rho"
+            f"U-SPA: a skip of {skip:.6g} is too large for the step from rho {rho:.6g} to {rho_out:.6g}; expected a "
+            f"skip below {bound:.6g}, more layers, or a smaller last rho"
         )
     return result
+
+
+def _check_skip(skip: float) -> None:
+    if not 0 <= skip < 1:
+        raise InputError(f"a normalised skip of {skip!r}; expected a number from 0 up to, but not, 1")
 
 
 def largest_uniform_skip(n_layers: int, last: float, first: float = 0.0) -> float:
@@ -89,15 +100,13 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
     target by far (docs/theory/shaping.md has numbers).
 
     Raises:
-        InputError: the skip is larger than the diagonal of the matrix that it would stand beside.
+        InputError: the skip is not smaller than the diagonal of the matrix that it would stand beside.
     """
+    _check_skip(skip)
     own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
-    dilution2 = out2 / own2
-    if skip**2 > dilution2:
-        raise InputError(_too_large(decay, decay_out, skip, math.sqrt(dilution2)))
-    gain2 = (dilution2 - skip**2) / (1 - skip**2)
+    gain2 = (out2 / own2 - skip**2) / (1 - skip**2)
     if gain2 <= 0:
-        raise InputError(_too_large(decay, decay_out, skip, math.sqrt(dilution2)))
+        raise InputError(_too_large(decay, decay_out, skip, f"below {math.sqrt(out2 / own2):.6g}"))
     return Filter(decay, math.sqrt(1 - gain2 * own2), math.sqrt(gain2))
 
 
@@ -110,21 +119,23 @@ def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
     Raises:
         InputError: skip^2 > tanh(gamma_out / 2) / tanh(gamma / 2).
     """
+    _check_skip(skip)
     slow, slow_out = (1 - decay) / (1 + decay), (1 - decay_out) / (1 + decay_out)  # tanh(gamma / 2)
     if skip**2 > slow_out / slow * (1 + 1e-12):
-        raise InputError(_too_large(decay, decay_out, skip, math.sqrt(slow_out / slow)))
+        raise InputError(_too_large(decay, decay_out, skip, f"at most {math.sqrt(slow_out / slow):.6g}"))
     own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
     kept, over = skip**2, (1 - skip**2) * own2
     even = (out2 * (1 + decay**2) - kept * own2 * (1 + decay_out**2)) / over
     odd = (out2 * decay - kept * own2 * decay_out) / over
     gain2 = (even + math.sqrt(max(even**2 - 4 * odd**2, 0.0))) / 2
-    return Filter(odd / gain2, decay_out, math.sqrt(gain2))
+    # at the largest skip the zero is -1, beyond it by rounding only
+    return Filter(max(odd / gain2, -1.0), decay_out, math.sqrt(gain2))
 
 
-def _too_large(decay: float, decay_out: float, skip: float, bound: float) -> str:
+def _too_large(decay: float, decay_out: float, skip: float, bound: str) -> str:
     return (
         f"E-SPA: a skip of {skip:.6g} is too large for the step from gamma {gamma_of(decay):.6g} to "
-        f"{gamma_of(decay_out):.6g}; expected at most {bound:.6g}, more layers, or a larger last gamma"
+        f"{gamma_of(decay_out):.6g}; expected {bound}, more layers, or a larger last gamma"
     )
 
 

@@ -63,7 +63,7 @@ def uniform_kernel(rho: float, n: int) -> FloatArray:
 def repeated_diagonal(decay: float, repeats: float, n: int) -> FloatArray:
     """Diag(L Sigma_0 L^T) with L of the exponential kernel, Sigma_0 = uniform_kernel(repeats): Dbar, (n,).
 
-    SPA eq. 13 in closed form: 1 - r + r m_i^2, m = L 1 = kappa - (kappa - 1) decay^(i - 1), kappa = coth(gamma/2)^1/2.
+    SPA appendix B in closed form: 1 - r + r m_i^2, m = L 1 = k - (k - 1) decay^(i - 1), k = coth(gamma / 2)^(1/2).
     """
     kappa = math.sqrt((1 + decay) / (1 - decay))
     total = kappa - (kappa - 1) * float(decay) ** np.arange(n)
@@ -106,10 +106,15 @@ class ESPA:
             raise InputError("E-SPA: repeats belong to a matrix without a gain of its own; calibrate its rows instead")
         if not 0 < self.diagonal <= 1e30:
             raise InputError(f"E-SPA: gain is {self.gain!r}; expected a positive number")
-        if self.pole < self.zero or self.pole < self.diagonal * self.zero:
+        if self.pole < self.zero:
             raise InputError(
                 f"E-SPA: decay {gamma_of(self.pole):.6g} after the layer is larger than {gamma_of(self.zero):.6g} "
                 "before it, which needs negative attention weights; decays have to fall with depth"
+            )
+        if self.pole < self.diagonal * self.zero:
+            raise InputError(
+                f"E-SPA: gain is {self.diagonal:.6g}; expected at most {self.pole / self.zero:.6g} (pole over zero), "
+                "beyond which attention to the first token is negative"
             )
 
     @staticmethod

@@ -1,0 +1,181 @@
+"""What a direct cast to few bits does to a model: its loss, and the noise in the stream behind every layer.
+
+Weights: those of the branches' linear maps (embedding, head and norms stay). Activations: what those maps read. Numbers
+are cast and cast back, so that the arithmetic in between stays in the model's own precision: this is the error of the
+format, not of a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.data import Batch
+from signalprop.diagnose.identity import layer_modules
+from signalprop.diagnose.removal import difference, estimate
+from signalprop.diagnose.result import Cast, Numbers, number
+from signalprop.diagnose.signal import Progress, positions
+from signalprop.diagnose.stream import LossResult, loss
+from signalprop.errors import InputError
+from signalprop.probes.mapping import Mapping, find_any, split
+from signalprop.probes.measuring import arguments_of
+from signalprop.probes.recording import first_tensor, uncompiled
+
+Of = Literal["weights", "activations", "both"]
+FORMATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A cast there and back.
+
+    Attributes:
+        name: of `FORMATS`. scaled: the tensor is divided by its largest |number| over the largest of the format first.
+    """
+
+    name: str
+    scaled: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The tensor as the format holds it. Beyond the format's range numbers are held at its ends.
+
+        (torch itself makes NaN of them in float8_e4m3fn, infinity in float8_e5m2; kernels saturate.)
+        """
+        top = 127.0 if self.name == "int8" else float(torch.finfo(getattr(torch, self.name)).max)
+        largest = float(x.abs().amax()) if x.numel() else 0.0
+        scale = largest / top if self.scaled and largest > 0 and math.isfinite(largest) else 1.0
+        held = (x.float() / scale).clamp(-top, top)
+        cast = held.round() if self.name == "int8" else held.to(getattr(torch, self.name)).float()
+        return (cast * scale).to(x.dtype)
+
+
+def maps_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
+    """The linear maps of all branches, each once."""
+    found: dict[int, nn.Module] = {}
+    for item in mapping.sublayers:
+        for reference in item.weights.values():
+            owner = find_any(model, split(reference)[0], "weight")
+            if isinstance(owner, nn.Module):
+                found[id(owner)] = owner
+    return list(found.values())
+
+
+@contextmanager
+def cast(model: nn.Module, mapping: Mapping, form: Format, of: Of) -> Iterator[None]:
+    """The model with cast weights, activations or both, for as long as the block runs. One map's weights at a time."""
+    handles: list[Any] = []
+    kept: dict[int, Tensor] = {}
+
+    def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        if of != "activations":
+            kept[id(module)] = module.weight.data  # type: ignore[assignment, union-attr]
+            module.weight.data = form(kept[id(module)])  # type: ignore[union-attr]
+        if of != "weights" and args and isinstance(args[0], Tensor):
+            return (form(args[0]), *args[1:])
+        return None
+
+    def after(module: nn.Module, *_: Any) -> None:
+        if id(module) in kept:
+            module.weight.data = kept.pop(id(module))  # type: ignore[union-attr]
+
+    try:
+        for module in maps_of(model, mapping):
+            handles.append(module.register_forward_pre_hook(before))
+            handles.append(module.register_forward_hook(after, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in maps_of(model, mapping):
+            after(module)
+
+
+def casts(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    mapping: Mapping,
+    *,
+    formats: Sequence[str] = FORMATS,
+    of: Sequence[Of] = ("weights", "activations", "both"),
+    scaled: Sequence[bool] = (False, True),
+    whole: LossResult | None = None,
+    skip_first: int = 4,
+    progress: Progress | None = None,
+) -> tuple[Cast, ...]:
+    """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
+
+    Args:
+        whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses
+            count them all).
+        progress: called with (combinations done, all).
+
+    Raises:
+        InputError: an unknown format, or as `loss`.
+    """
+    for name in formats:
+        if name not in FORMATS:
+            raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
+    whole = whole or loss(model, batches, mapping=mapping)
+    clean = _streams(model, batches[0], mapping)
+    combinations = [(name, part, with_scale) for name in formats for part in of for with_scale in scaled]
+    out = []
+    for done, (name, part, with_scale) in enumerate(combinations):
+        with cast(model, mapping, Format(name, with_scale), part):
+            found = loss(model, batches, mapping=mapping)
+            noisy = _streams(model, batches[0], mapping)
+        ratios = _ratios(clean, noisy, batches[0], skip_first)
+        out.append(
+            Cast(
+                format=name,
+                of=part,
+                scaled=with_scale,
+                loss=estimate(found),
+                increase=difference(found, whole),
+                signal_to_noise=ratios,
+            )
+        )
+        if progress is not None:
+            progress(done + 1, len(combinations))
+    return tuple(out)
+
+
+def _streams(model: nn.Module, batch: Batch, mapping: Mapping) -> list[Tensor]:
+    """The stream behind every layer, of the first sequence of a batch."""
+    seen: list[Tensor] = []
+
+    def leaves(_: nn.Module, __: Any, output: Any) -> None:
+        x = output if isinstance(output, Tensor) else first_tensor(output)
+        if x is not None:
+            seen.append(x[0].detach().float())
+
+    handles = [layer.register_forward_hook(leaves) for layer in layer_modules(model, mapping)]
+    arguments = {
+        name: value[:1] if isinstance(value, Tensor) and value.ndim > 0 else value
+        for name, value in arguments_of(model, mapping, batch).items()
+    }
+    try:
+        with uncompiled(model), torch.no_grad():
+            model(**arguments)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _ratios(clean: list[Tensor], noisy: list[Tensor], batch: Batch, skip_first: int) -> Numbers:
+    """10 log10 of signal over noise of each stream; None where it is not finite or there is no noise."""
+    out = []
+    for x, y in zip(clean, noisy, strict=True):
+        keep = positions(None, (1, x.shape[0]), skip_first, x.device)[0]
+        if batch.keep is not None and batch.keep.shape[1] == x.shape[0]:
+            keep = keep & torch.as_tensor(batch.keep[0], device=x.device)
+        signal, noise = float(x[keep].square().sum()), float((x - y)[keep].square().sum())
+        good = math.isfinite(signal) and math.isfinite(noise) and noise > 0 and signal > 0
+        out.append(number(10 * math.log10(signal / noise)) if good else None)
+    return tuple(out)

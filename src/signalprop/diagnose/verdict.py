@@ -1,0 +1,413 @@
+"""What the numbers of a diagnosis mean, in words: faults first, then what the depth does, with the numbers it rests on.
+
+Rules compare a layer with its neighbours, with what theory predicts from the live weights, or with a fixed bound; each
+says which. Bounds were set on the trained checkpoints of docs/diagnoses.md, none of which has a fault, and on planted
+faults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from signalprop.diagnose.result import Diagnosis, LayerSignal, Verdict, Weights
+from signalprop.moments import FloatArray
+
+# A weight's standard deviation over the median of its neighbours': trained layers stay within a factor of 2.2.
+_ODD_WEIGHT = 3.0
+# Layers on either side that a layer is compared with.
+_NEIGHBOURS = 4
+# Share of a head in its layer's output below which it is dead, relative to an equal share.
+_DEAD_HEAD = 1e-6
+# Relative error of the factor between a norm and the branch that reads it; rounding leaves 1e-2 in bfloat16.
+_NORM_OFF = 0.05
+# Entropy of attention over that of equal weights, mean over heads.
+_ONE_HOT = 0.02
+# Token correlation, and effective rank, at which tokens have grown alike.
+_ALIKE, _FEW = 0.98, 1.5
+# Variance of the first positions over that of the others.
+_MASSIVE = 100.0
+# Loss that removing an idle layer costs, in nats per token, and in standard errors.
+_IDLE_LOSS = 0.02
+# |J - I| of an idle layer, where layers were not removed.
+_IDLE_JACOBIAN = 0.1
+# Gradient variance over the layers, largest over smallest.
+_GRADIENT_RANGE = 1e4
+# Loss that a cast may cost, in nats per token.
+_CAST_LOSS = 0.01
+
+
+def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
+    """All findings, the most severe first.
+
+    Args:
+        expected: name of the scheme that the model is meant to carry, '' if none was claimed.
+    """
+    rules: tuple[Callable[[Diagnosis], Iterable[Verdict]], ...] = (
+        _not_finite,
+        _norms_off,
+        lambda d: _deepnorm_gain(d),
+        lambda d: _scaling_missing(d, expected),
+        _odd_weights,
+        _silent_layers,
+        _dead_heads,
+        _one_hot_attention,
+        _collapse,
+        _gradients,
+        _idle,
+        _growth,
+        _massive,
+        _casts,
+    )
+    found = [verdict for rule in rules for verdict in rule(diagnosis)]
+    order = {"fault": 0, "warning": 1, "note": 2}
+    return tuple(sorted(found, key=lambda verdict: order[verdict.severity]))
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Layer numbers as inclusive ranges: `3, 7-9`."""
+    parts: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if parts and layer == parts[-1][-1] + 1:
+            parts[-1].append(layer)
+        else:
+            parts.append([layer])
+    return ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def _named(layers: Sequence[int]) -> str:
+    return f"layer{'' if len(layers) == 1 else 's'} {ranges(layers)}"
+
+
+# --- faults ------------------------------------------------------------------------------------------------------
+
+
+def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
+    bad = [item.layer for item in d.signal if not item.finite]
+    if bad:
+        first = bad[0]
+        weights = next((w for w in d.weights if w.layer == first), None)
+        broken = [role for role, std in weights.std.items() if std is None] if weights else []
+        cause = (
+            f"its {', '.join(broken)} weights hold NaN or infinite values"
+            if broken
+            else "its weights are finite: an overflow (float16?), a division by 0, or a mask that hides every key"
+        )
+        yield Verdict(
+            severity="fault",
+            kind="not finite",
+            layers=(first,),
+            text=f"layer {first} gives out NaN or infinite values; what it reads is finite"
+            + (f", and {len(bad) - 1} layers behind it pass them on" if len(bad) > 1 else ""),
+            cause=cause,
+            advice="restore the layer from the last good checkpoint, or run in bfloat16 or float32",
+        )
+
+
+def _norms_off(d: Diagnosis) -> Iterable[Verdict]:
+    """What a branch reads is what its norm makes of the stream, times the scale that the model is known to have."""
+    off: dict[int, tuple[float, float]] = {}
+    for signal, weights in _pairs(d):
+        for measured, scale in zip(signal.norm_factor, weights.norm_scale, strict=False):
+            if measured is not None and scale and abs(measured / scale - 1) > _NORM_OFF:
+                off[signal.layer] = (measured, scale)
+    if off:
+        layers = tuple(off)
+        measured, scale = off[layers[0]]
+        yield Verdict(
+            severity="fault",
+            kind="norm output off",
+            layers=layers,
+            text=f"{_named(layers)}: branches read {measured:.3g} times what their norm makes of the stream by its "
+            f"weights; expected {scale:.3g}",
+            cause="a factor on the norm that is not among the weights, such as a scale kept in a buffer that "
+            "materialising from the meta device (to_empty) has erased",
+            advice="set the scale again after to_empty, or keep it as a Python number (signalprop.apply does)",
+        )
+
+
+def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
+    """DeepNorm divides values, outputs and feed-forwards by (8N)^(1/4); the inverse has been seen in released code."""
+    found = [(w.layer, w.std.get("value"), w.std.get("query")) for w in d.weights]
+    logs = [math.log(value / query) for _, value, query in found if value and query]
+    n = len(logs)
+    if n < 4 or n < len(found):
+        return
+    ratio, wrong = float(np.median(logs)), 0.25 * math.log(8 * n)
+    alike = max(abs(log - ratio) for log in logs) < 0.1
+    if alike and abs(ratio - wrong) < 0.1:
+        yield Verdict(
+            severity="fault",
+            kind="deepnorm gain",
+            layers=tuple(layer for layer, _, _ in found),
+            text=f"values are {math.exp(ratio):.3g} times as large as queries in every layer: that is (8N)^(1/4) = "
+            f"{math.exp(wrong):.3g}, and DeepNorm asks for (8N)^(-1/4) = {math.exp(-wrong):.3g}",
+            cause="the gain of DeepNorm's initialisation was multiplied instead of divided",
+            advice="initialise again with signalprop.apply(model, 'deepnorm')",
+        )
+
+
+def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
+    """LayerNorm Scaling divides what norms give out by sqrt(layer number)."""
+    if expected not in ("lns", "layernorm-scaling"):
+        return
+    found = {s.layer: s.norm_factor[0] for s in d.signal if s.norm_factor and s.norm_factor[0] is not None}
+    off = {i: v for i, v in found.items() if v is not None and abs(v * math.sqrt(i + 1) - 1) > _NORM_OFF}
+    if len(off) > len(found) / 2:
+        layer, value = max(off.items())
+        yield Verdict(
+            severity="fault",
+            kind="layernorm scaling not in effect",
+            layers=tuple(off),
+            text=f"{_named(tuple(off))}: branches do not read their norms over the square root of the layer's number: "
+            f"the factor at layer {layer} is {value:.3g}, LayerNorm Scaling makes it {(layer + 1) ** -0.5:.3g}",
+            cause="the switch that turns the scaling on does not reach the layers",
+            advice="apply it with signalprop.apply(model, 'lns'), and see the norm_scale column of the parametrization",
+        )
+
+
+def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
+    """Roles whose weights are much larger or smaller than in the layers around: one verdict per layer."""
+    for stack in dict.fromkeys(w.stack for w in d.weights):
+        rows = [w for w in d.weights if w.stack == stack]
+        odd: dict[int, dict[str, float]] = {}
+        for role in dict.fromkeys(role for w in rows for role in w.std):
+            held = [(w.layer, std) for w in rows if (std := w.std.get(role)) is not None]
+            for (layer, std), around in zip(held, _neighbours([std for _, std in held]), strict=True):
+                if around > 0 and (std == 0 or abs(math.log(std / around)) > math.log(_ODD_WEIGHT)):
+                    odd.setdefault(layer, {})[role] = std / around
+        for layer, ratios in odd.items():
+            zero = [role for role, ratio in ratios.items() if ratio == 0]
+            listed = ", ".join(f"{role} x {ratio:.3g}" for role, ratio in ratios.items() if ratio > 0)
+            what = f"{', '.join(zero)} are 0" if zero else ""
+            scores = not zero and set(ratios) <= {"query", "key"}
+            yield Verdict(
+                severity="fault" if zero or max(ratios.values()) > _ODD_WEIGHT else "warning",
+                kind="zero weights" if zero else "scaled queries and keys" if scores else "scaled weights",
+                layers=(layer,),
+                text=f"layer {layer}: standard deviations of weights over those of the {_NEIGHBOURS} layers on either "
+                f"side: {'; '.join(part for part in (what, listed) if part)}",
+                cause="weights that were never loaded or trained"
+                if zero
+                else "a layer that was scaled, or initialised by another rule than the rest",
+                advice="compare with the checkpoint it came from; signalprop check compares with a scheme",
+            )
+
+
+def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
+    silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
+    named = {layer for v in _odd_weights(d) if v.kind == "zero weights" for layer in v.layers}
+    left = tuple(layer for layer in silent if layer not in named)
+    if left:
+        yield Verdict(
+            severity="fault",
+            kind="silent layers",
+            layers=left,
+            text=f"{_named(left)} add exactly nothing to the stream, though their weights are not 0",
+            cause="a multiplier of 0 (SkipInit, ReZero and LayerScale start there), or a layer that is skipped",
+            advice="train on, if this is the start; else look at the multipliers with `signalprop measure`",
+        )
+
+
+def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
+    dead = {
+        s.layer: [
+            h for h, share in enumerate(s.head_share) if share is not None and share * len(s.head_share) < _DEAD_HEAD
+        ]
+        for s in d.signal
+        if len(s.head_share) > 1 and s.finite and s.attention_share
+    }
+    for layer, heads in dead.items():
+        if heads:
+            yield Verdict(
+                severity="fault",
+                kind="dead heads",
+                layers=(layer,),
+                text=f"layer {layer}: {'head' if len(heads) == 1 else 'heads'} {ranges(heads)} of "
+                f"{len(d.of_layers([layer])[0].head_share)} add nothing (a share below {_DEAD_HEAD:g} of an equal one)",
+                cause="weights of the head are 0: pruned, never loaded, or decayed away",
+                advice="prune the heads, or initialise them again",
+            )
+
+
+# --- what training or depth has done -----------------------------------------------------------------------------
+
+
+def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
+    entropies = {s.layer: float(np.mean(_known(s.entropy))) for s in d.signal if _known(s.entropy)}
+    sharp = tuple(layer for layer, entropy in entropies.items() if entropy < _ONE_HOT)
+    if sharp:
+        stds = [max(_known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
+        yield Verdict(
+            severity="warning",
+            kind="one-hot attention",
+            layers=sharp,
+            text=f"{_named(sharp)}: attention looks at single tokens (entropy {min(entropies[i] for i in sharp):.2g} "
+            f"of that of equal weights, scores with standard deviations up to {max(stds):.3g})",
+            cause="queries and keys grew without bound, which stops their gradients",
+            advice="QK-norm, or a smaller learning rate for queries and keys",
+        )
+
+
+def _collapse(d: Diagnosis) -> Iterable[Verdict]:
+    alike = tuple(
+        s.layer
+        for s in d.signal
+        if (s.token_correlation is not None and s.token_correlation > _ALIKE)
+        or (s.effective_rank is not None and s.effective_rank < _FEW)
+    )
+    if alike:
+        worst = max((s for s in d.of_layers(alike)), key=lambda s: s.token_correlation or 0.0)
+        yield Verdict(
+            severity="warning",
+            kind="rank collapse",
+            layers=alike,
+            text=f"{_named(alike)}: tokens have grown alike (correlation {worst.token_correlation or 0:.3f}, effective "
+            f"rank {worst.effective_rank or 0:.3g} at layer {worst.layer})",
+            cause="attention averages faster than the skips and feed-forwards keep tokens apart",
+            advice="larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)",
+        )
+
+
+def _gradients(d: Diagnosis) -> Iterable[Verdict]:
+    known = [(s.layer, s.gradient) for s in d.signal if s.gradient]
+    if len(known) < 3:
+        return
+    values = [g for _, g in known]
+    spread = max(values) / min(values)
+    if spread > _GRADIENT_RANGE:
+        first, last = known[0], known[-1]
+        grows = first[1] > last[1]
+        yield Verdict(
+            severity="warning",
+            kind="exploding gradients" if grows else "vanishing gradients",
+            layers=tuple(layer for layer, _ in known),
+            text=f"gradient variance spans a factor {spread:.3g} over the layers ({first[1]:.3g} behind layer "
+            f"{first[0]}, {last[1]:.3g} behind layer {last[0]})",
+            cause="each layer multiplies the gradient on its way down",
+            advice="an initialisation that conserves it: deepscalelm; signalprop predict shows which",
+        )
+
+
+def _idle(d: Diagnosis) -> Iterable[Verdict]:
+    """Layers that cost nothing to remove; without removals, layers whose Jacobian is the identity's."""
+    if d.removal is not None and d.removal.single:
+        idle = []
+        for item in d.removal.single:
+            increase, error = item.increase.value, item.increase.standard_error or 0.0
+            if increase is not None and increase < max(_IDLE_LOSS, 2 * error):
+                idle += list(item.layers)
+        if idle:
+            costs = [i.increase.value or 0.0 for i in d.removal.single if i.layers[0] in idle]
+            yield Verdict(
+                severity="warning" if len(idle) > 0.15 * max(len(d.signal), 1) else "note",
+                kind="idle layers",
+                layers=tuple(sorted(idle)),
+                text=f"{_named(idle)}: removing any one of them raises the loss by at most {max(costs):.3g} nats per "
+                f"token (mean {np.mean(costs):.3g}, of {d.loss.value if d.loss else math.nan:.3g})",
+                cause="what they add is small against the stream, or along it" + _depth_share(d, idle),
+                advice="diagnose --remove greedily finds how many can go together; for the next run LayerNorm Scaling "
+                "(lns) or deepscalelm keep deep layers' share up: compare with signalprop predict",
+            )
+    elif d.identity is not None and d.identity.jacobian:
+        near = tuple(i for i, e in enumerate(d.identity.jacobian) if e.value is not None and e.value < _IDLE_JACOBIAN)
+        if near:
+            yield Verdict(
+                severity="note",
+                kind="near-identity layers",
+                layers=near,
+                text=f"{_named(near)}: |J - I| below {_IDLE_JACOBIAN:g} (root mean square), so a change of their input "
+                "passes nearly unchanged",
+                advice="diagnose --remove measures what they are worth",
+            )
+
+
+def _depth_share(d: Diagnosis, layers: Sequence[int]) -> str:
+    shares = [(s.attention_share or 0.0) + (s.feed_forward_share or 0.0) for s in d.of_layers(layers)]
+    return f" (branches hold {np.median(shares):.2g} of the stream's variance, median)" if shares else ""
+
+
+def _growth(d: Diagnosis) -> Iterable[Verdict]:
+    """The exponent p of variance ~ layer^p over the deeper three quarters, against the laws of docs/theory/depth.md."""
+    known = [(s.layer, s.variance) for s in d.signal if s.variance]
+    if len(known) < 6:
+        return
+    deep = known[len(known) // 4 :]
+    at = np.log([layer + 1.0 for layer, _ in deep])
+    slope = float(np.polyfit(at, np.log([value for _, value in deep]), 1)[0])
+    first, last = known[0][1], known[-1][1]
+    if last > 4 * first:
+        sort = (
+            "faster than aligned branches of one size can (2)"
+            if slope > 2.3
+            else (
+                "between that of fresh weights (1) and of branches aligned with the stream (2)"
+                if slope > 1
+                else "slowly"
+            )
+        )
+        yield Verdict(
+            severity="note",
+            kind="variance growth",
+            layers=tuple(layer for layer, _ in known),
+            text=f"the stream's variance grows from {first:.3g} to {last:.3g}; as layer^{slope:.2f} over layers "
+            f"{ranges([layer for layer, _ in deep])}, {sort}",
+            advice="" if slope <= 1 else "low-precision formats see the largest layer: diagnose --cast",
+        )
+
+
+def _massive(d: Diagnosis) -> Iterable[Verdict]:
+    ratios = {s.layer: s.first_variance / s.variance for s in d.signal if s.first_variance and s.variance}
+    huge = tuple(layer for layer, ratio in ratios.items() if ratio > _MASSIVE)
+    if huge:
+        yield Verdict(
+            severity="note",
+            kind="massive activations",
+            layers=huge,
+            text=f"{_named(huge)}: the first {d.data.skip_first} positions have up to {max(ratios.values()):.3g} times "
+            "the variance of the others, which leave them out",
+            cause="attention parks weight on the first token; common in trained decoders",
+            advice="keep the first token in high precision when quantising activations",
+        )
+
+
+def _casts(d: Diagnosis) -> Iterable[Verdict]:
+    for cast in d.casts:
+        if cast.increase.value is None or cast.increase.value > max(
+            _CAST_LOSS, 3 * (cast.increase.standard_error or 0)
+        ):
+            ratios = [(ratio, layer) for layer, ratio in enumerate(cast.signal_to_noise) if ratio is not None]
+            worst = min(ratios)[1] if ratios else None
+            cost = "NaN" if cast.increase.value is None else f"{cast.increase.value:.3g} nats per token"
+            yield Verdict(
+                severity="warning",
+                kind="low precision",
+                layers=() if worst is None else (worst,),
+                text=f"{cast.format} {cast.of}{' with a scale per tensor' if cast.scaled else ', cast directly'}: the "
+                f"loss rises by {cost}"
+                + (f"; least signal over noise behind layer {worst}" if worst is not None else ""),
+                advice="" if cast.scaled else "a scale per tensor; or leave that layer in bfloat16",
+            )
+
+
+# --- arithmetic --------------------------------------------------------------------------------------------------
+
+
+def _pairs(d: Diagnosis) -> Iterable[tuple[LayerSignal, Weights]]:
+    weights = {(w.stack, w.layer): w for w in d.weights}
+    return [(s, weights[s.stack, s.layer]) for s in d.signal if (s.stack, s.layer) in weights]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _neighbours(values: Sequence[float]) -> FloatArray:
+    """The median of up to four values on either side of each, itself left out; 0 where there are none."""
+    out = []
+    for i in range(len(values)):
+        around = [*values[max(0, i - _NEIGHBOURS) : i], *values[i + 1 : i + 1 + _NEIGHBOURS]]
+        out.append(float(np.median(around)) if around else 0.0)
+    return np.array(out)

@@ -1,0 +1,371 @@
+"""Schedules of signal-preserving attention and its rules beside skips: exactness, bounds, and measured inaccuracy."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from signalprop.errors import InputError
+from signalprop.kernels.schedules import (
+    Filter,
+    decay_schedule,
+    exact_behind_skip,
+    exponential_behind_skip,
+    largest_exponential_skip,
+    largest_uniform_skip,
+    rho_schedule,
+    smallest_gamma,
+    uniform_behind_skip,
+)
+from signalprop.kernels.shaping import (
+    ESPA,
+    USPA,
+    decay_of,
+    exponential_kernel,
+    gamma_of,
+    kernel_step,
+    uniform_kernel,
+)
+
+GAMMAS = st.floats(math.log(0.005), math.log(5)).map(math.exp)
+SKIPS = st.floats(0, 0.999)
+# alpha, and the smallest gamma_L that the paper's rule allows it at 32 and at 36 layers
+SMALLEST = {
+    32: {0.9: 0.0006, 0.98: 0.160, 0.99: 0.373, 0.995: 0.647, 0.9975: 0.955, 0.999: 1.390},
+    36: {0.9: 0.0003, 0.98: 0.133, 0.99: 0.332, 0.995: 0.597, 0.9975: 0.901, 0.999: 1.333},
+}
+
+
+def stack(n_layers: int, gamma: float, skip: float, *, exact: bool) -> list[ESPA]:
+    rule = exact_behind_skip if exact else exponential_behind_skip
+    decays = decay_schedule(n_layers, gamma, "tanh" if exact else "diagonal")
+    return [ESPA(*rule(before, after, skip)) for before, after in pairwise(decays)]
+
+
+def beside_skip(kernel: np.ndarray, branch: np.ndarray, skip: float) -> np.ndarray:
+    return skip**2 * kernel + (1 - skip**2) * branch
+
+
+def cosines(kernel: np.ndarray) -> tuple[float, float]:
+    """Mean off the diagonal, and mean of neighbours."""
+    own = np.sqrt(np.diagonal(kernel))
+    cosine, n = kernel / np.outer(own, own), len(kernel)
+    return float((cosine.sum() - n) / (n * (n - 1))), float(np.diagonal(cosine, -1).mean())
+
+
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+def test_decays_of_the_paper() -> None:
+    decays = decay_schedule(36, 0.005)
+    found = [gamma_of(decays[block]) for block in (1, 2, 3, 18, 35)]
+    np.testing.assert_allclose(found, [1.059301, 0.743718, 0.571295, 0.052542, 0.005687], atol=5e-7)
+    for n_layers, diagonal in ((36, 0.93798), (72, 0.96849), (100, 0.97721), (108, 0.97888)):
+        decays = decay_schedule(n_layers, 0.005)
+        matrices = [ESPA(before, after) for before, after in pairwise(decays)]
+        np.testing.assert_allclose([m.diagonal for m in matrices], diagonal, atol=6e-6)
+        assert gamma_of(decays[n_layers // 2]) == pytest.approx(0.05254, abs=5e-6)
+        assert decays[0] == 0 and gamma_of(decays[-1]) == pytest.approx(0.005)
+    assert gamma_of(decay_schedule(100, 0.005)[1]) == pytest.approx(1.5499, abs=5e-5)
+    assert gamma_of(decay_schedule(108, 0.005)[1]) == pytest.approx(1.5876, abs=5e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n_layers=st.integers(1, 2000), gamma=st.floats(math.log(1e-4), math.log(30)).map(math.exp))
+def test_decays_fall_and_what_each_rule_holds_constant(n_layers: int, gamma: float) -> None:
+    for rule in ("diagonal", "tanh"):
+        decays = decay_schedule(n_layers, gamma, rule)
+        assert decays[0] == 0 and not np.signbit(decays[0]) and (np.diff(decays) > 0).all()
+        assert gamma_of(decays[-1]) == pytest.approx(gamma, rel=1e-9)
+        first = ESPA(decays[0], decays[1])
+        last = ESPA(decays[-2], decays[-1])
+        if rule == "diagonal":
+            assert first.diagonal == pytest.approx(last.diagonal, rel=1e-9)
+        else:
+            slow = [m.diagonal * (1 - m.zero) / (1 - m.pole) for m in (first, last)]
+            assert slow[0] == pytest.approx(slow[1], rel=1e-8)
+            assert slow[0] == pytest.approx(math.tanh(gamma / 2) ** (-0.5 / n_layers), rel=1e-9)
+
+
+def test_rho_grows_linearly() -> None:
+    np.testing.assert_allclose(rho_schedule(4, 0.8), [0, 0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_allclose(rho_schedule(2, 0.8, 0.02), [0.02, 0.41, 0.8])
+
+
+# --- skips: U-SPA --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(rhos=st.tuples(st.floats(0, 0.98), st.floats(0, 0.98)).map(sorted), skip=SKIPS)
+def test_uspa_beside_a_skip_is_exact_up_to_its_bound(rhos: list[float], skip: float) -> None:
+    rho, rho_out = rhos
+    bound = math.sqrt((1 - rho_out) / (1 - rho))
+    assume(abs(skip - bound) > 1e-6)
+    if skip > bound:
+        with pytest.raises(InputError, match=f"skip below {bound:.6g}, more layers, or a smaller last rho"):
+            uniform_behind_skip(rho, rho_out, skip)
+        return
+    kernel = uniform_kernel(rho, 30)
+    branch = kernel_step(USPA(rho, uniform_behind_skip(rho, rho_out, skip)), kernel)
+    np.testing.assert_allclose(beside_skip(kernel, branch, skip), uniform_kernel(rho_out, 30), atol=1e-10)
+
+
+def test_largest_skips_of_uspa() -> None:
+    for n_layers, bound in ((32, 0.9428), (36, 0.9487), (100, 0.9806)):
+        assert largest_uniform_skip(n_layers, 0.8) == pytest.approx(bound, abs=5e-5)
+        rhos = rho_schedule(n_layers, 0.8)
+        for before, after in pairwise(rhos):
+            assert uniform_behind_skip(before, after, bound - 1e-4) < 1
+        with pytest.raises(InputError):
+            uniform_behind_skip(rhos[-2], rhos[-1], bound + 1e-4)
+
+
+@pytest.mark.parametrize(("skip", "bound", "first"), [(0.98, 0.7255, 16), (0.995, 0.2744, 1)])
+def test_skips_of_the_papers_table_7_do_not_go_with_its_rho(skip: float, bound: float, first: int) -> None:
+    """32 layers, rho_L = 0.8: infeasible from a block on; no schedule exceeds 1 - skip^64, a geometric one nears it."""
+    rhos = rho_schedule(32, 0.8)
+    feasible = []
+    for before, after in pairwise(rhos):
+        try:
+            uniform_behind_skip(before, after, skip)
+            feasible.append(True)
+        except InputError:
+            feasible.append(False)
+    assert feasible.index(False) + 1 == first and not any(feasible[first - 1 :])
+    assert 1 - skip**64 == pytest.approx(bound, abs=5e-5)
+    last = 1 - skip**64 - 1e-4
+    geometric = 1 - (1 - last) ** (np.arange(33) / 32)
+    for before, after in pairwise(geometric):
+        assert uniform_behind_skip(before, after, skip) < 1
+
+
+# --- skips: E-SPA --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_layers", [32, 36])
+def test_smallest_gammas_of_the_papers_rule(n_layers: int) -> None:
+    for skip, least in SMALLEST[n_layers].items():
+        found = smallest_gamma(n_layers, skip)
+        assert found == pytest.approx(least, abs=5e-4 if least > 0.01 else 5e-5)
+        assert largest_exponential_skip(n_layers, found) == pytest.approx(skip, rel=1e-9)
+        stack(n_layers, found * 1.001, skip, exact=False)
+        with pytest.raises(InputError, match="or a larger last gamma"):
+            stack(n_layers, found * 0.999, skip, exact=False)
+    # table 7's E-SPA, 0.9975 at 32 layers: of the grid .005 .2 .4 .7 1 only 1 is left; 0.999 has none
+    assert 0.7 < smallest_gamma(32, 0.9975) < 1 < smallest_gamma(32, 0.999)
+
+
+def test_largest_skips_of_espa() -> None:
+    assert largest_exponential_skip(32, 0.005) == pytest.approx(0.9305, abs=5e-5)
+    assert largest_exponential_skip(36, 0.005) == pytest.approx(0.9380, abs=5e-5)
+    assert largest_exponential_skip(36, 0.005, exact=True) == pytest.approx(0.920, abs=5e-4)
+    for n_layers, skip in ((32, 0.98), (36, 0.9), (108, 0.99)):
+        found = smallest_gamma(n_layers, skip, exact=True)
+        assert largest_exponential_skip(n_layers, found, exact=True) == pytest.approx(skip, rel=1e-9)
+        stack(n_layers, found * 1.001, skip, exact=True)
+        with pytest.raises(InputError, match="or a larger last gamma"):
+            stack(n_layers, found * 0.999, skip, exact=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(gammas=st.tuples(GAMMAS | st.just(math.inf), GAMMAS).map(sorted), skip=SKIPS)
+def test_which_skips_each_rule_allows(gammas: list[float], skip: float) -> None:
+    """One step: the paper's rule needs skip < lambda_0, the exact one skip^2 <= a ratio of tanh: never more."""
+    after, before = gammas
+    assume(before > after * (1 + 1e-6))
+    decay, decay_out = decay_of(before), decay_of(after)
+    diagonal = ESPA(decay, decay_out).diagonal
+    exact = math.sqrt(math.tanh(after / 2) / math.tanh(before / 2))
+    assert exact < diagonal
+    for rule, bound, word in (
+        (exponential_behind_skip, diagonal, "below"),
+        (exact_behind_skip, exact, "at most"),
+    ):
+        assume(abs(skip - bound) > 1e-9)
+        if skip < bound:
+            made = rule(decay, decay_out, skip)
+            assert ESPA(*made).matrix(20).min() >= 0
+        else:
+            with pytest.raises(InputError, match=f"expected {word} {bound:.4g}"[:-1]) as caught:
+                rule(decay, decay_out, skip)
+            assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(gammas=st.tuples(GAMMAS | st.just(math.inf), GAMMAS).map(sorted), share=st.floats(0, 1))
+def test_the_exact_filter_has_the_right_spectrum(gammas: list[float], share: float) -> None:
+    """skip^2 S + (1 - skip^2) |A|^2 S = S' at every frequency, to the bound itself; its zero is below its pole."""
+    after, before = gammas
+    assume(before > after * (1 + 1e-6))
+    decay, decay_out = decay_of(before), decay_of(after)
+    skip = share * math.sqrt(math.tanh(after / 2) / math.tanh(before / 2))
+    zero, pole, gain = exact_behind_skip(decay, decay_out, skip)
+    ESPA(zero, pole, gain)  # accepted
+    assert pole == decay_out and zero <= pole + 1e-12
+    # innovations: gain^2 is at most what the paper's rule gives
+    assert skip**2 + (1 - skip**2) * gain**2 <= ESPA(decay, decay_out).diagonal ** 2 + 1e-12
+    z = np.exp(-1j * np.linspace(0, np.pi, 50))
+
+    def spectrum(r: float) -> np.ndarray:
+        return (1 - r * r) / np.abs(1 - r * z) ** 2
+
+    answer = gain**2 * np.abs(1 - zero * z) ** 2 / np.abs(1 - pole * z) ** 2
+    found = beside_skip(spectrum(decay), answer * spectrum(decay), skip)
+    np.testing.assert_allclose(found, spectrum(decay_out), rtol=1e-8)
+
+
+def dense_beside_skip(decay: float, decay_out: float, skip: float, n: int) -> np.ndarray:
+    """The lower-triangular A with skip^2 S + (1 - skip^2) A S A^T = S' for n tokens, start included."""
+    before, after = exponential_kernel(decay, n), exponential_kernel(decay_out, n)
+    wanted = np.linalg.cholesky((after - skip**2 * before) / (1 - skip**2))
+    return np.linalg.solve(np.linalg.cholesky(before).T, wanted.T).T
+
+
+@pytest.mark.parametrize("skip", [0.3, 0.6, 0.9])
+def test_the_exact_filter_is_the_last_row_of_the_dense_factor(skip: float) -> None:
+    for before, after in ((math.inf, 4.0), (1.0, 0.9), (0.3, 0.25), (0.25, 0.22)):
+        if math.isinf(before) and skip == 0.9:
+            after = 5.0
+        decay, decay_out = decay_of(before), decay_of(after)
+        dense = dense_beside_skip(decay, decay_out, skip, 400)
+        found = ESPA(*exact_behind_skip(decay, decay_out, skip)).matrix(400)
+        np.testing.assert_allclose(found[-1], dense[-1], atol=1e-10)
+
+
+def test_where_the_dense_factor_differs_from_the_filter() -> None:
+    """Skip 0.9, gamma_L = 0.005, 36 blocks, 400 tokens: at the first tokens, where alone it has negative weights."""
+    decays, lowest, worst = decay_schedule(36, 0.005, "tanh"), [], []
+    for before, after in pairwise(decays):
+        dense = dense_beside_skip(before, after, 0.9, 400)
+        made = ESPA(*exact_behind_skip(before, after, 0.9))
+        found = made.matrix(400)
+        if made.zero < 0.8:
+            np.testing.assert_allclose(found[-1, 1:], dense[-1, 1:], atol=2e-13)
+        np.testing.assert_allclose(found[-1, 300:], dense[-1, 300:], atol=3e-7)
+        assert dense[:, 1:].min() > -1e-13
+        lowest.append(dense[:, 0].min())
+        worst.append(np.abs(found[-1, 1:] - dense[-1, 1:]).max())
+    negative = np.flatnonzero(np.array(lowest) < -1e-5) + 1
+    assert (negative[0], negative[-1]) == (12, 34)
+    assert min(lowest) == pytest.approx(-4.1e-3, rel=0.01)
+    assert worst[-1] == pytest.approx(1.4e-3, rel=0.03)
+
+
+def test_one_step_beside_a_skip() -> None:
+    paper = exponential_behind_skip(decay_of(0.3), decay_of(0.25), 0.9)
+    assert paper.gain == pytest.approx(0.571578, abs=5e-7)
+    assert gamma_of(paper.pole) == pytest.approx(0.079735, abs=5e-7)  # SPA eq. 26; eq. 25 as printed gives 0.024678
+    printed = -0.5 * math.log(1 - paper.gain**4 * (1 - math.exp(-0.6)))
+    assert printed == pytest.approx(0.024678, abs=5e-7)
+    exact = exact_behind_skip(decay_of(0.3), decay_of(0.25), 0.9)
+    assert exact == pytest.approx(Filter(0.344793, decay_of(0.25), 0.481992), abs=5e-7)
+    for rule in (exponential_behind_skip, exact_behind_skip):  # without a skip both are theorem 3
+        made = rule(decay_of(0.3), decay_of(0.25), 0.0)
+        assert made == pytest.approx((decay_of(0.3), decay_of(0.25), ESPA.between(0.3, 0.25).diagonal))
+
+
+# tokens, skip, blocks, gamma_L; target; the paper's rule; the exact filter with the tanh schedule:
+# mean cosine and cosine of neighbours, and before them least and largest diagonal
+MEASURED = [
+    ((100, 0.98, 36, 0.2), (0.086, 0.819), (0.89, 9.56, 0.530, 0.906), None),
+    ((512, 0.98, 36, 0.2), (0.017, 0.819), (0.89, 11.2, 0.194, 0.960), None),
+    ((512, 0.98, 36, 0.4), (0.008, 0.670), (0.88, 1.00, 0.014, 0.519), None),
+    ((100, 0.98, 36, 0.5), (0.030, 0.607), (0.89, 1.00, 0.039, 0.431), (1.00, 1.12, 0.031, 0.608)),
+    ((100, 0.99, 36, 0.4), (0.040, 0.670), (0.92, 4.51, 0.428, 0.765), None),
+    ((100, 0.9975, 32, 1.0), (0.012, 0.368), (0.99, 1.25, 0.132, 0.239), None),
+    ((100, 0.9, 36, 0.005), (0.851, 0.995), (0.97, 5.01, 0.878, 0.996), (1.00, 1.14, 0.869, 0.996)),
+]
+
+
+@pytest.mark.parametrize(("setting", "target", "paper", "exact"), MEASURED)
+def test_how_far_skips_miss_their_target(
+    setting: tuple[int, float, int, float],
+    target: tuple[float, float],
+    paper: tuple[float, float, float, float],
+    exact: tuple[float, float, float, float] | None,
+) -> None:
+    """The table of docs/theory/shaping.md: attention alone, no norm, independent tokens."""
+    n, skip, n_layers, gamma = setting
+    np.testing.assert_allclose(cosines(exponential_kernel(decay_of(gamma), n)), target, atol=6e-4)
+    for rule, wanted in ((False, paper), (True, exact)):
+        if wanted is None:
+            with pytest.raises(InputError, match="too large for the step"):
+                stack(n_layers, gamma, skip, exact=rule)
+            continue
+        kernel = np.eye(n)
+        for shape in stack(n_layers, gamma, skip, exact=rule):
+            kernel = beside_skip(kernel, kernel_step(shape, kernel), skip)
+        own = np.diagonal(kernel)
+        np.testing.assert_allclose([own.min(), own.max()], wanted[:2], rtol=0.006)
+        np.testing.assert_allclose(cosines(kernel), wanted[2:], atol=6e-4)
+
+
+def test_rows_can_be_calibrated_but_that_does_not_mend_the_cosines() -> None:
+    """The first row above, every branch's diagonal scaled to 1 on the kernel that is sent through the stack."""
+    kernel = np.eye(100)
+    for shape in stack(36, 0.2, 0.98, exact=False):
+        branch = kernel_step(shape, kernel)
+        scale = 1 / np.sqrt(np.diagonal(branch))
+        kernel = beside_skip(kernel, branch * np.outer(scale, scale), 0.98)
+        np.testing.assert_allclose(np.diagonal(kernel), 1, atol=1e-10)
+    assert cosines(kernel) == pytest.approx((0.373, 0.726), abs=6e-4)  # of 0.086 and 0.819
+
+
+# --- sampled sequences ---------------------------------------------------------------------------------------------
+
+
+def test_repeated_tokens_on_sampled_sequences() -> None:
+    """SPA fig. 6: T = 100, 20 equally likely tokens (r = 0.05), gamma_L = 0.02, 36 blocks, 64 sequences.
+
+    Mean and standard deviation of the diagonal over positions, averaged over sequences; within four standard errors.
+    """
+    wanted = {
+        0.0: {12: (1.40, 0.27), 24: (2.24, 0.51), 36: (3.07, 1.21)},
+        0.05: {12: (1.00, 0.18), 24: (1.01, 0.12), 36: (1.01, 0.09)},
+    }
+    ids = np.random.default_rng(0).integers(0, 20, (64, 100))
+    decays = decay_schedule(36, 0.02)
+    for repeats, rows in wanted.items():
+        product, found = np.eye(100), {}
+        for block in range(1, 37):
+            product = ESPA(decays[block - 1], decays[block], repeats=repeats).apply(product)
+            if block in rows:
+                equal = ids[:, :, None] == ids[:, None, :]
+                own = np.einsum("ij,sjk,ik->si", product, equal.astype(float), product, optimize=True)
+                found[block] = own.mean(1), own.std(1)
+        for block, (mean, spread) in rows.items():
+            for values, value in zip(found[block], (mean, spread), strict=True):
+                error = values.std(ddof=1) / math.sqrt(64)
+                assert values.mean() == pytest.approx(value, abs=4 * error + 0.005), (repeats, block)
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rho_schedule(4, 1.0), "rho goes from 0 to 1; expected a last value above the first and below 1"),
+        (lambda: rho_schedule(4, 0.1, 0.2), "rho goes from 0.2 to 0.1"),
+        (lambda: rho_schedule(4, 0.1, -0.1), "rho goes from -0.1 to 0.1"),
+        (lambda: decay_schedule(4, 0.0), "gamma is 0.0; expected a number above 0 and below 40"),
+        (lambda: decay_schedule(4, math.nan), "gamma is nan"),
+        (lambda: decay_schedule(4, 0.1, "linear"), "schedule 'linear'; expected diagonal or tanh"),
+        (lambda: uniform_behind_skip(0.1, 0.2, 1.0), "skip of 1.0; expected a number from 0 up to, but not, 1"),
+        (lambda: exponential_behind_skip(0.1, 0.2, -0.1), "skip of -0.1"),
+        (lambda: exact_behind_skip(0.1, 0.2, math.nan), "skip of nan"),
+        (lambda: uniform_behind_skip(0.1, 0.9, 0.9), "expected a skip below 0.333333"),
+        (lambda: exponential_behind_skip(decay_of(0.3), decay_of(0.25), 0.95), "expected below 0.933849"),
+        (lambda: exact_behind_skip(decay_of(0.3), decay_of(0.25), 0.95), "expected at most 0.913908"),
+    ],
+)
+def test_errors(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(InputError) as caught:
+        call()
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,456 @@
+"""Shaped attention in whole tables: token kernels against dense recursions, calibration, dropout, JSON and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import solve_triangular
+
+from signalprop.activations import dual
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics, from_tokens
+from signalprop.kernels.schedules import decay_schedule, exact_behind_skip, rho_schedule
+from signalprop.kernels.shaping import (
+    ESPA,
+    USPA,
+    ALiBi,
+    BidirectionalESPA,
+    BidirectionalUSPA,
+    Calibrated,
+    CorrectedESPA,
+    exponential_kernel,
+    uniform_kernel,
+)
+from signalprop.kernels.stack import Stack, attention_shapes, row_shape
+from signalprop.kernels.state import State
+from signalprop.kernels.tokens import predict_token_kernels
+from signalprop.kernels.transforms import dks
+from signalprop.parametrization import Parametrization, Shaping
+from signalprop.profile import Profile
+from signalprop.schemes import scheme
+
+LAYERS, TOKENS = 6, 24
+DKS = dks("gelu", 36)
+SPA: dict[str, Shaping] = {kind: Shaping(kind=kind) for kind in ("e-spa", "u-spa")}  # type: ignore[arg-type]
+
+
+def table(shaping: Shaping, *, feed_forward: bool = False, **fields: Any) -> Parametrization:
+    """No skips and no norms, weights that keep the variance at 1, scores of 0; feed-forwards taken out or left in."""
+    defaults: dict[str, Any] = {
+        "kind": "decoder", "n_layers": LAYERS, "d_model": 32, "n_heads": 2, "vocab_size": 40, "seq_len": TOKENS,
+        "norm_placement": "none", "final_norm": False, "positions": "none", "activation": DKS, "head": "none",
+    }  # fmt: skip
+    a = Architecture(**(defaults | fields))
+    p = scheme("xavier")(a)
+    d, attends = a.d_model, p.kind == 0
+    out = 1 / math.sqrt(a.d_ff * float(dual(a.activation, 1.0, 1.0).second_moment))
+    p = p.with_columns(
+        weight__query=0.0,
+        **{f"weight__{role}": 1 / math.sqrt(d) for role in ("key", "value", "output", "up")},
+        weight__down=out if feed_forward else 0.0,
+        skip=0.0 if feed_forward else np.where(attends, 0.0, 1.0),
+        branch=1.0 if feed_forward else np.where(attends, 1.0, 0.0),
+    )
+    before, after = np.zeros(p.n_sublayers), np.zeros(p.n_sublayers)
+    numbers = decay_schedule(a.n_layers, 0.02) if shaping.kind == "e-spa" else rho_schedule(a.n_layers, 0.8)
+    if shaping.kind == "u-spa" and shaping.repeats:
+        numbers = rho_schedule(a.n_layers, 0.8, shaping.repeats)
+    if shaping.kind != "none":
+        before[attends], after[attends] = numbers[:-1], numbers[1:]
+    return replace(p.with_columns(shape_in=before, shape_out=after), shaping=shaping)
+
+
+def kernels(p: Parametrization, start: np.ndarray) -> list[np.ndarray]:
+    """The stream's kernel behind every sublayer."""
+    return [stream.absolute() for _, _, _, stream, _ in Stack(p).run(State(start), 0, p.n_sublayers)]
+
+
+def uniform(correlation: float = 0.0, target: float = 0.0) -> InputStatistics:
+    return InputStatistics("stream", token_correlation=correlation, target_correlation=target)
+
+
+def moments(kernel: np.ndarray) -> tuple[float, float]:
+    """Mean of the diagonal, and of the rest relative to it."""
+    n, own = len(kernel), float(np.trace(kernel)) / len(kernel)
+    return own, (float(kernel.sum()) / n - own) / (n - 1) / own if n > 1 else 0.0
+
+
+def quotient(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    return solve_triangular(np.linalg.cholesky(before), np.linalg.cholesky(after).T, lower=True, trans="T").T
+
+
+def root(kernel: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(kernel)
+    return np.asarray((vectors * np.sqrt(values)) @ vectors.T)
+
+
+def check(profile: Profile, forward: list[np.ndarray], back: list[np.ndarray] | None = None) -> None:
+    """Profile against kernels behind every sublayer, and gradient kernels at what every sublayer reads."""
+    found = profile.forward["stream_out"]
+    wanted = np.array([moments(kernel) for kernel in forward])
+    np.testing.assert_allclose(found.variance, wanted[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(found.token_correlation, wanted[:, 1], atol=1e-9)
+    if back is not None:
+        assert profile.gradient is not None
+        wanted = np.array([moments(kernel) for kernel in back])
+        np.testing.assert_allclose(profile.gradient["stream_in"].variance, wanted[:, 0], rtol=1e-9)
+        np.testing.assert_allclose(profile.gradient["stream_in"].token_correlation, wanted[:, 1], atol=1e-9)
+
+
+# --- attention alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["e-spa", "u-spa"])
+@pytest.mark.parametrize("repeats", [0.0, 0.05])
+def test_attention_alone_meets_its_targets(kind: Any, repeats: float) -> None:
+    """Diagonal 1 behind every layer, the target's mean off it, and in sum the gradient energy that arrived."""
+    p = table(Shaping(kind=kind, repeats=repeats))
+    profile = predict_token_kernels(p, uniform(repeats))
+    np.testing.assert_allclose(profile.forward["stream_out"].variance, 1, atol=1e-10)
+    found = profile.forward["stream_out"].token_correlation[::2]
+    for layer in range(LAYERS):
+        number = float(p.shape_out[2 * layer])
+        if kind == "u-spa":
+            assert found[layer] == pytest.approx(number, abs=1e-10)
+            continue
+        factor = np.linalg.cholesky(exponential_kernel(number, TOKENS))
+        raw = factor @ uniform_kernel(repeats, TOKENS) @ factor.T
+        own = np.sqrt(np.diagonal(raw))
+        assert found[layer] == pytest.approx(moments(raw / np.outer(own, own))[1], abs=1e-10)
+    if repeats == 0:
+        assert profile.gradient is not None
+        assert profile.gradient["stream_in"].variance[0] == pytest.approx(1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["e-spa", "u-spa"]),
+    causal=st.booleans(),
+    tokens=st.integers(1, 20),
+    skip=st.just(0.0) | st.floats(0.01, 1.5),
+    branch=st.floats(0.1, 1.5),
+    value_skip=st.floats(0, 1),
+    gain=st.floats(0.1, 2),
+    bias=st.floats(0, 1),
+    dropout=st.sampled_from([0.0, 0.3]),
+    correlation=st.floats(0, 0.9),
+    target=st.floats(0, 1),
+)
+def test_attention_alone_is_the_dense_recursion(
+    kind: str, causal: bool, tokens: int, skip: float, branch: float, value_skip: float, gain: float, bias: float,
+    dropout: float, correlation: float, target: float,
+) -> None:  # fmt: skip
+    """Cholesky factors (causal) or symmetric roots, skips, value skips, value biases and dropout on the weights."""
+    p = table(
+        SPA[kind], seq_len=tokens, kind="decoder" if causal else "encoder", attention_dropout=dropout, n_segments=0
+    )
+    attends = p.kind == 0
+    p = p.with_columns(
+        skip=np.where(attends, skip, 1.0),
+        branch=np.where(attends, branch, 0.0),
+        value_skip=np.where(attends, value_skip, 0.0),
+        attention_gain=np.where(attends, gain, 1.0),
+        bias__value=bias,
+    )
+    kernel_of = exponential_kernel if kind == "e-spa" else uniform_kernel
+    extra = dropout / (1 - dropout) * gain**2
+    kernel, ahead, mixes = uniform_kernel(correlation, tokens), [], []
+    for i in range(0, p.n_sublayers, 2):
+        before, after = (kernel_of(float(column[i]), tokens) for column in (p.shape_in, p.shape_out))
+        a = quotient(after, before) if causal else root(after) @ np.linalg.inv(root(before))
+        mixed, values = value_skip * np.eye(tokens) + gain * a, kernel + bias**2
+        out = mixed @ values @ mixed.T + extra * np.diag(a**2 @ np.diagonal(values))
+        kernel = skip**2 * kernel + branch**2 * out
+        ahead += [kernel, kernel]
+        mixes.append((mixed, a))
+    gradient, back = uniform_kernel(target, tokens), []
+    for mixed, a in reversed(mixes):
+        sent = mixed.T @ gradient @ mixed + extra * np.diag(np.diagonal(gradient) @ a**2)
+        into = skip**2 * gradient + branch**2 * sent
+        back += [gradient, into]  # the feed-forward's, which does nothing, and the attention's
+        gradient = into
+    top = moments(uniform_kernel(target, tokens))[0]
+    check(predict_token_kernels(p, uniform(correlation, target)), ahead, [g / top for g in back[::-1]])
+
+
+def test_filters_beside_skips() -> None:
+    """Rows with a gain of their own: the exact filter keeps the last rows on target beside a skip."""
+    p, decays = table(SPA["e-spa"], seq_len=200), decay_schedule(LAYERS, 0.3, "tanh")
+    attends, skip = p.kind == 0, 0.7
+    filters = [exact_behind_skip(before, after, skip) for before, after in pairwise(decays)]
+    columns = np.zeros((3, p.n_sublayers))
+    columns[:, attends] = np.array(filters).T
+    p = p.with_columns(
+        shape_in=columns[0], shape_out=columns[1], shape_gain=columns[2],
+        skip=np.where(attends, skip, 1.0), branch=np.where(attends, math.sqrt(1 - skip**2), 0.0),
+    )  # fmt: skip
+    assert row_shape(p, 2) == ESPA(*filters[1]) and row_shape(p, 3) is None
+    last = kernels(p, np.eye(200))[-1]
+    np.testing.assert_allclose(last[-1, 100:], exponential_kernel(decays[-1], 200)[-1, 100:], atol=1e-10)
+    assert (np.diagonal(last) > 1 - 1e-12).all() and np.diagonal(last).max() < 1.14
+
+
+def test_real_tokens_enter_by_what_they_repeat() -> None:
+    ids = np.random.default_rng(0).integers(0, 12, (3, TOKENS))
+    p = table(Shaping(kind="e-spa", repeats=1 / 12))
+    p = replace(p, embedding=p.embedding.model_copy(update={"token": 1.0, "position": 0.0, "scale": 1.0}))
+    found = predict_token_kernels(p, from_tokens(ids), backward=False).forward["stream_out"]
+    wanted, pairs = np.zeros(LAYERS), np.zeros(LAYERS)
+    for row in ids:
+        product = np.eye(TOKENS)
+        for layer in range(LAYERS):
+            product = ESPA(float(p.shape_in[2 * layer]), float(p.shape_out[2 * layer]), repeats=1 / 12).apply(product)
+            kernel = product @ (row[:, None] == row).astype(float) @ product.T
+            own, correlation = moments(kernel)
+            wanted[layer] += own / 3
+            pairs[layer] += own * correlation / 3
+    np.testing.assert_allclose(found.variance[::2], wanted, rtol=1e-9)
+    np.testing.assert_allclose(found.token_correlation[::2], pairs / wanted, atol=1e-9)
+
+
+def test_alibi_is_an_average_over_heads() -> None:
+    p = table(Shaping(), positions="alibi", n_heads=4)
+    shapes = attention_shapes(p, TOKENS)
+    assert shapes[0] == ALiBi.heads(4) and shapes[1] == ()
+    kernel, wanted = np.eye(TOKENS), []
+    for _ in range(LAYERS):
+        kernel = sum(head.matrix(TOKENS) @ kernel @ head.matrix(TOKENS).T for head in ALiBi.heads(4)) / 4
+        wanted += [kernel, kernel]
+    check(predict_token_kernels(p, uniform()), wanted)
+
+
+def test_which_matrix_a_row_gets() -> None:
+    for kind, causal, bidirectional in (("e-spa", ESPA, BidirectionalESPA), ("u-spa", USPA, BidirectionalUSPA)):
+        p = table(SPA[kind])
+        assert isinstance(row_shape(p, 2), causal) and row_shape(p, 1) is None
+        assert [len(shape) for shape in attention_shapes(p, 9)] == [1, 0] * LAYERS
+        assert isinstance(row_shape(table(SPA[kind], kind="encoder"), 2), bidirectional)
+    assert attention_shapes(table(Shaping()), 9) == [()] * (2 * LAYERS)
+    p = table(Shaping(kind="e-spa", corrected=True))
+    assert isinstance(row_shape(p, 0), ESPA)  # no feed-forward before it
+    assert row_shape(p, 2) == CorrectedESPA(float(p.shape_in[2]), float(p.shape_out[2]), DKS)
+    assert row_shape(table(Shaping(kind="e-spa", repeats=0.1)), 2) == ESPA(
+        float(p.shape_in[2]), float(p.shape_out[2]), repeats=0.1
+    )
+
+
+# --- with feed-forwards --------------------------------------------------------------------------------------------
+
+
+def after_activation(name: str, kernel: np.ndarray) -> np.ndarray:
+    return np.asarray(dual(name, 1.0, kernel).covariance_moment) / float(dual(name, 1.0, 1.0).covariance_moment)
+
+
+def test_corrected_espa_meets_its_targets_between_feed_forwards() -> None:
+    p = table(Shaping(kind="e-spa", corrected=True), feed_forward=True)
+    found = kernels(p, np.eye(TOKENS))
+    for i in range(0, p.n_sublayers, 2):
+        target = exponential_kernel(float(p.shape_out[i]), TOKENS)
+        # kernels of activations come from a table that is exact to 1e-11; here its errors add up over layers
+        np.testing.assert_allclose(found[i], target, atol=2e-9)
+        np.testing.assert_allclose(found[i + 1], after_activation(DKS, target), atol=2e-9)
+
+
+@pytest.mark.parametrize("activation", [DKS, "gelu", "relu"])
+@pytest.mark.parametrize("kind", ["e-spa", "u-spa"])
+def test_shaped_attention_between_feed_forwards(kind: str, activation: str) -> None:
+    """Calibrated, so that all positions keep variance 1, which feed-forwards on kernels assume."""
+    p = table(replace_calibrated(SPA[kind], 0.05), feed_forward=True, activation=activation)
+    kernel_of = exponential_kernel if kind == "e-spa" else uniform_kernel
+    kernel, wanted = uniform_kernel(0.05, TOKENS), []
+    for i in range(0, p.n_sublayers, 2):
+        before, after = (kernel_of(float(column[i]), TOKENS) for column in (p.shape_in, p.shape_out))
+        a = quotient(after, before)
+        kernel = a @ kernel @ a.T
+        own = np.sqrt(np.diagonal(kernel))
+        kernel = kernel / np.outer(own, own)
+        behind = after_activation(activation, kernel)
+        wanted += [kernel, behind]
+        kernel = behind
+    for found, target in zip(kernels(p, uniform_kernel(0.05, TOKENS)), wanted, strict=True):
+        np.testing.assert_allclose(found, target, atol=2e-9)
+
+
+def replace_calibrated(shaping: Shaping, repeats: float) -> Shaping:
+    return shaping.model_copy(update={"calibrated": True, "repeats": repeats})
+
+
+# --- calibration ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["e-spa", "u-spa"]),
+    norm=st.sampled_from(["none", "pre", "post"]),
+    skip=st.floats(0, 0.9),
+    bias=st.floats(0, 1),
+    repeats=st.sampled_from([0.0, 0.05, 0.3]),
+    dropout=st.sampled_from([0.0, 0.2]),
+    activation=st.sampled_from(["gelu", DKS]),
+    feed_forward=st.booleans(),
+)
+def test_calibrated_branches_have_diagonal_one(
+    kind: str, norm: Any, skip: float, bias: float, repeats: float, dropout: float, activation: str, feed_forward: bool
+) -> None:
+    """On the average kernel, whatever stands around them; so beside normalised skips the stream keeps it too."""
+    p = table(
+        replace_calibrated(SPA[kind], repeats), feed_forward=feed_forward, norm_placement=norm, activation=activation,
+        attention_dropout=dropout, norm="rmsnorm", norm_eps=0.0,
+    )  # fmt: skip
+    attends = p.kind == 0
+    skips = np.where(attends, skip, p.skip)
+    p = p.with_columns(
+        skip=skips, branch=np.where(attends, math.sqrt(1 - skip**2), p.branch), bias__value=bias, bias__output=0.0
+    )
+    stack, start = Stack(p), uniform_kernel(repeats, TOKENS)
+    for i, _, branch, stream, _ in stack.run(State(start), 0, p.n_sublayers):
+        if attends[i]:
+            assert isinstance(stack.shapes[i][0], Calibrated)
+            np.testing.assert_allclose(np.diagonal(branch.absolute()), 1, rtol=1e-9)
+            np.testing.assert_allclose(np.diagonal(stream.absolute()), 1, rtol=1e-9)
+
+
+def test_calibration_leaves_the_bias_and_does_not_depend_on_the_length() -> None:
+    p = table(replace_calibrated(SPA["e-spa"], 0.05), feed_forward=True, activation="gelu")
+    longer, shorter = attention_shapes(p, TOKENS), attention_shapes(p, 10)
+    for i in range(0, p.n_sublayers, 2):
+        np.testing.assert_allclose(longer[i][0].matrix(TOKENS)[:10, :10], shorter[i][0].matrix(10), atol=1e-10)
+        plain = row_shape(p, i)
+        assert plain is not None
+        np.testing.assert_array_equal(longer[i][0].log_weights(10), plain.log_weights(10))
+
+
+def test_calibration_is_the_repeated_token_factor_where_nothing_else_stands() -> None:
+    """Attention alone: rows calibrated on (1 - r) I + r 1 1^T telescope to the closed Dbar^-1/2 L of appendix B."""
+    shaped = Shaping(kind="e-spa", repeats=0.05)
+    calibrated = table(replace_calibrated(SPA["e-spa"], 0.05))
+    start = uniform_kernel(0.05, TOKENS)
+    for one, other in zip(kernels(table(shaped), start), kernels(calibrated, start), strict=True):
+        np.testing.assert_allclose(np.diagonal(one), 1, atol=1e-10)
+        np.testing.assert_allclose(np.diagonal(other), 1, atol=1e-10)
+
+
+# --- dropout and biases against a network --------------------------------------------------------------------------
+
+
+def haar(rng: np.random.Generator, d: int) -> np.ndarray:
+    q, r = np.linalg.qr(rng.normal(size=(d, d)))
+    return np.asarray(q * np.sign(np.diagonal(r)))
+
+
+@pytest.mark.parametrize("which", ["e-spa", "u-spa", "alibi", "encoder"])
+def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
+    """One attention, width 32, two heads, orthogonal weights, masks on attention weights: five standard errors.
+
+    With W_V and W_O uniform on orthogonal matrices the expectation is the theory at any width.
+    """
+    rng, n, d, draws, p_drop, skip, gain, bias = np.random.default_rng(3), 7, 32, 2500, 0.3, 0.4, 0.9, 0.5
+    fields: dict[str, Any] = {"kind": "encoder" if which == "encoder" else "decoder", "n_segments": 0}
+    if which == "alibi":
+        fields["positions"] = "alibi"
+    shaping = Shaping() if which == "alibi" else SPA["u-spa" if which == "u-spa" else "e-spa"]
+    p = table(shaping, seq_len=n, d_model=d, attention_dropout=p_drop, **fields)
+    attends = p.kind == 0
+    p = p.with_columns(
+        value_skip=np.where(attends, skip, 0.0), attention_gain=np.where(attends, gain, 1.0), bias__value=bias
+    )
+    stack, i = Stack(p), 2
+    matrices = [shape.matrix(n) for shape in stack.shapes[i]]
+    matrices = matrices if len(matrices) == 2 else matrices * 2
+    x, g = rng.normal(size=(2, n, d))
+    outs, backs = np.empty((draws, n, n)), np.empty((draws, n, n))
+    for draw in range(draws):
+        w_v, w_o, b = haar(rng, d), haar(rng, d), bias * rng.normal(size=d)
+        heads, returned = [], np.zeros((n, d))
+        at_heads = g @ w_o.T
+        for head, a in enumerate(matrices):
+            part = slice(head * d // 2, (head + 1) * d // 2)
+            mixed = skip * np.eye(n) + gain * a * (rng.random((n, n)) > p_drop) / (1 - p_drop)
+            heads.append(mixed @ (x @ w_v[:, part] + b[part]))
+            returned += mixed.T @ at_heads[:, part] @ w_v[:, part].T
+        out = np.concatenate(heads, 1) @ w_o
+        outs[draw], backs[draw] = out @ out.T / d, returned @ returned.T / d
+    kernel, gradient = x @ x.T / d, g @ g.T / d
+    for samples, theory in ((outs, stack.branch(i, kernel)), (backs, stack.branch_back(i, kernel, gradient))):
+        error = samples.std(0, ddof=1) / math.sqrt(draws)
+        assert (np.abs(samples.mean(0) - theory) < 5 * error + 1e-12).all()
+
+
+def test_a_value_bias_is_mixed_as_values_are() -> None:
+    """Rows of D P sum to D, not to 1: a bias of variance b^2 adds b^2 D_i D_j."""
+    p = table(SPA["e-spa"]).with_columns(bias__value=0.5)
+    shape = row_shape(p, 2)
+    assert shape is not None
+    rows = shape.rescale(TOKENS)
+    wanted = shape.matrix(TOKENS) @ shape.matrix(TOKENS).T + 0.25 * np.outer(rows, rows)
+    np.testing.assert_allclose(Stack(p).branch(2, np.eye(TOKENS)), wanted, atol=1e-10)
+
+
+# --- JSON and errors -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shaping=st.builds(
+        Shaping,
+        kind=st.sampled_from(["none", "e-spa", "u-spa"]),
+        repeats=st.floats(0, 1, exclude_max=True),
+        corrected=st.booleans(),
+        calibrated=st.booleans(),
+    ),
+    numbers=st.lists(st.floats(-1e30, 1e30), min_size=6 * LAYERS, max_size=6 * LAYERS),
+)
+def test_json_round_trip_of_shaped_tables(shaping: Shaping, numbers: list[float]) -> None:
+    shape_in, shape_out, shape_gain = np.array(numbers).reshape(3, -1)
+    p = replace(table(Shaping()), shaping=shaping)
+    p = p.with_columns(shape_in=shape_in, shape_out=shape_out, shape_gain=shape_gain)
+    again = Parametrization.from_json(json.loads(json.dumps(p.to_json())))
+    assert again == p and again.shaping == shaping
+    assert "shape_out" not in table(Shaping()).rows()[0]
+
+
+def test_json_round_trip_keeps_the_prediction() -> None:
+    p = table(replace_calibrated(SPA["e-spa"], 0.05), feed_forward=True)
+    again = Parametrization.from_json(json.loads(json.dumps(p.to_json())))
+    for one, other in zip(kernels(p, np.eye(TOKENS)), kernels(again, np.eye(TOKENS)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("p", "message"),
+    [
+        (table(SPA["e-spa"]).with_columns(shape_in=0.9, shape_out=0.5), "decays have to fall with depth"),
+        (table(SPA["e-spa"]).with_columns(shape_in=0.5, shape_out=1.0), "pole is 1.0; expected a number from 0"),
+        (table(SPA["u-spa"]).with_columns(shape_in=0.9, shape_out=0.5), "rho has to grow with depth"),
+        (table(SPA["u-spa"], kind="encoder").with_columns(shape_out=1.5), "rho is 1.5"),
+        (table(SPA["e-spa"]).with_columns(shape_gain=-1.0), "gain is -1.0; expected a positive number"),
+        (table(Shaping(kind="e-spa", repeats=0.1)).with_columns(shape_gain=0.5), "calibrate its rows instead"),
+        (table(Shaping(kind="e-spa", corrected=True)).with_columns(shape_gain=0.5), "do not go with corrected"),
+        (table(Shaping(kind="e-spa", corrected=True, repeats=0.1)), "do not go with corrected"),
+        (table(Shaping(kind="e-spa", corrected=True), activation="gelu"), "a softmax gives none below 0"),
+        (table(SPA["e-spa"], kind="encoder").with_columns(shape_gain=0.5), "for causal attention only"),
+        (table(Shaping(kind="e-spa", repeats=0.1), kind="encoder"), "for causal attention only"),
+        (table(Shaping(kind="e-spa", corrected=True), kind="encoder"), "for causal attention only"),
+        (table(Shaping(kind="u-spa", calibrated=True), kind="encoder"), "calibrated attention needs a causal stack"),
+    ],
+)
+def test_errors(p: Parametrization, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        predict_token_kernels(p, uniform())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_repeat_probability_of_one_is_refused() -> None:
+    document = table(SPA["e-spa"]).to_json()
+    document["shaping"]["repeats"] = 1.0
+    with pytest.raises(InputError, match="repeats"):
+        Parametrization.from_json(document)
