@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import fixed_quad
 
-from signalprop.activations import ACTIVATIONS, activation, central_dual, dual, register
+from signalprop.activations import ACTIVATIONS, activation, central_dual, dual, kinked, numbers_of, register
+from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 
 NAMES = sorted({a.name for a in ACTIVATIONS.values()})
@@ -258,6 +261,151 @@ def test_register_a_users_own_activation():
     with pytest.raises(InputError, match="does not match"):
         register("wrong", lambda x: x**3, lambda x: x**2)
     assert "wrong" not in ACTIVATIONS
+
+
+WITH_NUMBERS = [
+    "leaky_relu(0.35)",
+    "leaky_relu(-1)",
+    "leaky_relu(3)",
+    "transformed(gelu, 0.29854, 0.24432, -0.17792, 4.84174)",
+    "transformed(silu, -1.5, -2, 0.1, 0.6)",
+    "transformed(tanh, 2, 3, -0.8, -1.7)",
+    "transformed(relu, 0.5, 0, -1, 2)",
+    "transformed(leaky_relu(0.35112), 1.0, 0.0, 0.0, 1.33435)",
+    "transformed(transformed(gelu, 0.3, 0, 0, 2), 2, 1, 0.2, 0.5)",
+    "transformed(transformed(erf, 0.3, 0, 0, 2), -2, 0, 0.2, 0.5)",
+]
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_activations_with_numbers_agree_with_scipy(name):
+    """E f, E f f and E f' f' by SciPy's nested adaptive quadrature, and each f from its definition."""
+    act, r = activation(name), 0.6
+    s = 1.3
+    breaks = np.array([-8.5, -4.0, -1.5, 0.0, 1.5, 4.0, 8.5])
+
+    def mean(f):
+        parts = itertools.pairwise(breaks)
+        return sum(fixed_quad(lambda z: f(np.sqrt(s) * z) * np.exp(-z * z / 2), a, b, n=60)[0] for a, b in parts)
+
+    def pair(f):
+        def inner(z):
+            kink = -r * z / np.sqrt(1 - r * r)  # where the other token crosses 0
+            cuts = np.unique(np.clip(np.append(breaks, kink), -8.5, 8.5))
+            return sum(
+                fixed_quad(lambda v: f(np.sqrt(s) * (r * z + np.sqrt(1 - r * r) * v)) * np.exp(-v * v / 2), a, b, n=40)[
+                    0
+                ]
+                for a, b in itertools.pairwise(cuts)
+            )
+
+        values = 0.0
+        for a, b in itertools.pairwise(breaks):
+            z, w = np.polynomial.legendre.leggauss(40)
+            z, w = (a + b) / 2 + (b - a) / 2 * z, (b - a) / 2 * w
+            weight = w * np.exp(-z * z / 2) * f(np.sqrt(s) * z)
+            values += float(weight @ np.array([inner(zi) for zi in z]))
+        return values / (2 * np.pi)
+
+    d = dual(name, s, r)
+    assert d.mean == pytest.approx(mean(act.function) / np.sqrt(2 * np.pi), rel=1e-9, abs=1e-10)
+    assert d.covariance_moment == pytest.approx(pair(act.function), rel=1e-8, abs=1e-9)
+    assert d.slope_moment == pytest.approx(pair(act.derivative), rel=1e-8, abs=1e-9)
+    x, h = np.array([-3.1, -0.7, 0.4, 2.2]), 1e-6
+    difference = (act.function(x + h) - act.function(x - h)) / (2 * h)
+    assert act.derivative(x) == pytest.approx(difference, abs=1e-7)
+
+
+def test_what_the_numbers_mean():
+    x = np.linspace(-3, 3, 13)
+    gelu = ACTIVATIONS["gelu"].function
+    made = activation("transformed(gelu, 0.3, 0.24, -0.18, 4.8)")
+    assert made.function(x) == pytest.approx(4.8 * (gelu(0.3 * x + 0.24) - 0.18))
+    assert activation("leaky_relu(0.35)").function(x) == pytest.approx(np.where(x > 0, x, 0.35 * x))
+    assert numbers_of("transformed(leaky_relu(0.3), 1, 0, 0, 2)") == ("leaky_relu(0.3)", (1, 0, 0, 2))
+    assert numbers_of(" transformed ( gelu , 1 , 0 , 0 , 2 ) ") == ("gelu", (1, 0, 0, 2))
+    assert numbers_of("gelu") == ("gelu", ())
+    assert kinked("transformed(transformed(relu, 1, 0, 0, 1), 1, 0, 0, 1)") and kinked("leaky_relu(0.2)")
+    assert not kinked("transformed(gelu, 1, 1, 0, 1)") and not kinked("silu")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("leaky_relu()", "slope is ''"),
+        ("leaky_relu(0.1, 0.2)", "expected leaky_relu(slope)"),
+        ("leaky_relu(0.1", "expected leaky_relu(slope)"),
+        ("leaky_relu(nan)", "slope is 'nan'"),
+        ("leaky_relu(1e7)", "of size 0 to 1e+06"),
+        ("elu(0.1)", "expected leaky_relu(slope)"),
+        ("transformed(gelu, 1, 0, 0)", "expected leaky_relu(slope) or transformed(name"),
+        ("transformed(1, 0, 0, 1)", "expected leaky_relu(slope) or transformed(name"),
+        ("transformed(, 1, 0, 0, 1)", "unknown activation ''"),
+        ("transformed(gelu, 0, 0, 0, 1)", "input scale is '0'; expected a number of size 1e-06 to 100"),
+        ("transformed(gelu, 1, inf, 0, 1)", "input shift is 'inf'"),
+        ("transformed(gelu, 1, 0, 0, 0)", "output scale is '0'"),
+        ("transformed(gelo, 1, 0, 0, 1)", "unknown activation 'gelo'"),
+        ("transformed(transformed(gelu, 1, 0, 0), 1, 0, 0, 1)", "expected leaky_relu(slope) or transformed(name"),
+        ("transformed(relu, 1, 0.5, 0, 1)", "moves a kink away from 0"),
+        ("transformed(transformed(relu, 1, 0, 0, 1), 1, 0.5, 0, 1)", "moves a kink away from 0"),
+        ("(", "unknown activation '('"),
+        ("x" * 10_000, "unknown activation 'xxx"),
+        ("(" * 10_000, "unknown activation '((("),
+        ("transformed(" * 500 + "gelu" + ", 1, 0, 0, 1)" * 500, "unknown activation 'transformed(transformed("),
+    ],
+)
+def test_names_with_numbers_that_are_none(name, part):
+    for call in (lambda: activation(name), lambda: dual(name, 1.0, 0.5)):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert part in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", [None, 3, ["gelu"], {"("}, b"gelu"])
+def test_what_is_no_name(name):
+    with pytest.raises(InputError, match="unknown activation"):
+        activation(name)
+
+
+PIECES = st.sampled_from(
+    [*NAMES, "leaky_relu(", "transformed(", "transformed(gelu, 1, 0, 0, 1)", "(", ")", ",", ", ", " ", "1", "-0.5", "0",
+     "1e400", "nan", "1_0", "٣", "1e-320", "\x00", "\n", "é"]
+)  # fmt: skip
+
+
+@given(st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=14).map("".join)))
+@settings(max_examples=400, deadline=1000, derandomize=True)
+def test_any_string_is_an_activation_or_one_line_that_says_what_is_wrong(name):
+    try:
+        act = activation(name)
+    except InputError as error:
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert "\n" not in said and len(said) < 500
+        return
+    assert np.isfinite(act.function(np.array([-1.0, 0.0, 2.0]))).all()
+    assert all(np.isfinite(x) for x in dual(name, 1.0, 0.5))
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_a_name_with_numbers_in_an_architecture(name):
+    a = Architecture(activation=name, n_layers=2, d_model=16, n_heads=2)
+    assert Architecture.model_validate_json(a.model_dump_json()) == a
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_pytorch_computes_the_same_function_and_gradient(name):
+    torch = pytest.importorskip("torch")
+    from signalprop.models.activations import torch_activation
+
+    x = torch.linspace(-4, 4, 33, dtype=torch.float64, requires_grad=True)
+    y = torch_activation(name)(x)
+    y.sum().backward()
+    at, away = x.detach().numpy(), x.detach().numpy() != 0
+    assert y.detach().numpy() == pytest.approx(activation(name).function(at), abs=1e-13)
+    assert x.grad.numpy()[away] == pytest.approx(activation(name).derivative(at)[away], abs=1e-13)
 
 
 def test_import_builds_no_table_and_stays_on_numpy():

@@ -381,7 +381,7 @@ class Parametrization:
         """Stack parametrizations of one architecture into a sweep: every numeric column gets a leading axis.
 
         Raises:
-            InputError: none given, or their architectures, placements, embeddings or heads differ.
+            InputError: none given, or their architectures, placements, embeddings, heads or shapings differ.
         """
         if not items:
             raise InputError("a sweep needs at least one parametrization")
@@ -393,6 +393,8 @@ class Parametrization:
                 )
             if item.embedding != first.embedding or item.head != first.head:
                 raise InputError("a sweep needs one embedding and one head row; predict the others by themselves")
+            if item.shaping != first.shaping:
+                raise InputError("a sweep needs one shaping of attention; predict the others by themselves")
         columns = [item.columns() for item in items]
         return first._with({name: np.stack([c[name] for c in columns]) for name in columns[0]})
 
@@ -421,8 +423,11 @@ class Parametrization:
             start = i
         lines.append(f"  head       weight {h.weight:.4g}  scale {h.scale:.4g}")
         if self.shaping.kind != "none":
-            said = (f"{name} {value}" for name, value in self.shaping.model_dump(exclude_defaults=True).items())
-            lines.append(f"  shaping    {'  '.join(said).removeprefix('kind ')}")
+            s = self.shaping
+            said = [s.kind, *(f"repeats {s.repeats:.4g}" for _ in range(s.repeats > 0))]
+            said += [name for name in ("corrected", "calibrated") if getattr(s, name)]
+            what = "rho" if s.kind == "u-spa" else "e^-gamma"
+            lines.append(f"  shaping    {'  '.join(said)}  (shape_in, shape_out: {what} before and after)")
         lines.append("weights are standard deviations; " + ", ".join(sorted(set(self.distribution.values()))))
         return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from signalprop.schemes import SCHEMES, Scheme, register, scheme
 from signalprop.schemes.base import fill, positive, xavier_std
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
-START_AT_ZERO = {("fixup", "output"), ("fixup", "down")}
+START_AT_ZERO = {("fixup", "output"), ("fixup", "down"), ("e-spa", "query"), ("u-spa", "query")}
 SMALL = Architecture(n_layers=2, d_model=16, seq_len=8, family="bert")
 
 

@@ -1,4 +1,4 @@
-"""Value-SkipInit: the paper's numbers, and identity attention in prediction and in a random network."""
+"""Value-SkipInit, U-SPA and E-SPA: the paper's numbers, what is refused, signals in random networks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from signalprop.activations import dual
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
+from signalprop.kernels.transforms import dks, tat
 from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction import predict
+from signalprop.profile import Profile
 from signalprop.schemes import scheme
 from strategies import architectures
 
@@ -40,9 +44,10 @@ class TestTable:
         normal = scheme("value-skipinit", orthogonal=False)(A)
         assert set(normal.distribution.values()) == {"normal"}
 
-    def test_embeddings_have_variance_1_and_logits_start_small(self) -> None:
+    def test_the_factor_on_embeddings_is_on_look_ups_only(self) -> None:
         table = scheme("value-skipinit")(A)
-        assert table.embedding.token == 1 and table.head.scale == 1 / 8
+        assert table.embedding.token == 1 / 8 and table.embedding.scale == 8
+        assert table.head.weight == 1 / 8 and table.head.scale == 1
 
     def test_norms_and_the_feed_forward_skip(self) -> None:
         table = scheme("value-skipinit", norm=True, feed_forward_skip=0.6)(A)
@@ -55,6 +60,7 @@ class TestTable:
             ({"norm": 1}, "expected true or false"),
             ({"orthogonal": "yes"}, "expected true or false"),
             ({"feed_forward_skip": 1.5}, "from 0 to 1"),
+            ({"activation": "tanh"}, "expected one of auto, dks, tat, keep"),
         ],
     )
     def test_bad_options(self, options: dict[str, Any], part: str) -> None:
@@ -75,6 +81,348 @@ class TestTable:
         inner = a.n_heads * a.d_head
         assert a.d_model * table.weights["value"][attention] ** 2 == pytest.approx(np.ones(attention.sum()))
         assert inner * table.weights["output"][attention] ** 2 == pytest.approx(np.ones(attention.sum()))
+
+
+DEEP = Architecture(
+    kind="decoder", n_layers=36, d_model=64, n_heads=4, activation="gelu", positions="rotary", seq_len=64
+)
+LLAMA = DEEP.replace(activation="silu", gated=True, norm="rmsnorm")
+INDEPENDENT = InputStatistics(kind="stream", variance=1.0, token_correlation=0.0)
+SPA = ("e-spa", "u-spa")
+
+
+def refused(name: str, a: Architecture = DEEP, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        scheme(name, **options)(a)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def gammas(table: Parametrization) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """gamma after every attention."""
+    return np.asarray(-np.log(table.shape_out[::2]))
+
+
+def kernel_profile(name: str, a: Architecture, inputs: InputStatistics = INDEPENDENT, **options: Any) -> Profile:
+    return predict(scheme(name, **options)(a, inputs), inputs, fidelity="kernel")
+
+
+class TestActivation:
+    @pytest.mark.parametrize("name", ["value-skipinit", *SPA])
+    def test_auto(self, name: str) -> None:
+        def chosen(a: Architecture, **options: Any) -> str:
+            return scheme(name, **options)(a).architecture.activation
+
+        assert chosen(DEEP) == dks("gelu", 36)
+        assert chosen(LLAMA) == dks("silu", 36, gated=True)
+        assert chosen(DEEP.replace(n_layers=2)) == dks("gelu", 6)
+        for kept in ("relu", "leaky_relu", "leaky_relu(0.3)", "relu2", "elu", "identity", tat(36), dks("gelu", 12)):
+            assert chosen(DEEP.replace(activation=kept)) == kept
+        assert chosen(DEEP, feed_forward_skip=0.9) == "gelu"
+        assert chosen(DEEP, activation="keep") == "gelu"
+        assert chosen(DEEP, activation="dks", feed_forward_skip=0.9) == dks("gelu", 36)
+        if name in SPA:
+            assert chosen(DEEP, attention_skip=0.5) == "gelu"
+
+    def test_tat(self) -> None:
+        relu = DEEP.replace(activation="relu")
+        assert scheme("e-spa", activation="tat")(relu).architecture.activation == tat(36)
+        assert scheme("e-spa", activation="tat")(relu.replace(n_layers=3)).architecture.activation == tat(13)
+        assert "not gelu; take keep or dks" in refused("e-spa", activation="tat")
+        assert "not the gate" in refused("e-spa", LLAMA.replace(activation="relu"), activation="tat")
+        assert "activation=keep" in refused("e-spa", relu, activation="dks")
+
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_the_matrix_after_it_gives_variance_1(self, gated: bool) -> None:
+        a = (LLAMA if gated else DEEP).replace(activation="tanh")
+        for activation in ("auto", "keep"):
+            table = scheme("e-spa", activation=activation)(a)
+            second = float(dual(table.architecture.activation, 1.0, 0.0).second_moment)
+            assert a.d_ff * table.weights["down"][1] ** 2 * second == pytest.approx(1.0)
+
+    def test_gated_blocks_keep_their_signal_only_when_transformed(self) -> None:
+        for n_layers in (12, 108):
+            a = LLAMA.replace(n_layers=n_layers)
+            profile = kernel_profile("value-skipinit", a)
+            assert profile.forward["stream_out"].variance == pytest.approx(np.ones(2 * n_layers), abs=1e-6)
+            assert np.abs(profile.forward["stream_out"].token_correlation).max() < 1e-9
+            assert profile.gradient is not None
+            first = profile.gradient["stream_in"].variance[0]
+            assert first == pytest.approx(5.0, rel=0.02)  # zeta, at any depth
+        kept = kernel_profile("value-skipinit", LLAMA, activation="keep")
+        assert kept.gradient is not None and kept.gradient["stream_in"].variance[0] > 1e11
+
+
+class TestSpaTable:
+    def test_e_spa_has_the_decays_of_the_paper(self) -> None:
+        table = scheme("e-spa", repeats=0.0)(DEEP)
+        found = gammas(table)
+        wanted = {1: 1.059301, 2: 0.743718, 3: 0.571295, 18: 0.052542, 35: 0.005687, 36: 0.005}
+        assert [found[layer - 1] for layer in wanted] == pytest.approx(list(wanted.values()), abs=1e-6)
+        assert table.shape_in[0] == 0 and table.shape_in[2::2] == pytest.approx(table.shape_out[:-2:2])
+        assert not table.shape_in[1::2].any() and not table.shape_out[1::2].any() and not table.shape_gain.any()
+        assert table.shaping.model_dump() == {
+            "kind": "e-spa", "repeats": 0.0, "corrected": False, "calibrated": False
+        }  # fmt: skip
+
+    def test_u_spa_is_linear_in_depth(self) -> None:
+        table = scheme("u-spa", repeats=0.05)(DEEP)
+        assert table.shape_out[::2] == pytest.approx(0.05 + 0.75 * np.arange(1, 37) / 36)
+        assert table.shape_in[::2] == pytest.approx(0.05 + 0.75 * np.arange(36) / 36)
+        assert table.shaping.kind == "u-spa" and table.shaping.repeats == 0.05
+
+    def test_the_tanh_schedule(self) -> None:
+        table = scheme("e-spa", schedule="tanh", gamma=0.02)(DEEP)
+        slow = np.tanh(gammas(table) / 2)
+        assert slow == pytest.approx(math.tanh(0.01) ** (np.arange(1, 37) / 36))
+
+    def test_skips_are_normalised_and_take_the_paper_s_filter(self) -> None:
+        """He et al. eqs. 25 and 26 (with the square of the product): lambda^2 = alpha^2 + beta^2 lambda_alpha^2."""
+        table = scheme("e-spa", attention_skip=0.9, feed_forward_skip=0.8)(DEEP)
+        plain = scheme("e-spa", repeats=0.0)(DEEP)
+        assert table.skip.tolist() == [0.9, 0.8] * 36
+        assert table.branch == pytest.approx([math.sqrt(0.19), 0.6] * 36)
+        gain, whole = table.shape_gain[::2], (-math.expm1(-0.01)) ** (1 / 72)
+        assert 0.81 + 0.19 * gain**2 == pytest.approx(np.full(36, whole**2), abs=1e-12)
+        assert table.shape_in == pytest.approx(plain.shape_in)
+        own = 1 - plain.shape_in[::2] ** 2
+        assert 1 - table.shape_out[::2] ** 2 == pytest.approx(gain**2 * own)
+
+    @pytest.mark.parametrize("name", SPA)
+    def test_scores_start_at_0(self, name: str) -> None:
+        for zero, query, key in (("query", 0.0, 1.0), ("key", 1.0, 0.0), ("small", 0.1, 0.1)):
+            table = scheme(name, zero=zero)(DEEP)
+            assert table.weights["query"][::2] == pytest.approx(np.full(36, query / 8))
+            assert table.weights["key"][::2] == pytest.approx(np.full(36, key / 8))
+            assert set(table.distribution.values()) == {"orthogonal"}
+        assert set(scheme(name, orthogonal=False)(DEEP).distribution.values()) == {"normal"}
+
+    @pytest.mark.parametrize("name", SPA)
+    def test_norms(self, name: str) -> None:
+        plain, normed = scheme(name)(DEEP), scheme(name, norm=True)(DEEP)
+        assert {PLACEMENTS[code] for code in plain.placement} == {"none"} and not plain.architecture.has_final_norm
+        assert {PLACEMENTS[code] for code in normed.placement} == {"pre"} and normed.architecture.has_final_norm
+
+    def test_repeats_are_those_of_the_data_unless_given(self) -> None:
+        given, seen = scheme("e-spa", repeats=0.05)(DEEP), scheme("e-spa")(DEEP)
+        assert given.shaping.repeats == 0.05 and 0.005 < seen.shaping.repeats < 0.1
+        stream = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3)
+        assert scheme("u-spa")(DEEP, stream).shaping.repeats == pytest.approx(0.3)
+        encoder = DEEP.replace(kind="encoder", positions="learned")
+        assert scheme("e-spa")(encoder).shaping.repeats == 0 and scheme("u-spa")(encoder).shaping.repeats > 0
+        assert scheme("e-spa", attention_skip=0.5)(DEEP).shaping.repeats == 0
+        assert scheme("e-spa", attention_skip=0.5, calibrated=True, repeats=0.1)(DEEP).shaping.repeats == 0.1
+
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("name", ["value-skipinit", *SPA])
+    def test_logits_start_with_variance_1(self, name: str, tied: bool) -> None:
+        torch = pytest.importorskip("torch")
+        from signalprop.models import build
+
+        a = DEEP.replace(n_layers=2, d_model=256, vocab_size=2000, tied_embeddings=tied, activation="identity")
+        options = {"repeats": 0.0} if name in SPA else {}
+        table = scheme(name, **options)(a)
+        assert table.embedding.token == pytest.approx(1 / 16) and table.embedding.scale == 16
+        assert table.head.weight == pytest.approx(1 / 16) and table.head.scale == 1
+        model = build(table, seed=0)
+        ids = torch.from_numpy(np.random.default_rng(0).integers(0, 2000, (4, 64)))
+        with torch.no_grad():
+            logits = model(ids).logits
+        assert float(logits.float().var()) == pytest.approx(1.0, rel=0.12)
+
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    @given(a=architectures(), name=st.sampled_from(SPA), norm=st.booleans(), calibrated=st.booleans())
+    def test_any_architecture(self, a: Architecture, name: str, norm: bool, calibrated: bool) -> None:
+        made = scheme(name, norm=norm, calibrated=calibrated)
+        try:
+            table = made(a)
+        except InputError as error:
+            said = str(error)
+        else:
+            assert Parametrization.from_json(json.loads(json.dumps(table.to_json()))) == table
+            assert str(table) and (np.diff(table.shape_out[table.kind == 0]) >= 0).all()
+            return
+        assert "\n" not in said
+        expected = a.kind == "encoder-decoder" or a.parallel or a.qk_norm or a.positions == "alibi"
+        assert expected or (calibrated and not a.causal)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("name", "options", "part"),
+        [
+            ("e-spa", {"gamma": 0}, "gamma"),
+            ("e-spa", {"gamma": -1.0}, "from 1e-09 to 30"),
+            ("e-spa", {"schedule": "cosine"}, "expected one of diagonal, tanh"),
+            ("e-spa", {"skip_rule": "none"}, "expected one of paper, exact"),
+            ("e-spa", {"zero": "value"}, "expected one of query, key, small"),
+            ("e-spa", {"repeats": 1.0}, "from 0 to 0.999"),
+            ("u-spa", {"attention_skip": 1.0}, "leaves nothing to attention"),
+            ("u-spa", {"calibrated": 1}, "expected true or false"),
+            ("u-spa", {"corrected": "no"}, "expected true or false"),
+            ("u-spa", {"rho": 1.5}, "from 0 to 1"),
+            ("u-spa", {"rho": 0.3, "repeats": 0.4}, "expected a last value above the first"),
+            ("e-spa", {"corrected": True, "attention_skip": 0.1}, "leave it out for an encoder, or with corrected"),
+            ("e-spa", {"corrected": True, "feed_forward_skip": 0.1}, "plain feed-forwards"),
+            ("e-spa", {"corrected": True, "activation": "keep"}, "attention weights down to"),
+            ("e-spa", {"repeats": 0.1, "attention_skip": 0.5}, "or add calibrated"),
+        ],
+    )
+    def test_options(self, name: str, options: dict[str, Any], part: str) -> None:
+        assert part in refused(name, **options)
+
+    @pytest.mark.parametrize("name", SPA)
+    @pytest.mark.parametrize(
+        ("change", "part"),
+        [
+            ({"qk_norm": True}, "qk_norm=False"),
+            ({"positions": "alibi"}, "ALiBi adds numbers of its own"),
+            ({"parallel": True}, "one stack of attention and feed-forward in turn"),
+            ({"kind": "encoder-decoder", "n_decoder_layers": 2, "positions": "learned"}, "not for encoder-decoders"),
+        ],
+    )
+    def test_architectures(self, name: str, change: dict[str, Any], part: str) -> None:
+        assert part in refused(name, DEEP.replace(**change))
+
+    def test_encoders(self) -> None:
+        encoder = DEEP.replace(kind="encoder", positions="learned")
+        assert "calibrated needs a causal stack" in refused("u-spa", encoder, calibrated=True)
+        assert "leave it out for an encoder" in refused("e-spa", encoder, attention_skip=0.5)
+        assert refused("e-spa", encoder, repeats=0.5).endswith("leave it out")
+
+    @pytest.mark.parametrize("schedule", ["diagonal", "tanh"])
+    @pytest.mark.parametrize("rule", ["paper", "exact"])
+    @pytest.mark.parametrize(("n_layers", "skip", "gamma"), [(36, 0.98, 0.005), (32, 0.9975, 0.2), (7, 0.9, 0.001)])
+    def test_following_the_advice_on_e_spa_works(
+        self, schedule: str, rule: str, n_layers: int, skip: float, gamma: float
+    ) -> None:
+        a, same = DEEP.replace(n_layers=n_layers), {"schedule": schedule, "skip_rule": rule}
+        message = refused("e-spa", a, attention_skip=skip, gamma=gamma, **same)
+        bound, _, least = message.partition("at most ")[2].partition(", or a gamma of at least ")
+        assert scheme("e-spa", attention_skip=float(bound), gamma=gamma, **same)(a)
+        assert scheme("e-spa", attention_skip=skip, gamma=float(least), **same)(a)
+        assert refused("e-spa", a, attention_skip=1.0002 * float(bound), gamma=gamma, **same)
+        assert refused("e-spa", a, attention_skip=skip, gamma=float(least) / 1.0002, **same)
+
+    @pytest.mark.parametrize(("n_layers", "skip"), [(36, 0.98), (32, 0.98), (3, 0.9)])
+    @pytest.mark.parametrize("corrected", [False, True])
+    def test_following_the_advice_on_u_spa_works(self, n_layers: int, skip: float, corrected: bool) -> None:
+        a = DEEP.replace(n_layers=n_layers)
+        options = {"corrected": corrected, "repeats": 0.0, "activation": "dks"}
+        message = refused("u-spa", a, attention_skip=skip, **options)
+        bound = float(message.partition("at most ")[2].partition(",")[0])
+        assert scheme("u-spa", attention_skip=bound, **options)(a)
+        assert refused("u-spa", a, attention_skip=1.0002 * bound, **options)
+
+    def test_the_bounds_of_the_paper_s_table(self) -> None:
+        """Smallest gamma and largest skip at 32 and 36 layers; the linear rho of U-SPA."""
+        assert "at least 0.13296" in refused("e-spa", attention_skip=0.98)
+        assert "at most 0.93797" in refused("e-spa", attention_skip=0.98)
+        assert "at least 0.95519" in refused("e-spa", DEEP.replace(n_layers=32), attention_skip=0.9975)
+        assert "at most 0.94868" in refused("u-spa", attention_skip=0.95, repeats=0.0)
+        assert "at most 0.9428" in refused("u-spa", DEEP.replace(n_layers=32), attention_skip=0.95, repeats=0.0)
+
+    @pytest.mark.parametrize(("activation", "least"), [("gelu", 0.745), ("relu", 0.979), (tat(36), 0.900)])
+    def test_corrected_u_spa_needs_a_rho_that_feed_forwards_alone_do_not_pass(
+        self, activation: str, least: float
+    ) -> None:
+        a, options = DEEP.replace(activation=activation), {"corrected": True, "activation": "keep", "repeats": 0.0}
+        message = refused("u-spa", a, rho=least - 0.02, **options)
+        found = float(message.partition("rho of at least ")[2].partition(",")[0])
+        assert found == pytest.approx(least, abs=0.02)  # that of feed-forwards that start from 0
+        table = scheme("u-spa", rho=found, **options)(a)
+        assert table.shape_out[-2] == pytest.approx(found, abs=1e-9)
+
+
+class TestSpaSignal:
+    @pytest.mark.parametrize("n_layers", [36, 108])
+    def test_e_spa_with_dks_keeps_the_variance_within_bounds(self, n_layers: int) -> None:
+        a = DEEP.replace(n_layers=n_layers, seq_len=256)
+        profile = kernel_profile("e-spa", a)
+        variance, r = profile.forward["stream_out"].variance, profile.forward["stream_out"].token_correlation
+        assert variance.min() > 0.65 and variance.max() < 1.01 and (np.diff(r[::2]) > 0).all()
+        assert 0.5 < r[-1] < 0.8
+        assert profile.gradient is not None
+        gradient = profile.gradient["stream_in"].variance
+        assert gradient.min() > 0.1 and gradient.max() < 10
+
+    @pytest.mark.parametrize(("a", "name"), [(DEEP, "e-spa"), (LLAMA, "e-spa"), (LLAMA, "value-skipinit")])
+    def test_a_random_network_does_what_is_predicted(self, a: Architecture, name: str) -> None:
+        """DKS, plain and gated, over 24 layers without skips and norms, where SiLU would have lost its gradient."""
+        torch = pytest.importorskip("torch")
+        from signalprop.data import Batch
+        from signalprop.models import build
+        from signalprop.probes import measure
+
+        draws = np.random.default_rng(0)
+        batch = Batch(tokens=draws.integers(0, 500, (2, 64)), targets=draws.integers(0, 500, (2, 64)))
+        a = a.replace(n_layers=24, d_model=256, vocab_size=500)
+        table = scheme(name)(a, batch.statistics(a))
+        predicted = predict(table, batch.statistics(a), fidelity="kernel")
+        found = measure(build(table, seed=0, dtype=torch.float32), batch)
+        assert predicted.gradient is not None and found.gradient is not None
+        ahead = np.log(found.forward["stream_out"].variance / predicted.forward["stream_out"].variance)
+        back = np.log(found.gradient["stream_in"].variance / predicted.gradient["stream_in"].variance)
+        assert np.abs(ahead).max() < 0.35
+        if name == "value-skipinit":  # E-SPA gathers gradients on the first tokens, two here: one network says little
+            assert np.abs(back).max() < 0.7
+        alike = found.forward["stream_out"].token_correlation - predicted.forward["stream_out"].token_correlation
+        assert np.abs(alike).max() < 0.15  # one network of width 256
+
+    def test_without_dks_it_does_not(self) -> None:
+        profile = kernel_profile("e-spa", DEEP, activation="keep")
+        assert profile.forward["stream_out"].variance[-1] > 500
+
+    @pytest.mark.parametrize("a", [DEEP, LLAMA], ids=["plain", "gated"])
+    @pytest.mark.parametrize("skips", [{}, {"attention_skip": 0.9, "feed_forward_skip": 0.7, "activation": "dks"}])
+    def test_corrected_u_spa_reaches_rho(self, a: Architecture, skips: dict[str, Any]) -> None:
+        profile = kernel_profile("u-spa", a, corrected=True, **skips)
+        after = profile.forward["stream_out"].select(slice(0, None, 2))
+        assert after.token_correlation == pytest.approx(0.8 * np.arange(1, 37) / 36, abs=1e-6)
+        assert after.variance == pytest.approx(np.ones(36), abs=1e-6)
+
+    def test_plain_u_spa_falls_short_of_it_behind_feed_forwards(self) -> None:
+        r = kernel_profile("u-spa", DEEP).forward["stream_out"].token_correlation
+        assert 0.5 < r[-2] < 0.7
+
+    @pytest.mark.parametrize("name", SPA)
+    def test_calibrated_keeps_the_variance_whatever_the_activation(self, name: str) -> None:
+        profile = kernel_profile(name, DEEP, calibrated=True, activation="keep")
+        assert profile.forward["stream_out"].variance == pytest.approx(np.ones(72), abs=1e-6)
+
+    def test_repeats_keep_the_average_diagonal(self) -> None:
+        repeated = InputStatistics(kind="stream", variance=1.0, token_correlation=0.05)
+        a, attention_only = DEEP.replace(seq_len=100), {"gamma": 0.02, "feed_forward_skip": 1.0}
+        fixed = kernel_profile("e-spa", a, repeated, **attention_only).forward["stream_out"].variance
+        assert fixed == pytest.approx(np.ones(72), abs=1e-9)
+        grown = kernel_profile("e-spa", a, repeated, repeats=0.0, **attention_only).forward["stream_out"].variance
+        factor = np.linalg.cholesky(np.exp(-0.02 * np.abs(np.subtract.outer(np.arange(100), np.arange(100)))))
+        wanted = 0.95 + 0.05 * factor.sum(1) ** 2
+        assert grown[-1] == pytest.approx(wanted.mean()) and wanted[-1] == pytest.approx(4.784708, abs=1e-6)
+
+    def test_exact_skips_end_where_the_schedule_does(self) -> None:
+        a, same = DEEP.replace(seq_len=100), {"feed_forward_skip": 1.0, "gamma": 0.5, "schedule": "tanh"}
+        wanted = kernel_profile("e-spa", a, **same).forward["stream_out"].token_correlation[-2]
+        skip = {"attention_skip": 0.95, **same}
+        exact = kernel_profile("e-spa", a, skip_rule="exact", **skip).forward["stream_out"]
+        assert exact.variance == pytest.approx(np.ones(72), abs=0.02)
+        assert exact.token_correlation[-2] == pytest.approx(wanted, abs=0.002)
+
+    def test_value_skipinit_with_dks_leaves_every_token_alone(self) -> None:
+        profile = kernel_profile("value-skipinit", DEEP)
+        assert profile.forward["stream_out"].variance == pytest.approx(np.ones(72), abs=1e-6)
+        assert np.abs(profile.forward["stream_out"].token_correlation).max() < 1e-9
+
+    def test_sweeps(self) -> None:
+        a = DEEP.replace(n_layers=3)
+        tables = [scheme("e-spa", repeats=0.0, gamma=gamma)(a) for gamma in (0.1, 0.2)]
+        swept = Parametrization.sweep(tables)
+        for fidelity in ("moments", "kernel"):
+            with pytest.raises(InputError) as caught:
+                predict(swept, fidelity=fidelity)  # type: ignore[arg-type]
+            assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="one shaping of attention"):
+            Parametrization.sweep([tables[0], scheme("e-spa", repeats=0.1)(a)])
 
 
 class TestSignal:

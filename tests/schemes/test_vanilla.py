@@ -218,6 +218,8 @@ HF: dict[str, tuple[str, dict[str, Any], str]] = {
     "bart": ("BartConfig", FAIRSEQ, "BartForConditionalGeneration"),
     "whisper": ("WhisperConfig", FAIRSEQ, "WhisperForConditionalGeneration"),
     "speech_to_text": ("Speech2TextConfig", FAIRSEQ, "Speech2TextForConditionalGeneration"),
+    "gemma3_text": ("Gemma3TextConfig", SMALL | {"num_key_value_heads": 2, "head_dim": 24}, "Gemma3ForCausalLM"),
+    "mpnet": ("MPNetConfig", SMALL, "MPNetForMaskedLM"),
 }
 
 

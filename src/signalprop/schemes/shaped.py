@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from signalprop.activations import activation, dual
+from signalprop.activations import activation, dual, kinked
 from signalprop.architecture import Architecture
 from signalprop.data import default_statistics
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.kernels import schedules
+from signalprop.kernels.shaping import CorrectedESPA
 from signalprop.kernels.transforms import dks, tat
 from signalprop.moments import FloatArray
 from signalprop.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
@@ -25,6 +28,10 @@ from signalprop.theory.embedding import embed
 
 # Layers below which DKS with the paper's zeta leaves the activation hardly recognisable, or has no solution at all.
 _SHALLOW = 6
+# Layers below which ReLU itself does not take uncorrelated tokens to TAT's correlation of 0.9.
+_SHALLOW_TAT = 13
+# Tokens among which a corrected matrix is looked through for negative weights.
+_FIRST_TOKENS = 64
 # Factor on orthogonal queries and keys for "small" scores: attention is then off by 3e-3 (SPA section 3.3, option 3).
 _SMALL = 0.1
 
@@ -55,25 +62,24 @@ class _Shaped(Scheme):
         return a.replace(activation=self._activation(a))
 
     def _activation(self, a: Architecture) -> str:
-        kind = activation(a.activation).name.partition("(")[0]
+        name = activation(a.activation).name
+        kind, kink = name.partition("(")[0], kinked(name)
         if self.activation == "auto":
-            smooth = kind not in ("relu", "leaky_relu", "relu2", "elu", "identity", "transformed")
             skips = self.feed_forward_skip > 0 or self.attention_skip > 0
-            return (
-                dks(a.activation, max(a.n_layers, _SHALLOW)) if smooth and not skips and not a.gated else a.activation
-            )
-        if self.activation == "keep":
+            chosen = "keep" if skips or kink or kind in ("identity", "transformed") else "dks"
+        else:
+            chosen = self.activation
+        if chosen == "keep":
             return a.activation
-        if a.gated:
-            raise InputError(
-                f"scheme {self.name!r}: {self.activation} is not defined for gated feed-forwards; take "
-                "activation=keep, or an architecture with gated=False"
-            )
-        if self.activation == "dks":
-            return dks(a.activation, max(a.n_layers, _SHALLOW))
-        if kind not in ("relu", "leaky_relu"):
-            raise InputError(f"scheme {self.name!r}: tat transforms leaky ReLU, not {kind}; take activation=dks")
-        return tat(a.n_layers)
+        if chosen == "dks":
+            try:
+                return dks(a.activation, max(a.n_layers, _SHALLOW), gated=a.gated)
+            except InputError as error:
+                raise InputError(f"scheme {self.name!r}: {error}; or take activation=keep") from None
+        if kind not in ("relu", "leaky_relu") or a.gated:
+            what = "the gate of a gated feed-forward" if a.gated else kind
+            raise InputError(f"scheme {self.name!r}: tat transforms ReLU and leaky ReLU, not {what}; take keep or dks")
+        return tat(max(a.n_layers, _SHALLOW_TAT))
 
     def _table(self, a: Architecture, **columns: FloatArray) -> Parametrization:
         """The table with weights, skips and ends; `columns` are the method's own."""
@@ -133,8 +139,10 @@ class ValueSkipInit(_Shaped):
     (W_Q = 0 belongs to the paper's other methods); while beta = 0 their gradient is exactly 0, like that of the keys.
 
     `activation`: `auto` transforms a smooth activation by DKS, as the paper does without skips (of at least 6 layers'
-    strength), and keeps it where there are skips, gates or kinks; `dks`, `tat` (leaky ReLU) and `keep` say which. The
-    paper knows no dropout: without norms each sublayer multiplies the variance by 1 / (1 - p).
+    strength), and keeps it where there are skips or kinks; `dks`, `tat` (leaky ReLU, of at least 13 layers' strength)
+    and `keep` say which. The paper has no gated feed-forwards; their gates are transformed by the same four conditions
+    on the whole (docs/theory/components.md, section 4.3). The paper knows no dropout: without norms each sublayer
+    multiplies the variance by 1 / (1 - p).
 
     Raises:
         InputError: an encoder-decoder (alpha I has no meaning in cross-attention), or parallel sublayers.
@@ -179,6 +187,11 @@ class _Spa(_Shaped):
                 f"scheme {self.name!r} starts with scores of 0, and QK-norm makes scores of order 1 of whatever "
                 "queries are; choose an architecture with qk_norm=False"
             )
+        if a.positions == "alibi":
+            raise InputError(
+                f"scheme {self.name!r} starts with scores of 0, and ALiBi adds numbers of its own to them; choose an "
+                "architecture with other positions, such as rotary, or none"
+            )
         if self.calibrated and not a.causal:
             raise InputError(f"scheme {self.name!r}: calibrated needs a causal stack; leave it out for an encoder")
         return a
@@ -222,8 +235,9 @@ class USPA(_Spa):
     depth: D softmax(B), B = log A, where scores are 0 (`zero`: W_Q, W_K, or `small` orthogonal ones of scale 0.1). No
     skips and no norms, unless `attention_skip`, `feed_forward_skip` (normalised, combined exactly) or `norm`
     (pre-norm). `repeats` is rho_0, by default what repeated tokens make of the embedded input. `corrected` takes the
-    feed-forward before into account, exactly: from C(rho_{l-1}) instead of rho_{l-1}. `calibrated`: rows of D that keep
-    the diagonal at 1 with all that the stack does in between (docs/theory/shaping.md).
+    feed-forward before into account, exactly: from C(rho_{l-1}) instead of rho_{l-1}, and never to less than that.
+    `calibrated`: rows of D that keep the diagonal at 1 with all that the stack does in between
+    (docs/theory/shaping.md).
 
     Weights, ends and `activation` as in `value-skipinit`. Encoders get the symmetric form, which depends on the number
     of tokens.
@@ -246,18 +260,18 @@ class USPA(_Spa):
         a = self._shape(architecture)
         table = self._table(a)
         repeats = self._repeats(table, inputs)
-        rho = schedules.rho_schedule(a.n_layers, self.rho, repeats)
-        if self.attention_skip and self.attention_skip >= schedules.largest_uniform_skip(a.n_layers, self.rho, repeats):
-            bound = schedules.largest_uniform_skip(a.n_layers, self.rho, repeats)
+        before, rho = self._path(a, self.rho, repeats)
+        if rho[-1] > self.rho * (1 + 1e-12):
+            least = _smallest(lambda rho: self._path(a, rho, repeats)[1][-1] <= rho * (1 + 1e-12), self.rho, 0.999999)
+            raise InputError(
+                f"scheme 'u-spa': feed-forwards of {activation(a.activation).name:.30} alone make tokens more alike "
+                f"than rho {self.rho:.6g}; expected a rho of at least {_up(least)}, or activation=dks"
+            )
+        bound = float(np.sqrt((1 - rho[1:]) / (1 - before)).min())
+        if self.attention_skip and self.attention_skip >= bound:
             raise InputError(
                 f"scheme 'u-spa': attention_skip {self.attention_skip:.6g} is too large to reach rho {self.rho:.6g} in "
-                f"{a.n_layers} layers; expected below {bound:.6g}, more layers, or a smaller rho"
-            )
-        before = np.concatenate([rho[:1], self._behind_feed_forward(a, rho[1:-1])]) if self.corrected else rho[:-1]
-        if (rho[1:] < before).any():
-            raise InputError(
-                f"scheme 'u-spa': {activation(a.activation).name:.30} alone makes tokens more alike than rho "
-                f"{self.rho:.6g} allows; expected a last rho above {self._fixed_point(a):.4g}, or activation=dks"
+                f"{a.n_layers} layers; expected at most {_down(bound)}, more layers, or a smaller rho"
             )
         after = np.array(
             [schedules.uniform_behind_skip(r, s, self.attention_skip) for r, s in zip(before, rho[1:], strict=True)]
@@ -265,18 +279,25 @@ class USPA(_Spa):
         shaping = Shaping(kind="u-spa", repeats=repeats, corrected=self.corrected, calibrated=self.calibrated)
         return self._spa(table, shaping, before, after, np.zeros(a.n_layers))
 
-    def _behind_feed_forward(self, a: Architecture, rho: FloatArray) -> FloatArray:
-        """What a feed-forward with its skip makes of correlations."""
-        q = dual(a.activation, 1.0, rho)
-        made = np.asarray(q.covariance_moment / q.second_moment) * (rho if a.gated else 1.0)
-        kept = self.feed_forward_skip**2
-        return np.asarray(kept * rho + (1 - kept) * made)
+    def _path(self, a: Architecture, last: float, repeats: float) -> tuple[FloatArray, FloatArray]:
+        """rho that every attention reads, (n_layers,), and rho_0 .. rho_L that it leaves, (n_layers + 1,).
 
-    def _fixed_point(self, a: Architecture) -> float:
-        rho = np.array([0.0])
-        for _ in range(a.n_layers):
-            rho = self._behind_feed_forward(a, rho)
-        return float(rho[0])
+        Corrected, it reads what the feed-forward before made of the rho that was left, and leaves no less than that.
+        """
+        rho = schedules.rho_schedule(a.n_layers, last, repeats)
+        before = rho[:-1].copy()
+        if self.corrected:
+            for i in range(1, a.n_layers):
+                before[i] = min(self._behind_feed_forward(a, float(rho[i])), 1 - 1e-12)
+                rho[i + 1] = max(rho[i + 1], before[i])
+        return before, rho
+
+    def _behind_feed_forward(self, a: Architecture, rho: float) -> float:
+        """What a feed-forward with its skip makes of a correlation."""
+        q = dual(a.activation, 1.0, rho)
+        made = float(q.covariance_moment / q.second_moment) * (rho if a.gated else 1.0)
+        kept = self.feed_forward_skip**2
+        return kept * rho + (1 - kept) * made
 
 
 @register
@@ -319,7 +340,7 @@ class ESPA(_Spa):
         table = self._table(a)
         decay = schedules.decay_schedule(a.n_layers, self.gamma, self.schedule)
         before, after, gain = decay[:-1], decay[1:], np.zeros(a.n_layers)
-        skip, exact = self.attention_skip, self.skip_rule == "exact"
+        skip = self.attention_skip
         if skip and (not a.causal or self.corrected):
             raise InputError(
                 "scheme 'e-spa': attention_skip is for plain causal attention; leave it out for an encoder, or with "
@@ -327,23 +348,71 @@ class ESPA(_Spa):
             )
         if skip:
             self._check_skip(a.n_layers)
-            rule = schedules.exact_behind_skip if exact else schedules.exponential_behind_skip
+            rule = schedules.exact_behind_skip if self.skip_rule == "exact" else schedules.exponential_behind_skip
             filters = [rule(r, s, skip) for r, s in zip(before, after, strict=True)]
             before, after, gain = (np.array(column) for column in zip(*filters, strict=True))
-        repeats = (
-            self._repeats(table, inputs) if a.causal and (self.calibrated or not (skip or self.corrected)) else 0.0
-        )
+        if self.corrected:
+            self._check_corrected(a, decay)
+        averaged = a.causal and (self.calibrated or not (skip or self.corrected))
+        if self.repeats and not averaged:
+            raise InputError(
+                "scheme 'e-spa': repeats is for plain causal attention without a skip around it; leave it out"
+                + (", or add calibrated" if a.causal else "")
+            )
+        repeats = self._repeats(table, inputs) if averaged else 0.0
         shaping = Shaping(kind="e-spa", repeats=repeats, corrected=self.corrected, calibrated=self.calibrated)
         return self._spa(table, shaping, before, after, gain)
 
+    def _largest_skip(self, n_layers: int, gamma: float) -> float:
+        """The skip that the step of the schedule that binds allows."""
+        decay = schedules.decay_schedule(n_layers, gamma, self.schedule)
+        kept = (1 - decay) / (1 + decay) if self.skip_rule == "exact" else (1 - decay) * (1 + decay)
+        return float(np.sqrt(kept[1:] / kept[:-1]).min())
+
     def _check_skip(self, n_layers: int) -> None:
-        exact = self.skip_rule == "exact"
-        if (self.schedule == "tanh") != exact:
-            return  # steps bind one by one: their own messages say where
-        bound = schedules.largest_exponential_skip(n_layers, self.gamma, exact=exact)
-        if self.attention_skip > bound:
-            least = schedules.smallest_gamma(n_layers, self.attention_skip, exact=exact)
+        bound = self._largest_skip(n_layers, self.gamma)
+        if self.attention_skip < bound:
+            return
+        least = _smallest(lambda gamma: self._largest_skip(n_layers, gamma) > self.attention_skip, self.gamma, 30.0)
+        or_gamma = f", or a gamma of at least {_up(least)}" if math.isfinite(least) else ""
+        raise InputError(
+            f"scheme 'e-spa': attention_skip {self.attention_skip:.6g} is too large for gamma {self.gamma:.6g} and "
+            f"{n_layers} layers; expected at most {_down(bound)}{or_gamma}"
+        )
+
+    def _check_corrected(self, a: Architecture, decay: FloatArray) -> None:
+        if a.gated or self.feed_forward_skip or not a.causal:
             raise InputError(
-                f"scheme 'e-spa': attention_skip {self.attention_skip:.6g} is too large for gamma {self.gamma:.6g} and "
-                f"{n_layers} layers; expected at most {bound:.6g}, or a gamma of at least {least:.6g}"
+                "scheme 'e-spa': corrected is for causal stacks with plain feed-forwards, without gates or skips; "
+                "leave it out"
             )
+        try:  # negative weights show among the first tokens
+            for zero, pole in itertools.pairwise(decay[1:]):
+                CorrectedESPA(float(zero), float(pole), a.activation).matrix(min(a.seq_len, _FIRST_TOKENS))
+        except InputError as error:
+            raise InputError(f"scheme 'e-spa': {error}") from None
+
+
+def _smallest(fits: Callable[[float], bool], low: float, high: float) -> float:
+    """The smallest number from `low`, which does not fit, to `high` that fits, as do all larger ones; or infinity."""
+    if not fits(high):
+        return math.inf
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _down(number: float) -> str:
+    """Five digits, rounded down: a bound that can be typed."""
+    return _digits(number, math.floor)
+
+
+def _up(number: float) -> str:
+    """Five digits, rounded up."""
+    return _digits(number, math.ceil)
+
+
+def _digits(number: float, rounded: Callable[[float], int]) -> str:
+    unit = 10.0 ** (math.floor(math.log10(number)) - 4)
+    return f"{rounded(number / unit) * unit:.5g}"

@@ -15,7 +15,7 @@ from signalprop.theory.embedding import activated
 
 _NORMAL_FAMILIES = (
     "bert", "roberta", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "vit", "opt", "olmo2", "phi",
-    "falcon", "deit", "bart", "whisper", "speech_to_text",
+    "falcon", "deit", "bart", "whisper", "speech_to_text", "gemma3_text", "mpnet",
 )  # fmt: skip
 _SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
@@ -227,8 +227,8 @@ class PyTorchDefault(Scheme):
 class HuggingFaceDefault(Scheme):
     """What transformers' `_init_weights` draws for the architecture's family (transformers 5.23), at default settings.
 
-    BERT, RoBERTa, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, ViT, OPT, OLMo 2, Phi, Falcon, DeiT, BART, Whisper,
-    Speech2Text: normal 0.02 everywhere, convolutions too (ViT's truncation lies 100 standard deviations out). DeiT's
+    BERT, RoBERTa, MPNet, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 3, ViT, OPT, OLMo 2, Phi, Falcon, DeiT,
+    BART, Whisper, Speech2Text: normal 0.02 everywhere, convolutions too (ViT's truncation lies 100 standard deviations out). DeiT's
     positions and class tokens are zero; sinusoidal positions are plain sines and cosines, of mean square 1/2. GPT-2:
     output projections 0.02 / sqrt(2N). T5: queries (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2;
     outputs fan_in^-1/2; embeddings 1, and a tied head reads its input times d^-1/2. Biases are zero. T5's random bias
