@@ -6,6 +6,7 @@
     parametrization = sp.scheme("deepscalelm")(architecture)
     profile = sp.predict(parametrization)
 
+`sp.trace(parametrization)` follows whole token kernels instead of their averages.
 `sp.apply(model, "deepscalelm")` gives a PyTorch model the scheme, in place. That, `measure`, `simulate`, `build` and
 `Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
 """
@@ -33,6 +34,9 @@ from signalprop.schemes import Scheme as Scheme
 from signalprop.schemes import scheme as scheme
 
 if TYPE_CHECKING:
+    from signalprop.kernels.trace import Trace as Trace
+    from signalprop.kernels.trace import attention_only as attention_only
+    from signalprop.kernels.trace import trace as trace
     from signalprop.models import build as build
     from signalprop.probes import Probe as Probe
     from signalprop.probes import measure as measure
@@ -60,9 +64,12 @@ _NEEDS_TORCH = {
     "parameter_groups": "signalprop.surgery",
     "save": "signalprop.surgery",
 }
+_WHEN_USED = dict.fromkeys(("Trace", "attention_only", "trace"), "signalprop.kernels.trace")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _WHEN_USED:
+        return getattr(import_module(_WHEN_USED[name]), name)
     if name not in _NEEDS_TORCH:
         raise AttributeError(f"module 'signalprop' has no attribute {name!r}")
     from signalprop.errors import require
@@ -72,4 +79,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NEEDS_TORCH])
+    return sorted([*globals(), *_NEEDS_TORCH, *_WHEN_USED])

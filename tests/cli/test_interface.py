@@ -26,6 +26,7 @@ RESULTS = {
     "predict": ["predict", "tgs", *TINY],
     "measure": ["measure", "tgs", *TINY, "--vocab-size", "50"],
     "compare": ["compare", "tgs", *TINY, "--vocab-size", "50", "--seeds", "1"],
+    "kernel": ["kernel", "tgs", *TINY],
     "schemes": ["schemes"],
     "schemes NAME --architecture ARCH": ["schemes", "xavier", "--architecture", "tgs"],
     "compute": ["compute", "tgs"],

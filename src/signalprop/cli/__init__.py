@@ -14,6 +14,7 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.fold import fold
+from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.predict import predict
 from signalprop.cli.schemes import schemes
@@ -21,7 +22,7 @@ from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED = 130
-COMMANDS = (predict, measure, compare, verify, apply, check, fold, schemes, compute)
+COMMANDS = (predict, measure, compare, verify, apply, check, fold, kernel, schemes, compute)
 
 app = typer.Typer(
     name="signalprop",

@@ -77,7 +77,19 @@ def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
         InputError: an assignment that is not FIELD=VALUE, or no field of an architecture.
     """
     named = {_FIELDS[option]: value for option, value in options.items() if value is not None}
-    changed = named | pairs(assignments, "--set")
+    return _known(named | pairs(assignments, "--set"))
+
+
+def changes_in_words(words: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the architecture that KEY=VALUE pairs change; a key is the name of an option, or else of a field.
+
+    Raises:
+        InputError: no field of an architecture.
+    """
+    return _known({_FIELDS.get(key.replace("-", "_"), key.replace("-", "_")): value for key, value in words.items()})
+
+
+def _known(changed: dict[str, Any]) -> dict[str, Any]:
     for field in changed:
         if field not in Architecture.model_fields:
             raise InputError(f"an architecture has no field {field!r}; fields: {', '.join(Architecture.model_fields)}")

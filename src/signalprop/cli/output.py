@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +96,18 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def sections() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress of work in named parts: yields a function (part, done, total) -> None; a `progress` for every part."""
+    open_parts: dict[str, Callable[[int, int], None]] = {}
+    with ExitStack() as stack:
+
+        def report(part: str, done: int, total: int) -> None:
+            if part not in open_parts:
+                stack.close()  # the part before is over
+                open_parts[part] = stack.enter_context(progress(part))
+            open_parts[part](done, total)
+
+        yield report

@@ -28,16 +28,20 @@ class State:
         return self.kernel * math.exp(min(max(self.log_scale, -700.0), 700.0))
 
     def plus(self, other: State) -> State:
-        """The sum of two kernels."""
+        """The sum of two kernels, rescaled."""
         top = max(self.log_scale, other.log_scale)
-        left = self.kernel * math.exp(max(self.log_scale - top, -745.0))
-        return State(left + other.kernel * math.exp(max(other.log_scale - top, -745.0)), top).rescaled()
+        left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
+        mean = left * float(np.mean(np.diagonal(self.kernel))) + right * float(np.mean(np.diagonal(other.kernel)))
+        mean = mean if mean > 0 else 1.0
+        out = self.kernel * (left / mean)
+        out += other.kernel * (right / mean)
+        return State(out, top + math.log(mean))
 
     def times(self, factor: float) -> State:
         """The kernel times a number >= 0."""
         if factor > 0:
             return State(self.kernel, self.log_scale + math.log(factor))
-        return State(self.kernel * 0.0, self.log_scale)
+        return State(np.broadcast_to(0.0, self.kernel.shape), self.log_scale)
 
     def moments(self, keep: NDArray[np.bool_] | None = None) -> tuple[float, float]:
         """(log variance, token correlation), averaged over positions and pairs of positions (those to `keep`)."""

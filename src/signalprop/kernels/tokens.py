@@ -9,8 +9,9 @@ nothing, and a non-linear function of an average over sequences is not the avera
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,19 @@ from signalprop.parametrization import Parametrization
 from signalprop.profile import POINTS, Profile, Series
 from signalprop.theory.network import sensitivity_gain, token_share
 
+# Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
+# and what leaves the stack.
+See = Callable[[int, State], None]
+# (the last stream, ln of the share of its variance that a token's own embedding still has) -> as `ends.top_kernel`
+Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
+
+
+def _unseen(_: int, __: State) -> None:
+    pass
+
 
 @dataclass
-class _Columns:
+class Columns:
     """Moments of one sequence, or of several, collected sublayer by sublayer.
 
     Attributes:
@@ -39,11 +50,11 @@ class _Columns:
     keep: NDArray[np.bool_] | None = None
 
     @staticmethod
-    def empty(n: int, keep: NDArray[np.bool_] | None = None) -> _Columns:
-        return _Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, keep)
+    def empty(n: int, keep: NDArray[np.bool_] | None = None) -> Columns:
+        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, keep)
 
     @staticmethod
-    def pooled(parts: Sequence[_Columns], counts: FloatArray) -> _Columns:
+    def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:
         """Moments over all sequences, as measured: variances average over tokens, covariances over pairs of tokens.
 
         Args:
@@ -61,7 +72,7 @@ class _Columns:
             variance = tokens @ variances
             shared = pairs @ (variances * np.stack([part.correlation[k] for part in parts]))
             log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
-        return _Columns(log_variance, correlation)
+        return Columns(log_variance, correlation)
 
     def put(self, point: str, i: int, state: State) -> None:
         self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)
@@ -87,26 +98,50 @@ def predict_token_kernels(
         InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
     """
     p, a = parametrization, parametrization.architecture
-    if a.kind == "encoder-decoder":
+    check_covered(p)
+    stack = Stack(p)
+    parts, note = sequences(a, inputs)
+    passed = []
+    for part, keep in parts:
+        top = partial(top_kernel, p, part) if backward else None
+        passed.append(passes(stack, State(input_kernel(p, part)).rescaled(), top, keep))
+    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
+    return profile_of(p, passed, counts, note)
+
+
+def check_covered(parametrization: Parametrization) -> None:
+    """Refuse what token kernels do not cover.
+
+    Raises:
+        InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
+    """
+    if parametrization.architecture.kind == "encoder-decoder":
         raise InputError(
             "fidelity 'kernel' covers encoders and decoders; use moments or simulate for an encoder-decoder"
         )
-    if p.skip.ndim != 1:
+    if parametrization.skip.ndim != 1:
         raise InputError("fidelity 'kernel' takes one parametrization at a time; use moments for a sweep")
-    stack = Stack(p)
-    parts, note = sequences(a, inputs)
-    passes = [_passes(stack, part, keep, backward) for part, keep in parts]
-    counts = np.array([a.seq_len if keep is None else keep.sum() for _, keep in parts], np.float64)
-    forward = _Columns.pooled([ahead for ahead, _ in passes], counts).series()
+
+
+def profile_of(
+    parametrization: Parametrization,
+    passed: Sequence[tuple[Columns, Columns | None]],
+    counts: Sequence[int],
+    note: str = "",
+) -> Profile:
+    """The Profile of what `passes` found for one sequence or several of so many tokens each."""
+    tokens = np.array(counts, np.float64)
+    forward = Columns.pooled([ahead for ahead, _ in passed], tokens).series()
     gradient = None
-    if backward:
-        columns = _Columns.pooled([back for _, back in passes if back is not None], counts)
+    backs = [back for _, back in passed if back is not None]
+    if backs:
+        columns = Columns.pooled(backs, tokens)
         gradient = columns.series(relative_to=float(columns.log_variance["stream_out"][-1]))
     return Profile(
         source="theory",
         fidelity="kernel",
-        architecture=a,
-        scheme=p.scheme,
+        architecture=parametrization.architecture,
+        scheme=parametrization.scheme,
         input={
             "mean": 0.0,
             "variance": float(forward["stream_in"].variance[0]),
@@ -114,22 +149,35 @@ def predict_token_kernels(
         },
         forward=forward,
         gradient=gradient,
-        statistics=sensitivity_gain(p),
+        statistics=sensitivity_gain(parametrization),
         notes=(note,) if note else (),
     )
 
 
-def _passes(
-    stack: Stack, inputs: InputStatistics, keep: NDArray[np.bool_] | None, backward: bool
-) -> tuple[_Columns, _Columns | None]:
-    """Forward and backward moments of one token kernel; `keep`: which positions count."""
+def passes(
+    stack: Stack,
+    start: State,
+    top: Top | None,
+    keep: NDArray[np.bool_] | None = None,
+    see: See = _unseen,
+    see_back: See = _unseen,
+) -> tuple[Columns, Columns | None]:
+    """Forward and backward moments of one token kernel.
+
+    Args:
+        start: what enters the first sublayer.
+        top: gradient kernels at the head's input, given the last stream; None: no backward pass.
+        keep: which positions count.
+        see, see_back: called with every stream, and with every gradient (on its way back).
+    """
     p, n = stack.p, stack.n
-    start = State(input_kernel(p, inputs)).rescaled()
     length = 2 * max(1, math.isqrt(n // 2))
     checkpoints: dict[int, State] = {}
-    forward, last = _Columns.empty(n, keep), start
+    forward, last = Columns.empty(n, keep), start
     log_norm = np.zeros(n)
     for i, layer_in, branch, stream_out, own in stack.run(start, 0, n):
+        if stack.starts_layer(i):
+            see(i, layer_in)
         if i % length == 0:
             checkpoints[i] = layer_in
         forward.put("stream_in", i, layer_in)
@@ -138,10 +186,12 @@ def _passes(
         last = stream_out
         if own is not None:
             log_norm[i] = math.log(max(float(own.mean()), 1e-300))
-    if not backward:
+    see(n, last)
+    if top is None:
         return forward, None
-    top = top_kernel(p, inputs, last, float(token_share(p, log_norm)))
-    return forward, _backward(stack, top, checkpoints, last, length, keep)
+    return forward, _backward(
+        stack, top(last, float(token_share(p, log_norm))), checkpoints, last, length, keep, see_back
+    )
 
 
 def _backward(
@@ -151,15 +201,17 @@ def _backward(
     last: State,
     length: int,
     keep: NDArray[np.bool_] | None,
-) -> _Columns:
+    see: See,
+) -> Columns:
     p, a, n = stack.p, stack.a, stack.n
     kernel, across = top
     if a.has_final_norm:
         own = np.diagonal(last.kernel) + a.norm_eps * math.exp(-min(max(last.log_scale, -600), 600))
         kernel = across = kernel / np.sqrt(np.outer(own, own))
     gradient = State(kernel).rescaled()
-    columns = _Columns.empty(n, keep)
+    columns = Columns.empty(n, keep)
     held: State | None = None
+    see(n, gradient)
     for first in sorted(checkpoints, reverse=True):
         segment = list(stack.run(checkpoints[first], first, min(first + length, n)))
         for i, layer_in, _, _, own_post in reversed(segment):
@@ -184,12 +236,15 @@ def _backward(
                 held = None
             columns.put("stream_in", i, total)
             gradient = total
+            see(i, gradient)
     return columns
 
 
 def _through_branch(stack: Stack, i: int, layer_in: State, gradient: State) -> State:
     """Gradient at the stream from the one at the branch's output."""
     p = stack.p
+    if stack.silent[i]:
+        return State(np.broadcast_to(0.0, gradient.kernel.shape))
     at_output, log_scale = gradient.kernel, gradient.log_scale
     kernel, divisor = stack.read(i, layer_in)
     if p.placement[i] in (SANDWICH, RES_POST):

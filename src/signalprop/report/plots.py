@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def check_format(path: str | Path) -> str:
 
 def save_plot(path: str | Path, items: Profile | Comparison | Sequence[Profile], *, title: str | None = None) -> None:
     """Draw `figure(items)` and write it, whole or not at all, in the format of the file's name (png, svg, pdf)."""
+    save_figure(path, lambda: figure(items, title=title))
+
+
+def save_figure(path: str | Path, draw: Callable[[], Any]) -> None:
+    """Write a matplotlib Figure that `draw` makes, whole or not at all, in the format of the file's name."""
     kind = check_format(path)
     buffer = io.BytesIO()
     require("matplotlib", "report")
@@ -48,7 +53,7 @@ def save_plot(path: str | Path, items: Profile | Comparison | Sequence[Profile],
     # no date in the file, and a fixed salt of its names, so that equal input gives equal bytes
     metadata = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     with rc_context({"svg.hashsalt": "signalprop"}):
-        figure(items, title=title).savefig(buffer, format=kind, metadata=metadata)
+        draw().savefig(buffer, format=kind, metadata=metadata)
     write_bytes(path, buffer.getvalue())
 
 

@@ -1,0 +1,282 @@
+"""`signalprop kernel`."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+from signalprop.errors import InputError
+from signalprop.storage import write_bytes
+
+if TYPE_CHECKING:
+    from signalprop.inputs import InputStatistics
+    from signalprop.kernels.trace import Matrices, Trace
+    from signalprop.parametrization import Parametrization
+
+SCHEMA = "signalprop/kernel/1"
+GALLERY = "gallery"
+# Tokens per sequence where nobody says how many: heat maps of more show no more.
+LONGEST = 128
+_GALLERY_REPEATS = 0.02
+_SAMPLES = 8
+
+
+class _Input(NamedTuple):
+    """What the networks read."""
+
+    kind: str  # average, sampled, text, or the name of a file
+    repeats: float | None
+    samples: int
+    text: Path | None
+    seed: int
+
+
+def kernel(
+    configs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG...",
+            help="Networks, each in quotes: ARCH [SCHEME] [KEY=VALUE ...] with options of the scheme or fields of the "
+            "architecture, e.g. 'gpt2 xavier norm=post'; a parametrization (.json); or `gallery`, the seven "
+            "attention-only networks of the SPA paper's figures 1 and 7.",
+        ),
+    ],
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option("--scheme", help="For every CONFIG without one: 'NAME [KEY=VALUE ...]' (repeatable)."),
+    ] = None,
+    layers: opt.Layers = None,
+    d_model: opt.DModel = None,
+    heads: opt.Heads = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")
+    ] = None,
+    dropout: opt.Dropout = None,
+    activation: opt.Activation = None,
+    norm: opt.Norm = None,
+    norm_kind: opt.NormKind = None,
+    vocab_size: opt.VocabSize = None,
+    assignments: opt.Set = None,
+    attention_only: Annotated[
+        bool, typer.Option("--attention-only", help="Leave the feed-forwards out; much faster.")
+    ] = False,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            metavar="KIND",
+            help="average (of sequences with repeated tokens), sampled (such sequences), text, or a file with a kernel "
+            "X X^T / d of the first sublayer's input (.npy or .json).",
+        ),
+    ] = "average",
+    repeats: Annotated[
+        float | None,
+        typer.Option("--repeats", help="Share of pairs of positions with equal tokens (default: Zipf's law)."),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Sequences that are sampled or read.")] = _SAMPLES,
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read; implies --input text.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="DEPTHS", help="Depths to show, e.g. 1,10,100 (default: a dozen).")
+    ] = None,
+    no_gradient: opt.NoGradient = False,
+    seed: opt.Seed = 0,
+    json_file: opt.Json = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw heat maps (.png, .svg or .pdf).")
+    ] = None,
+    plot_curves: Annotated[
+        Path | None, typer.Option("--plot-curves", metavar="FILE", help="Draw the numbers over depth.")
+    ] = None,
+    matrices: Annotated[
+        Path | None, typer.Option("--matrices", metavar="FILE", help="Write the kernels as NumPy arrays (.npz).")
+    ] = None,
+) -> None:
+    """Follow token kernels through every layer: who becomes alike, how far apart, and where the rank collapses.
+
+    \b
+    Example:
+      signalprop kernel "gpt2 xavier" "gpt2 xavier norm=none" --layers 24 --attention-only --plot kernels.png
+    """
+    from signalprop.kernels.inputs import load_kernel
+    from signalprop.kernels.trace import trace
+    from signalprop.report import kernel_tables
+
+    for picture in (plot, plot_curves):
+        output.check_outputs(json_file, picture)
+    output.check_outputs(None if matrices is None else str(matrices))
+    if matrices is not None and matrices.suffix != ".npz":
+        raise InputError(f"cannot write {matrices}: expected a name that ends in .npz")
+    changed = opt.changes(
+        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
+        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
+    )  # fmt: skip
+    read = _Input("text" if text is not None else source, repeats, samples, text, seed)
+    if GALLERY in configs and repeats is None:
+        read = read._replace(repeats=_GALLERY_REPEATS)
+    if read.kind not in ("average", "sampled", "text") and Path(read.kind).suffix not in (".npy", ".json"):
+        raise InputError(f"--input is {read.kind!r:.80}; expected average, sampled, text, or a file (.npy or .json)")
+    given = None if Path(read.kind).suffix == "" else load_kernel(read.kind)
+    if given is not None and seq_len not in (None, len(given)):
+        raise InputError(f"{read.kind} is a kernel of {len(given)} tokens, --seq-len is {seq_len}; leave that out")
+    networks = _networks(configs, scheme, changed, read, attention_only)
+    depths = None if at is None else _depths(at)
+    keep: Matrices = "both" if matrices is not None else "none" if plot is None else "forward"
+    traces: dict[str, Trace] = {}
+    with output.progress("tracing") as step:
+        for number, (name, p) in enumerate(networks.items()):
+            inputs = None if given is not None else _statistics(p, read)
+            found = trace(p, given, inputs=inputs, at=depths, backward=not no_gradient, matrices=keep)
+            traces[name] = found if given is None else replace(found, source=read.kind)
+            step(number + 1, len(networks))
+    _write(traces, plot, plot_curves, matrices)
+    if output.write_result(json_file, kernel_tables.to_json(traces, SCHEMA)):
+        typer.echo(kernel_tables.table(traces))
+        typer.echo()
+        for line in kernel_tables.summary(traces):
+            typer.echo(line)
+        for label, path in (("json", json_file), ("plot", plot), ("curves", plot_curves), ("matrices", matrices)):
+            if path is not None:
+                typer.echo(f"{label:<20}{path}")
+
+
+class _Config(NamedTuple):
+    """One CONFIG in words."""
+
+    arch: str
+    scheme: str | None
+    pairs: list[str]
+
+    @property
+    def name(self) -> str:
+        return " ".join(word for word in (self.arch, self.scheme, *self.pairs) if word)
+
+
+def _networks(
+    configs: list[str], schemes: list[str] | None, changed: dict[str, Any], read: _Input, attention_only: bool
+) -> dict[str, Parametrization]:
+    """The networks by name."""
+    from signalprop.kernels import trace
+
+    found: list[tuple[str, Parametrization]] = []
+    for config in configs:
+        if config.strip() == GALLERY:
+            found += _gallery(changed, read).items()
+        else:
+            found += [(item.name, _network(item, changed)) for item in _with_schemes(_config(config), schemes)]
+    made = [trace.attention_only(p) if attention_only else p for _, p in found]
+    return dict(zip(_distinct([name for name, _ in found]), made, strict=True))
+
+
+def _config(text: str) -> _Config:
+    """`ARCH [SCHEME] [KEY=VALUE ...]`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quotation mark without its other half
+        words = []
+    plain = [word for word in words if "=" not in word]
+    if not plain or plain[0] != words[0] or len(plain) > 2:
+        raise InputError(f"{text!r:.80} is no configuration; expected 'ARCH [SCHEME] [KEY=VALUE ...]' in quotes")
+    return _Config(plain[0], plain[1] if len(plain) == 2 else None, [word for word in words if "=" in word])
+
+
+def _with_schemes(config: _Config, schemes: list[str] | None) -> list[_Config]:
+    """The configuration with each of the schemes of --scheme, unless it has one of its own or is finished."""
+    if not schemes or config.scheme or config.arch.endswith(".json"):
+        return [config]
+    out = []
+    for text in schemes:
+        item = _config(text)
+        if item.scheme is not None:
+            raise InputError(f"--scheme {text!r:.80} has two names; expected 'NAME [KEY=VALUE ...]' in quotes")
+        out.append(_Config(config.arch, item.arch, [*config.pairs, *item.pairs]))
+    return out
+
+
+def _network(config: _Config, changed: dict[str, Any]) -> Parametrization:
+    """Pairs whose key the scheme knows are its options, all others change the architecture."""
+    from signalprop.schemes import SCHEMES
+
+    known = {item.name for item in fields(SCHEMES[config.scheme])} if config.scheme in SCHEMES else set()
+    options = [pair for pair in config.pairs if pair.partition("=")[0] in known]
+    own = opt.changes_in_words(opt.pairs([pair for pair in config.pairs if pair not in options], "CONFIG"))
+    return opt.parametrization(config.arch, changed | own, config.scheme, options, longest=LONGEST)
+
+
+def _gallery(changed: dict[str, Any], read: _Input) -> dict[str, Parametrization]:
+    from signalprop.kernels.gallery import figure_7
+
+    others = changed.keys() - {"n_layers", "seq_len"}
+    if others:
+        raise InputError(f"the gallery's networks have only --layers and --seq-len to change, not {sorted(others)[0]}")
+    repeats = _GALLERY_REPEATS if read.repeats is None else read.repeats
+    return figure_7(changed.get("n_layers", 100), changed.get("seq_len", 100), repeats)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names without the first word that all share, and with numbers where two are equal."""
+    rest = [name.partition(" ")[2] for name in names]
+    if len(names) > 1 and all(rest) and len({name.partition(" ")[0] for name in names}) == 1:
+        names = rest
+    return [f"{name} #{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _statistics(p: Parametrization, read: _Input) -> InputStatistics:
+    """What a network reads."""
+    from signalprop.data import default_batch, default_statistics
+    from signalprop.inputs import from_tokens
+    from signalprop.kernels.inputs import sampled_tokens
+
+    a = p.architecture
+    usual = default_statistics(a)
+    if read.kind == "average" and read.repeats is None:
+        return usual
+    if a.input != "tokens":
+        raise InputError(
+            f"this architecture reads {a.input}; it has no repeated tokens: leave --input and --repeats out"
+        )
+    if read.kind == "text":
+        return default_batch(a, text=read.text, batch_size=read.samples, seed=read.seed).statistics(a)
+    repeats = usual.token_correlation if read.repeats is None else read.repeats
+    if not 0 <= repeats < 1:
+        raise InputError(f"--repeats is {repeats}; expected a share of equal pairs from 0 up to, but not, 1")
+    if read.kind == "average":
+        return replace(usual, token_correlation=repeats, source=f"average over sequences, {repeats:.4g} of pairs equal")
+    ids = sampled_tokens(a.seq_len, repeats, read.samples, read.seed)
+    return from_tokens(ids, causal=a.causal, source=f"sampled sequences, {repeats:.4g} of pairs equal")
+
+
+def _depths(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"--at is {text!r:.80}; expected depths with commas between, e.g. 1,10,100") from None
+
+
+def _write(traces: dict[str, Trace], plot: Path | None, plot_curves: Path | None, matrices: Path | None) -> None:
+    """Pictures and arrays where asked for."""
+    if plot is not None or plot_curves is not None:
+        from signalprop.report import kernel_plots
+        from signalprop.report.plots import save_figure
+
+        if plot is not None:
+            save_figure(plot, lambda: kernel_plots.heat_maps(traces))
+        if plot_curves is not None:
+            save_figure(plot_curves, lambda: kernel_plots.curves(traces))
+    if matrices is not None:
+        arrays = {f"{name}/forward/{depth}": k for name, found in traces.items() for depth, k in found.kernels.items()}
+        arrays |= {
+            f"{name}/gradient/{depth}": k for name, found in traces.items() for depth, k in found.gradients.items()
+        }
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        write_bytes(matrices, buffer.getvalue())

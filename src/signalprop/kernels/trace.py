@@ -1,0 +1,460 @@
+"""The trace of a token kernel: what every layer makes of it, matrices and all, and of the gradient on its way back.
+
+The `kernel` fidelity of `predict` says how variance and mean correlation move; the trace shows the T x T kernels that
+these are averages of: which tokens become alike, how far apart, and from which layer on all of them are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from signalprop.data import default_statistics
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.kernels.ends import input_kernel, top_kernel
+from signalprop.kernels.inputs import checked_kernel
+from signalprop.kernels.stack import Stack
+from signalprop.kernels.state import State
+from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
+from signalprop.layout import KINDS, PLACEMENTS
+from signalprop.moments import FloatArray
+from signalprop.parametrization import Parametrization
+from signalprop.profile import Profile
+
+Matrices = Literal["both", "forward", "none"]
+LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+# Rank collapse: the mean of 1 - cosine falls below the one, the effective rank below the other.
+COLLAPSED_DISTANCE, COLLAPSED_RANK = 1e-6, 1.01
+# Effective ranks take O(T^3): at all depths up to so many tokens, at chosen depths up to the second number.
+_RANK_EVERYWHERE, _RANK_AT = 128, 1024
+_RANGE = 600.0  # of ln of a raw number: beyond, doubles end
+_ROWS = 64  # of a kernel that are read at a time: they stay in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSeries:
+    """Numbers of the kernels at depths 0 (the input) to n_layers (behind the last layer); arrays (n_layers + 1,).
+
+    Attributes:
+        distance: mean of 1 - cosine over pairs of different positions, without the cancellation of 1 - mean.
+        min_cosine: smallest cosine of two positions.
+        lags: mean cosine of positions that stand so far apart, by that distance.
+        effective_rank: e to the entropy of the eigenvalues of the normalised kernel (cosines / T), from 1, all tokens
+            alike, to T; NaN where it was not computed.
+        log_diagonal: ln of the mean raw diagonal. diagonal_sd, diagonal_min, diagonal_max: over positions. For a
+            gradient relative to the mean diagonal at the top.
+    """
+
+    distance: FloatArray
+    min_cosine: FloatArray
+    lags: Mapping[int, FloatArray]
+    effective_rank: FloatArray
+    log_diagonal: FloatArray
+    diagonal_sd: FloatArray
+    diagonal_min: FloatArray
+    diagonal_max: FloatArray
+
+    @property
+    def mean_cosine(self) -> FloatArray:
+        """Mean cosine over pairs of different positions."""
+        return 1 - self.distance
+
+    @property
+    def diagonal_mean(self) -> FloatArray:
+        """Mean raw diagonal, held within e^-600 to e^600, as all raw numbers and matrices are."""
+        return np.asarray(np.exp(np.clip(self.log_diagonal, -_RANGE, _RANGE)))
+
+    def columns(self) -> dict[str, FloatArray]:
+        """Every column by its name in JSON; a lag is `lag_5`."""
+        out = {"mean_cosine": self.mean_cosine, "distance": self.distance, "min_cosine": self.min_cosine}
+        out |= {f"lag_{lag}": column for lag, column in self.lags.items()}
+        out |= {"effective_rank": self.effective_rank, "diagonal_mean": self.diagonal_mean}
+        names = ("log_diagonal", "diagonal_sd", "diagonal_min", "diagonal_max")
+        return out | {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What `trace` found.
+
+    Attributes:
+        parametrization: of the network. n_tokens: T.
+        forward: numbers of the kernels at all depths. gradient: of the gradient kernels, None without a backward pass.
+        at: depths that were asked for.
+        kernels, gradients: raw kernels by those depths, (T, T), where they were kept; of the first of several
+            sequences. A gradient kernel is relative to the mean diagonal at the top.
+        profile: variances and correlations sublayer by sublayer, as `predict` has them.
+        sequences: how many were followed; forward and gradient hold their means, forward_sd and gradient_sd their
+            standard deviations by name of the column (None for a single one).
+        source: where the input comes from, in words.
+    """
+
+    parametrization: Parametrization
+    n_tokens: int
+    forward: KernelSeries
+    gradient: KernelSeries | None
+    at: tuple[int, ...]
+    kernels: Mapping[int, FloatArray]
+    gradients: Mapping[int, FloatArray]
+    profile: Profile
+    sequences: int = 1
+    forward_sd: Mapping[str, FloatArray] | None = None
+    gradient_sd: Mapping[str, FloatArray] | None = None
+    source: str = ""
+
+    @property
+    def collapse_depth(self) -> int | None:
+        """First depth at which the mean of 1 - cosine is below 1e-6; None if there is none."""
+        return _first(self.forward.distance < COLLAPSED_DISTANCE)
+
+    @property
+    def rank_collapse_depth(self) -> int | None:
+        """First depth with an effective rank below 1.01, of those where it was computed."""
+        return _first(self.forward.effective_rank < COLLAPSED_RANK)
+
+    def cosines(self, depth: int) -> FloatArray:
+        """The normalised kernel at a depth that was kept, (T, T)."""
+        return normalised(self.kernels[depth])
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, without the matrices."""
+
+        def both(series: KernelSeries | None, sd: Mapping[str, FloatArray] | None) -> dict[str, Any] | None:
+            if series is None:
+                return None
+            out: dict[str, Any] = dict(series.columns())
+            return out if sd is None else out | {f"{name}_sd": column for name, column in sd.items()}
+
+        a = self.parametrization.architecture
+        return {
+            "scheme": self.parametrization.scheme,
+            "options": dict(self.parametrization.options),
+            "architecture": a.model_dump(mode="json", exclude_defaults=True),
+            "source": self.source,
+            "sequences": self.sequences,
+            "n_tokens": self.n_tokens,
+            "n_layers": a.n_layers,
+            "collapse_depth": self.collapse_depth,
+            "rank_collapse_depth": self.rank_collapse_depth,
+            "forward": both(self.forward, self.forward_sd),
+            "gradient": both(self.gradient, self.gradient_sd),
+        }
+
+
+def trace(
+    parametrization: Parametrization,
+    kernel: ArrayLike | None = None,
+    *,
+    inputs: InputStatistics | None = None,
+    at: Sequence[int] | None = None,
+    top: ArrayLike | None = None,
+    backward: bool = True,
+    rank: bool | None = None,
+    matrices: Matrices = "both",
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Follow a token kernel through every layer of an encoder or decoder, and its gradient back.
+
+    Exact for infinite width where scores are zero or attention is shaped (He et al. 2023 (SPA), appendix H.3); with
+    random scores as good as the `kernel` fidelity (docs/theory/kernels.md). O(T^2) work per sublayer; memory for the
+    kernels that are kept and O(sqrt(layers)) more, whatever the depth.
+
+    Args:
+        kernel: of the stream that enters the first sublayer, (T, T), for any T that the network takes.
+        inputs: statistics of the data, where no kernel is given (default: Zipf's law); every sequence of ids is
+            followed by itself.
+        at: depths at which matrices are kept, 0 to n_layers; default: about a dozen.
+        top: gradient kernel at the head's input, behind a final norm; default: that of the loss.
+        rank: compute effective ranks at all depths, or nowhere; default: at all depths up to 128 tokens, at the chosen
+            depths up to 1,024.
+        matrices: which kernels are kept at the depths in `at`: `both` those of signal and gradient, `forward`, `none`.
+        progress: called with how many sequences are done, and how many there are.
+
+    Raises:
+        InputError: an encoder-decoder, a sweep, a kernel that is none, or a depth that the network does not have.
+    """
+    check_covered(parametrization)
+    p = parametrization
+    if kernel is not None:
+        matrix = checked_kernel(kernel)
+        p = replace(p, architecture=p.architecture.replace(seq_len=len(matrix)))
+    statistics = default_statistics(p.architecture) if inputs is None else inputs
+    parts = [statistics] if kernel is not None else _sequences(p, statistics)
+    head = None if top is None else _top_of(top, p.architecture.seq_len)
+    depths = _depths(p, at)
+    if matrices not in get_args(Matrices):
+        raise InputError(f"matrices is {matrices!r:.40}; expected {', '.join(get_args(Matrices))}")
+    stack = Stack(p)
+    singles: list[_Single] = []
+    for number, part in enumerate(parts):
+        start = matrix if kernel is not None else input_kernel(p, part)
+        reader = None if not backward else partial(top_kernel, p, part) if head is None else head
+        kept = matrices if number == 0 else "none"
+        singles.append(_single(stack, start, _real(p, part), reader, depths, kept, rank))
+        if progress is not None:
+            progress(number + 1, len(parts))
+    first = singles[0]
+    forward, forward_sd = _pooled([item.forward for item in singles])
+    gradient, gradient_sd = (
+        (None, None) if first.gradient is None else _pooled([item.gradient for item in singles if item.gradient])
+    )
+    return Trace(
+        parametrization=p,
+        n_tokens=p.architecture.seq_len,
+        forward=forward,
+        gradient=gradient,
+        at=depths,
+        kernels=first.kernels,
+        gradients=first.gradients,
+        profile=profile_of(p, [item.passed for item in singles], [item.tokens for item in singles]),
+        sequences=len(singles),
+        forward_sd=forward_sd,
+        gradient_sd=gradient_sd,
+        source="a given kernel" if kernel is not None else statistics.source,
+    )
+
+
+def attention_only(parametrization: Parametrization) -> Parametrization:
+    """The network without its feed-forwards: they hand the stream through, norms and all, at no cost.
+
+    As in the SPA paper's figures 1 and 7, to see what attention alone does.
+    """
+    p = parametrization
+    feed_forward = p.kind == KINDS.index("feed_forward")
+    silenced = {
+        f"{group}__{role}": np.where(feed_forward, 0.0, getattr(p, name)[role])
+        for group, name in (("weight", "weights"), ("bias", "biases"))
+        for role in ("up", "gate", "down")
+    }
+    return replace(
+        p.with_columns(
+            skip=np.where(feed_forward, 1.0, p.skip), branch=np.where(feed_forward, 0.0, p.branch), **silenced
+        ),
+        placement=np.where(feed_forward, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
+    )
+
+
+def normalised(kernel: FloatArray) -> FloatArray:
+    """Cosines: K_ij / sqrt(K_ii K_jj), (T, T); 0 beside positions without any signal."""
+    own = _inverse_roots(np.diagonal(kernel))
+    out = kernel * own * own[:, None]
+    np.fill_diagonal(out, 1.0)
+    return np.asarray(out)
+
+
+def effective_rank(kernel: FloatArray) -> float:
+    """e to the entropy of the eigenvalues of the normalised kernel over T: 1 (all alike) to T (all orthogonal).
+
+    NaN for a kernel that left the range of a double.
+    """
+    cosines = normalised(kernel)
+    if not np.isfinite(cosines).all():
+        return math.nan
+    values = np.maximum(np.linalg.eigvalsh(cosines) / len(kernel), 0.0)
+    values = values[values > 0]
+    return math.exp(-float(np.sum(values * np.log(values))))
+
+
+def distances(kernel: FloatArray) -> tuple[float, float]:
+    """(mean, largest) of 1 - cosine over pairs of different positions; NaN where there is no pair.
+
+    From (K_ii - K_ij) + (K_jj - K_ij) - (sqrt K_ii - sqrt K_jj)^2, small numbers where all tokens are alike, so that
+    nothing is lost beyond the rounding of K itself.
+    """
+    own, t = np.diagonal(kernel), len(kernel)
+    if t < 2:
+        return math.nan, math.nan
+    root, inverse = np.sqrt(np.maximum(own, 0.0)), _inverse_roots(own)
+    total, largest = 0.0, -math.inf
+    for start in range(0, t - 1, _ROWS):
+        rows = slice(start, min(start + _ROWS, t))
+        gap = _gaps(own[rows, None], own[start:], kernel[rows, start:], root[rows, None], root[start:])
+        gap *= inverse[rows, None]
+        gap *= inverse[start:]
+        if not inverse.all():
+            gap[(inverse[rows, None] == 0) | (inverse[start:] == 0)] = 1.0
+        m = len(gap)
+        gap[np.tril_indices(m)] = 0.0  # pairs count once, a position by itself not at all
+        total += float(gap.sum())
+        largest = max(largest, float(gap.max()))
+    return max(total / (t * (t - 1) / 2), 0.0), max(largest, 0.0)
+
+
+def _gaps(left: FloatArray, right: FloatArray, shared: FloatArray, root: FloatArray, other: FloatArray) -> FloatArray:
+    """sqrt(K_ii K_jj) - K_ij."""
+    out = left - shared
+    out += right - shared
+    apart = root - other
+    apart *= apart
+    out -= apart
+    out *= 0.5
+    return out
+
+
+def lag_cosine(kernel: FloatArray, lag: int) -> float:
+    """Mean cosine of positions `lag` apart."""
+    own = np.diagonal(kernel)
+    inverse = _inverse_roots(own)
+    return float(np.mean(np.diagonal(kernel, lag) * inverse[:-lag] * inverse[lag:]))
+
+
+def _inverse_roots(diagonal: FloatArray) -> FloatArray:
+    good = diagonal > 0
+    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
+
+
+def _first(where: NDArray[np.bool_]) -> int | None:
+    found = np.flatnonzero(where)
+    return int(found[0]) if found.size else None
+
+
+def _depths(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
+    n = p.architecture.n_layers
+    if at is None:
+        return (0, *sorted({round(depth) for depth in np.geomspace(1, n, min(n, 11))}))
+    wrong = [depth for depth in at if not 0 <= depth <= n]
+    if wrong or not at:
+        raise InputError(f"depth {wrong[0] if wrong else 'list is empty'}; expected depths from 0 to {n}, the layers")
+    return tuple(sorted(set(at)))
+
+
+def _sequences(p: Parametrization, inputs: InputStatistics) -> list[InputStatistics]:
+    """The statistics of every sequence by itself, where there are ids of the network's length."""
+    x, y = inputs.tokens, inputs.targets
+    if inputs.kind != "tokens" or x is None or x.shape[1] != p.architecture.seq_len:
+        return [inputs]
+    aligned = y is not None and len(y) == len(x)
+    return [
+        replace(inputs, tokens=x[[row]], targets=y[[row]] if aligned and y is not None else y) for row in range(len(x))
+    ]
+
+
+def _real(p: Parametrization, inputs: InputStatistics) -> NDArray[np.bool_] | None:
+    """Positions of one sequence that are not padding; None: all of them."""
+    if inputs.tokens is None or inputs.tokens.shape != (1, p.architecture.seq_len):
+        return None
+    real = inputs.tokens[0] >= 0
+    return None if real.all() or not real.any() else real
+
+
+def _top_of(top: ArrayLike, length: int) -> Top:
+    kernel = checked_kernel(top, "the gradient kernel at the top")
+    if len(kernel) != length:
+        raise InputError(f"the gradient kernel at the top is of {len(kernel)} tokens, the input of {length}")
+    return lambda _, __: (kernel, kernel)
+
+
+class _Reader:
+    """Collects numbers and matrices of one direction, depth by depth."""
+
+    def __init__(self, p: Parametrization, t: int, depths: Sequence[int], keep: bool, rank: bool | None) -> None:
+        n = p.architecture.n_layers
+        firsts = np.flatnonzero(np.diff(p.layer, prepend=-1))
+        self.depth_of = {int(i): depth for depth, i in enumerate(firsts)} | {p.n_sublayers: n}
+        self.lags = [lag for lag in LAGS if lag < t]
+        self.kept = set(depths) if keep else set()
+        everywhere = t <= _RANK_EVERYWHERE if rank is None else rank
+        self.ranked = set(range(n + 1)) if everywhere else set(depths) if rank is None and t <= _RANK_AT else set()
+        names = ("distance", "min_cosine", "effective_rank", "log_diagonal", "diagonal_sd")
+        self.columns = {name: np.full(n + 1, np.nan) for name in (*names, "diagonal_min", "diagonal_max")}
+        self.by_lag = {lag: np.full(n + 1, np.nan) for lag in self.lags}
+        self.matrices: dict[int, FloatArray] = {}
+
+    @np.errstate(over="ignore", invalid="ignore")  # scores far beyond what the recursion holds for
+    def see(self, i: int, state: State, keep: NDArray[np.bool_] | None, log_unit: float = 0.0) -> None:
+        depth = self.depth_of.get(i)
+        if depth is None:
+            return
+        kernel = state.kernel if keep is None else state.kernel[np.ix_(keep, keep)]
+        mean, largest = distances(kernel)
+        own = np.diagonal(kernel)
+        size, level = float(own.mean()), state.log_scale - log_unit
+        factor = math.exp(min(max(level, -_RANGE), _RANGE))
+        found = {
+            "distance": mean,
+            "min_cosine": 1 - largest,
+            "log_diagonal": math.log(size) + level if size > 0 else -math.inf,
+            "diagonal_sd": float(own.std()) * factor,
+            "diagonal_min": float(own.min()) * factor,
+            "diagonal_max": float(own.max()) * factor,
+        }
+        if depth in self.ranked:
+            found["effective_rank"] = effective_rank(kernel)
+        for name, value in found.items():
+            self.columns[name][depth] = value
+        for lag in self.lags:
+            if lag < len(kernel):
+                self.by_lag[lag][depth] = lag_cosine(kernel, lag)
+        if depth in self.kept:
+            self.matrices[depth] = state.kernel * factor
+
+    def series(self) -> KernelSeries:
+        return KernelSeries(lags=self.by_lag, **self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Single:
+    """What one sequence gave."""
+
+    forward: KernelSeries
+    gradient: KernelSeries | None
+    kernels: Mapping[int, FloatArray]
+    gradients: Mapping[int, FloatArray]
+    passed: tuple[Columns, Columns | None]
+    tokens: int
+
+
+def _single(
+    stack: Stack,
+    start: FloatArray,
+    keep: NDArray[np.bool_] | None,
+    top: Top | None,
+    depths: Sequence[int],
+    kept: Matrices,
+    rank: bool | None,
+) -> _Single:
+    """The trace of one sequence."""
+    p, t = stack.p, len(start)
+    ahead = _Reader(p, t, depths, kept != "none", rank)
+    back = _Reader(p, t, depths, kept == "both", rank)
+    unit: list[float] = []  # ln of the mean diagonal where the gradient starts
+
+    def see(i: int, state: State) -> None:
+        ahead.see(i, state, keep)
+
+    def see_back(i: int, state: State) -> None:
+        if not unit:
+            unit.append(state.log_scale + math.log(max(float(np.diagonal(state.kernel).mean()), 1e-300)))
+        back.see(i, state, keep, unit[0])
+
+    return _Single(
+        passed=passes(stack, State(start).rescaled(), top, keep, see, see_back),
+        forward=ahead.series(),
+        gradient=None if top is None else back.series(),
+        kernels=ahead.matrices,
+        gradients=back.matrices,
+        tokens=t if keep is None else int(keep.sum()),
+    )
+
+
+def _pooled(items: Sequence[KernelSeries]) -> tuple[KernelSeries, dict[str, FloatArray] | None]:
+    """Means and standard deviations over sequences; of a single one its own numbers, and None."""
+    if len(items) == 1:
+        return items[0], None
+    stacked = {name: np.stack([item.columns()[name] for item in items]) for name in items[0].columns()}
+    mean = {name: values.mean(0) for name, values in stacked.items()}
+    logs = stacked["log_diagonal"]
+    highest = logs.max(0)
+    mean["log_diagonal"] = highest + np.log(np.exp(logs - highest).mean(0))  # of the mean, not its own mean
+    series = KernelSeries(
+        lags={lag: mean[f"lag_{lag}"] for lag in items[0].lags},
+        **{item.name: mean[item.name] for item in fields(KernelSeries) if item.name != "lags"},
+    )
+    return series, {name: values.std(0, ddof=1) for name, values in stacked.items()}

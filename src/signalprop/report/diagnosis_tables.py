@@ -1,0 +1,160 @@
+"""A diagnosis as text: verdicts, one row per layer, removals and casts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from signalprop.diagnose.result import Diagnosis, Estimate, Number
+from signalprop.report.tables import number, text_table
+
+_WIDTH = 110
+
+
+def diagnosis_text(d: Diagnosis) -> str:
+    """All sections that there are."""
+    parts = [header(d), verdict_text(d), layer_table(d)]
+    if d.identity is not None:
+        parts.append(span_line(d))
+    if d.removal is not None:
+        parts.append(removal_table(d))
+    if d.casts:
+        parts.append(cast_table(d))
+    parts += [f"note: {line}" for line in d.notes]
+    return "\n\n".join(part for part in parts if part)
+
+
+def header(d: Diagnosis) -> str:
+    """What was diagnosed, on what, and the loss."""
+    kind = f" ({d.family})" if d.family else ""
+    lines = [
+        f"{d.model}{kind}, {d.n_parameters / 1e6:,.1f} M parameters, {len(d.signal)} layers",
+        f"{d.data.tokens:,} tokens of {d.data.source} in {d.data.sequences} sequences of {d.data.length}; statistics "
+        f"leave out the first {d.data.skip_first} positions",
+    ]
+    if d.loss is not None:
+        lines.append(f"loss {_with_error(d.loss)} nats per token, perplexity {number(d.perplexity)}")
+    return "\n".join(lines)
+
+
+def verdict_text(d: Diagnosis) -> str:
+    """The findings, one paragraph each."""
+    if not d.verdicts:
+        return "nothing stands out"
+    out = []
+    for verdict in d.verdicts:
+        body = verdict.text + (f". Likely cause: {verdict.cause}" if verdict.cause else "")
+        body += f". Advice: {verdict.advice}" if verdict.advice else ""
+        out.append(
+            textwrap.fill(f"{verdict.severity.upper():<8}{verdict.kind}: {body}", _WIDTH, subsequent_indent=" " * 8)
+        )
+    return "\n".join(out)
+
+
+def layer_table(d: Diagnosis) -> str:
+    """One row per layer."""
+    weights = {(w.stack, w.layer): w for w in d.weights}
+    rows = []
+    for k, s in enumerate(d.signal):
+        w = weights.get((s.stack, s.layer))
+        near = d.identity.jacobian[k] if d.identity is not None and d.identity.jacobian else None
+        rows.append(
+            [
+                f"{s.layer}",
+                number(s.variance),
+                number(None if w is None else w.predicted_variance),
+                number(s.first_variance),
+                number(s.token_correlation),
+                number(s.effective_rank),
+                number(s.attention_share),
+                number(s.feed_forward_share),
+                number(s.gradient),
+                number(_mean(s.score_std)),
+                number(_mean(s.entropy)),
+                number(s.outlier),
+                number(None if d.identity is None else d.identity.cosine[k]),
+                "" if near is None else _with_error(near),
+            ]
+        )
+    head = ["layer", "variance", "predicted", "first", "token r", "eff. rank", "attn share", "ff share", "gradient",
+            "score sd", "entropy", "max/rms", "cosine", "|J-I|"]  # fmt: skip
+    return text_table(head, rows)
+
+
+def span_line(d: Diagnosis) -> str:
+    """The flattest stretch of layers for some lengths."""
+    assert d.identity is not None
+    lines = []
+    for span in (1, 2, 4, 8, 16):
+        if span > len(d.identity.angular):
+            break
+        known = [(value, k) for k, value in enumerate(d.identity.angular[span - 1]) if value is not None]
+        if known:
+            value, k = min(known)
+            what = f"layer {k}" if span == 1 else f"layers {k}-{k + span - 1}"
+            lines.append(f"  {span:>2} {'layer ' if span == 1 else 'layers'}  {what:<14} angular distance {value:.3f}")
+    return "flattest stretches:\n" + "\n".join(lines)
+
+
+def removal_table(d: Diagnosis) -> str:
+    """What the loss becomes without layers."""
+    assert d.removal is not None
+    rows = [["without layer " + _layers(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in d.removal.single]
+    rows += [["without layers " + _layers(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in d.removal.greedy]
+    return text_table(["removed", "loss", "increase", "accuracy"][: len(rows[0])], rows) if rows else ""
+
+
+def cast_table(d: Diagnosis) -> str:
+    """What casts cost."""
+    rows = []
+    for cast in d.casts:
+        known = [(value, k) for k, value in enumerate(cast.signal_to_noise) if value is not None]
+        worst = f"{min(known)[0]:.1f} dB, layer {min(known)[1]}" if known else ""
+        rows.append(
+            [
+                f"{cast.format} {cast.of}",
+                "per tensor" if cast.scaled else "none",
+                *_costs(cast.loss, cast.increase),
+                worst,
+            ]
+        )
+    return text_table(["cast", "scale", "loss", "increase", "least signal / noise"], rows)
+
+
+def compared(d: Diagnosis, other: Diagnosis) -> str:
+    """Two diagnoses side by side, layer by layer where both have it."""
+    rows = []
+    for k in range(max(len(d.signal), len(other.signal))):
+        cells = [f"{k}"]
+        for name in ("variance", "token_correlation", "effective_rank", "gradient"):
+            for item in (d, other):
+                cells.append(number(getattr(item.signal[k], name)) if k < len(item.signal) else "")
+        for item in (d, other):
+            near = item.identity.jacobian if item.identity is not None else ()
+            cells.append(number(near[k].value) if k < len(near) else "")
+        rows.append(cells)
+    head = ["layer"]
+    for name in ("variance", "token r", "eff. rank", "gradient", "|J-I|"):
+        head += [name, "against"]
+    return f"{d.model} against {other.model}\n" + text_table(head, rows)
+
+
+def _costs(loss: Estimate, increase: Estimate, accuracy: Estimate | None = None) -> list[str]:
+    cells = [_with_error(loss), _with_error(increase, sign=True)]
+    return cells if accuracy is None else [*cells, _with_error(accuracy)]
+
+
+def _with_error(estimate: Estimate, *, sign: bool = False) -> str:
+    if estimate.value is None:
+        return "not finite"
+    text = f"{estimate.value:+.3f}" if sign else f"{estimate.value:.3f}"
+    return text if estimate.standard_error is None else f"{text} ± {estimate.standard_error:.3f}"
+
+
+def _layers(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
+def _mean(values: Sequence[Number]) -> Number:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

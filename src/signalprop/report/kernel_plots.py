@@ -1,0 +1,223 @@
+"""Pictures of token kernels: heat maps over depth, and the numbers behind them. Pure functions of traces.
+
+Needs the `report` extra (matplotlib), imported inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from signalprop.errors import InputError, require
+from signalprop.kernels.trace import Trace
+from signalprop.moments import FloatArray
+from signalprop.report.plots import COLOURS
+
+_PANEL = 1.55  # inches
+_DASHES = ("-", "--", ":")
+_MAP = "viridis"
+_LOWEST = 1e-16  # of 1 - cosine on a logarithmic axis: below is rounding
+
+
+def heat_maps(traces: Mapping[str, Trace], *, at: Sequence[int] | None = None, title: str | None = None) -> Any:
+    """A matplotlib Figure of normalised kernels: a row per configuration, a column per depth, one colour scale up to 1.
+
+    Over each panel stands its mean cosine off the diagonal. Query positions run down, key positions to the right.
+
+    Args:
+        traces: by the name that their row gets. at: depths; default: all that every trace kept, at most six of them.
+
+    Raises:
+        InputError: nothing to draw, or a depth that some trace did not keep. MissingExtra: no matplotlib.
+    """
+    require("matplotlib", "report")
+    from matplotlib.figure import Figure
+
+    depths = _common(traces, at)
+    cosines = {name: [item.cosines(depth) for depth in depths] for name, item in traces.items()}
+    low = min(0.0, math.floor(10 * min(float(c.min()) for row in cosines.values() for c in row)) / 10)
+    rows, columns = len(traces), len(depths)
+    width, height = 1.5 + _PANEL * columns + 0.7, (_PANEL + 0.25) * rows + (0.55 if title else 0.3)
+    canvas = Figure(figsize=(max(width, 4.5), max(height, 2.4)), dpi=90, layout="constrained")
+    if title:
+        canvas.suptitle(title, fontsize=11)
+    panels = canvas.subplots(rows, columns, squeeze=False)
+    image: Any = None
+    for row, (name, item) in enumerate(traces.items()):
+        for column, depth in enumerate(depths):
+            panel = panels[row, column]
+            image = _heat(panel, cosines[name][column], low)
+            mean = _mean_cosine(item, depth, cosines[name][column])
+            panel.set_title(f"depth {depth}: {mean}" if row == 0 else mean, fontsize=9, pad=3)
+        panels[row, 0].set_ylabel(_wrapped(name), fontsize=9.5, rotation=0, ha="right", va="center", labelpad=8)
+    bar = canvas.colorbar(image, ax=panels, fraction=0.03, pad=0.01, aspect=40)
+    bar.set_label("cosine of two positions", fontsize=9)
+    return canvas
+
+
+def curves(traces: Mapping[str, Trace], *, title: str | None = None) -> Any:
+    """A matplotlib Figure with four panels over depth: alikeness, effective rank, raw diagonal, gradient.
+
+    Alikeness is the mean of 1 - cosine; an axis is logarithmic where curves span more than a factor of 30. Bands, of up
+    to three traces, are the range over positions (diagonal, gradient), or one standard deviation over sequences.
+    """
+    require("matplotlib", "report")
+    from matplotlib.figure import Figure
+
+    if not traces:
+        raise InputError("there is nothing to draw; give at least one trace")
+    canvas = Figure(figsize=(11, 7.5), dpi=90, layout="constrained")
+    if title:
+        canvas.suptitle(title, fontsize=11)
+    panels = canvas.subplots(2, 2)
+    bands = len(traces) <= 3
+    for number, (name, item) in enumerate(traces.items()):
+        x = np.arange(len(item.forward.distance), dtype=np.float64)
+        style: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": _DASHES[number // len(COLOURS) % len(_DASHES)],
+            "linewidth": 1.7,
+            "label": name,
+        }
+        forward, sd = item.forward, item.forward_sd if bands else None
+        _line(panels[0, 0], x, np.maximum(forward.distance, _LOWEST), None if sd is None else sd["distance"], style)
+        known = np.isfinite(forward.effective_rank)
+        _line(
+            panels[0, 1], x[known], forward.effective_rank[known], None if sd is None else sd["effective_rank"][known],
+            style,
+        )  # fmt: skip
+        _range(panels[1, 0], x, forward.diagonal_mean, forward.diagonal_min, forward.diagonal_max, style, bands)
+        if item.gradient is not None:
+            gradient = item.gradient
+            _range(panels[1, 1], x, gradient.diagonal_mean, gradient.diagonal_min, gradient.diagonal_max, style, bands)
+    over = "mean and range over positions" if bands else "mean over positions"
+    names = ("Mean of 1 − cosine of two positions", "Effective rank of the normalised kernel")
+    more = (f"Raw diagonal: {over}", f"Diagonal of the gradient kernel (top = 1): {over}")
+    for panel, words in zip(panels.flat, (*names, *more), strict=True):
+        panel.set_title(words, fontsize=10.5)
+        panel.set_xlabel("depth", fontsize=9)
+        panel.grid(alpha=0.3, linewidth=0.6)
+        _scaled(panel)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    canvas.legend(handles, labels, fontsize=9, ncols=min(4, len(labels)), loc="outside lower center")
+    return canvas
+
+
+def kernel_row(kernels: Mapping[str, FloatArray], *, title: str | None = None) -> Any:
+    """A matplotlib Figure of kernels side by side, each under its name, on one colour scale from 0 to 1."""
+    require("matplotlib", "report")
+    from matplotlib.figure import Figure
+
+    if not kernels:
+        raise InputError("there is nothing to draw; give at least one kernel")
+    canvas = Figure(figsize=(2.1 * len(kernels) + 0.8, 2.6 if title else 2.3), dpi=90, layout="constrained")
+    if title:
+        canvas.suptitle(title, fontsize=11)
+    panels = canvas.subplots(1, len(kernels), squeeze=False)[0]
+    image: Any = None
+    for panel, (name, kernel) in zip(panels, kernels.items(), strict=True):
+        image = _heat(panel, kernel, 0.0)
+        panel.set_title(name, fontsize=9, pad=3)
+    canvas.colorbar(image, ax=panels, fraction=0.04, pad=0.01)
+    return canvas
+
+
+def diagonal_bands(traces: Mapping[str, Trace], *, title: str | None = None) -> Any:
+    """A matplotlib Figure of the raw diagonal over depth: mean over positions, and one standard deviation over them."""
+    require("matplotlib", "report")
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(6.2, 3.8), dpi=90, layout="constrained")
+    panel = canvas.subplots()
+    for number, (name, item) in enumerate(traces.items()):
+        mean, sd = item.forward.diagonal_mean, item.forward.diagonal_sd
+        x, colour = np.arange(len(mean)), COLOURS[number % len(COLOURS)]
+        panel.plot(x, mean, color=colour, linewidth=1.8, label=name)
+        panel.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.2, linewidth=0)
+    panel.axhline(1.0, color="#555555", linewidth=0.8, linestyle=":")
+    panel.set_xlabel("depth", fontsize=9)
+    panel.set_ylabel("diagonal, mean ± sd over positions", fontsize=9)
+    panel.grid(alpha=0.3, linewidth=0.6)
+    panel.legend(fontsize=9, loc="upper left")
+    if title:
+        panel.set_title(title, fontsize=10.5)
+    return canvas
+
+
+def _common(traces: Mapping[str, Trace], at: Sequence[int] | None) -> list[int]:
+    if not traces:
+        raise InputError("there is nothing to draw; give at least one trace")
+    kept = set.intersection(*(set(item.kernels) for item in traces.values()))
+    if at is None:
+        depths = sorted(kept)
+        wanted = [depths[i] for i in sorted({round(i) for i in np.linspace(0, len(depths) - 1, 6)})] if depths else []
+    else:
+        wanted = list(at)
+    missing = [depth for depth in wanted if depth not in kept]
+    if missing or not wanted:
+        said = f"depth {missing[0]}" if missing else "any depth in common"
+        raise InputError(f"these traces did not keep {said}; ask for depths in `at` of trace, the same for all")
+    return wanted
+
+
+def _heat(panel: Any, matrix: FloatArray, low: float) -> Any:
+    panel.set_xticks([])
+    panel.set_yticks([])
+    for side in panel.spines.values():
+        side.set_linewidth(0.5)
+    return panel.imshow(matrix, cmap=_MAP, vmin=low, vmax=1.0, interpolation="nearest" if len(matrix) <= 160 else None)
+
+
+def _mean_cosine(item: Trace, depth: int, shown: FloatArray) -> str:
+    """The mean cosine of the matrix that is drawn; for several sequences that of the first."""
+    t = len(shown)
+    mean = float(item.forward.mean_cosine[depth])
+    distance = float(item.forward.distance[depth])
+    if item.sequences > 1 and t > 1:
+        mean = (float(shown.sum()) - t) / (t * (t - 1))
+        distance = 1 - mean
+    if distance < 1e-3:
+        return "1" if distance < _LOWEST * 10 else f"1 − {distance:.0e}".replace("e-0", "e-")
+    return f"{mean:.3f}"
+
+
+def _wrapped(name: str) -> str:
+    """A name on lines of some 14 letters."""
+    lines = [""]
+    for word in name.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > 14:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def _line(panel: Any, x: FloatArray, y: FloatArray, sd: FloatArray | None, style: dict[str, Any]) -> None:
+    panel.plot(x, y, **style)
+    if sd is not None:
+        low = np.maximum(y - sd, 0.1 * y)  # a band that reaches 0 has no place on a logarithmic axis
+        panel.fill_between(x, low, y + sd, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _range(
+    panel: Any, x: FloatArray, y: FloatArray, low: FloatArray, high: FloatArray, style: dict[str, Any], band: bool
+) -> None:
+    if not np.isfinite(y).all() or not (y > 0).all():
+        return
+    panel.plot(x, y, **style)
+    if band:
+        panel.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
+
+
+def _scaled(panel: Any) -> None:
+    """A logarithmic axis where the curves span more than a factor of 30."""
+    values = np.concatenate([line.get_ydata() for line in panel.get_lines()] or [np.ones(1)])
+    positive = values[np.isfinite(values) & (values > 0)]
+    if positive.size and positive.max() > 30 * positive.min():
+        panel.set_yscale("log")
+        panel.set_ylim(positive.min() / 1.5, positive.max() * 1.5)
+    else:
+        panel.set_ylim(bottom=0)
