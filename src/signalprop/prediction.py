@@ -29,8 +29,9 @@ def predict(
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
             (random-weight networks), or `auto`: kernel where positions differ (decoders, class tokens; real ids in
-            shallow encoders), else moments.
-        backward: also the gradient.
+            shallow encoders; shaped attention), else moments.
+        backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
+            (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
 
     The profile's `fidelity` says what was used, its `notes` why.
 
@@ -55,8 +56,25 @@ def predict(
         from signalprop.simulation import simulate
 
         profile = simulate(parametrization, statistics, backward=backward)
-    notes = (note, "" if chosen == "simulate" else _large_scores(parametrization))
+    if backward and chosen != "simulate" and parametrization.skip.ndim == 1 and not _is_shaped(parametrization):
+        profile = _with_nearness(parametrization, statistics, profile)
+    notes = (note, *(() if chosen == "simulate" else (_large_scores(parametrization), _left_out(parametrization))))
     return replace(profile, notes=(*profile.notes, *(line for line in notes if line)))
+
+
+def _with_nearness(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Profile:
+    """The profile with the nearness of layers to the identity, and the gain of those behind them, as `statistics`.
+
+    The gain is that of position averages in either fidelity: averages of what a kernel profile has resolved by position
+    do not compound (docs/theory/depth.md).
+    """
+    from signalprop.theory.bounds import nearness
+    from signalprop.theory.network import predict_moments
+
+    found = nearness(p, profile)
+    if profile.fidelity == "kernel":
+        found = replace(found, log_gain=nearness(p, predict_moments(p, inputs, backward=False)).log_gain)
+    return replace(profile, statistics={**profile.statistics, **found.statistics()})
 
 
 def check_fidelity(name: str) -> Fidelity:
@@ -78,6 +96,10 @@ def _cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tupl
     """The cheapest fidelity that is right for an architecture, and why."""
     a = parametrization.architecture
     single = parametrization.skip.ndim == 1
+    if _is_shaped(parametrization) and a.kind == "encoder-decoder":
+        return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
+    if _is_shaped(parametrization) and single and not a.causal:
+        return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
     if a.causal and single:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
@@ -108,6 +130,25 @@ def _large_scores(p: Parametrization) -> str:
     return (
         f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be many times "
         "off, in causal stacks most; use fidelity simulate"
+    )
+
+
+def _is_shaped(p: Parametrization) -> bool:
+    from signalprop.theory.network import is_shaped
+
+    return is_shaped(p)
+
+
+def _left_out(p: Parametrization) -> str:
+    """What to say of shaped attention whose scores are not zero at the start; '' where there is nothing to say."""
+    if not _is_shaped(p):
+        return ""
+    attends = (p.kind == 0) & (p.attention_gain != 0)
+    if not (attends & (p.weights["query"] > 0) & (p.weights["key"] > 0)).any():
+        return ""
+    return (
+        "queries and keys are not zero, and the kernels of shaped attention leave scores out; use fidelity simulate "
+        "(or zero queries)"
     )
 
 

@@ -74,15 +74,17 @@ def cast(model: nn.Module, mapping: Mapping, form: Format, of: Of) -> Iterator[N
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
         if of != "activations":
-            kept[id(module)] = module.weight.data  # type: ignore[assignment, union-attr]
-            module.weight.data = form(kept[id(module)])  # type: ignore[union-attr]
+            weight: nn.Parameter = module.weight  # type: ignore[assignment]
+            kept[id(module)] = weight.data
+            weight.data = form(weight.data)
         if of != "weights" and args and isinstance(args[0], Tensor):
             return (form(args[0]), *args[1:])
         return None
 
     def after(module: nn.Module, *_: Any) -> None:
         if id(module) in kept:
-            module.weight.data = kept.pop(id(module))  # type: ignore[union-attr]
+            weight: nn.Parameter = module.weight  # type: ignore[assignment]
+            weight.data = kept.pop(id(module))
 
     try:
         for module in maps_of(model, mapping):

@@ -6,7 +6,9 @@ are refused. Code that a checkpoint brings is run where that is asked for and no
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -127,6 +129,9 @@ def read_model(
     except Exception as error:
         hint = "" if random_init else f"; {hint}" if hint else ""
         raise InputError(_why(f"cannot load the model in {place}", place, error) + hint) from None
+    kept = getattr(config, _dtype_option(transformers.__version__), None)
+    if kept is not None:  # what the checkpoint has; transformers writes what was asked for
+        setattr(loaded.config, _dtype_option(transformers.__version__), kept)
     if missing:
         raise InputError(
             f"the checkpoint in {place} has no weights for {missing[0]}"
@@ -189,7 +194,8 @@ def _gguf(path: Path, dtype: Precision) -> nn.Module:
     require("gguf", "diagnose")
     options = {"gguf_file": path.name, _dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
+        with redirect_stderr(io.StringIO()):  # a bar that transformers' own switch does not reach
+            model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
     except Exception as error:
         raise InputError(f"cannot load the model in {path}: {first_line(error)}") from None
     model.hf_quantizer = None

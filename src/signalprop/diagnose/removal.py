@@ -90,7 +90,7 @@ def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterat
 def _shorten(owner: nn.Module, members: Sequence[int], layers: Sequence[int], kept: int) -> list[tuple[Any, str, Any]]:
     """Tell the stack's config how many layers there are; what was changed, with the values before."""
     config = getattr(owner, "config", None)
-    changed = []
+    changed: list[tuple[Any, str, Any]] = []
     if config is None:
         return []
     for name in _COUNTS:

@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 from signalprop.storage import finite, read_json, write_json
 from signalprop.validation import Value
 
-SCHEMA = "signalprop/diagnosis/1"
+SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
 Numbers = tuple[Number, ...]
 Severity = Literal["fault", "warning", "note"]
@@ -185,7 +185,7 @@ class Diagnosis(Value):
     """All that was found; sections that were not asked for are None."""
 
     model_config = ConfigDict(title="diagnosis")
-    schema_: Literal["signalprop/diagnosis/1"] = Field("signalprop/diagnosis/1", alias="schema")
+    schema_: Literal["signalprop/diagnosis/1"] = Field(alias="schema")
     model: str
     family: str
     n_parameters: int

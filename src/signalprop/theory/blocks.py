@@ -159,7 +159,7 @@ class Rows:
         )
 
 
-def feed_forward(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> Branch:
+def feed_forward(rows: Rows, i: int | Rowset, shape: Shape, second: Array, r: Array) -> Branch:
     """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
 
     Args:
@@ -216,7 +216,7 @@ def _entry(column: FloatArray, i: int | Rowset) -> Array:
     return column[..., i] if isinstance(i, np.ndarray) else row(column, i)
 
 
-def self_attention(rows: Rows, i: int, shape: Shape, second: Array, r: Array) -> Branch:
+def self_attention(rows: Rows, i: int | Rowset, shape: Shape, second: Array, r: Array) -> Branch:
     """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself."""
     s0, bias = scores(rows, i, second, second)
     variance, covariance = attention.forward(
@@ -231,7 +231,9 @@ def self_attention(rows: Rows, i: int, shape: Shape, second: Array, r: Array) ->
     return _through_output(rows, i, shape, second, variance, covariance)
 
 
-def cross_attention(rows: Rows, i: int, shape: Shape, query: tuple[Array, Array], key: tuple[Array, Array]) -> Branch:
+def cross_attention(
+    rows: Rows, i: int | Rowset, shape: Shape, query: tuple[Array, Array], key: tuple[Array, Array]
+) -> Branch:
     """Attention of a stream (second moment, correlation) to the encoder's output (second moment, correlation)."""
     s0, bias = scores(rows, i, query[0], key[0])
     variance, covariance = attention.cross_forward(
@@ -241,7 +243,9 @@ def cross_attention(rows: Rows, i: int, shape: Shape, query: tuple[Array, Array]
     return _through_output(rows, i, shape, key[0], squared * variance, squared * covariance)
 
 
-def _through_output(rows: Rows, i: int, shape: Shape, second: Array, variance: Array, covariance: Array) -> Branch:
+def _through_output(
+    rows: Rows, i: int | Rowset, shape: Shape, second: Array, variance: Array, covariance: Array
+) -> Branch:
     # rows of attention weights sum to 1, so a value bias passes; dropout on them is felt at O(1/L) only
     value, bias = row(rows.value, i) * second, row(rows.value_bias, i)
     if rows.mixes:
@@ -303,8 +307,3 @@ def _linear_in_correlation(
         cv=factor * np.asarray(c0) / keep,
         cc=factor * (np.asarray(c1) - c0),
     )
-
-
-def kinds_of(p: Parametrization) -> list[str]:
-    """Kind of every sublayer by name."""
-    return [KINDS[k] for k in p.kind]

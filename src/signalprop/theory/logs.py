@@ -6,6 +6,7 @@ import math
 from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.moments import Array, FloatArray
 
@@ -48,8 +49,8 @@ def safe_exp(x: Array) -> Array:
     return np.asarray(np.exp(np.minimum(np.maximum(x, -600.0), 600.0)))
 
 
-def row(column: FloatArray, i: int) -> Array:
-    """Entry i of the last axis: a plain float where there is no other axis."""
+def row(column: FloatArray, i: int | NDArray[np.intp]) -> Array:
+    """Entry i of the last axis: a plain float where there is no other axis. Several entries: an array."""
     value = column[..., i]
     return value if value.ndim else float(value)
 

@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from signalprop.architecture import Architecture
+from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.moments import Array, FloatArray, Moments
 from signalprop.parametrization import PLACEMENTS, Parametrization
@@ -30,7 +31,18 @@ PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "pos
 
 
 @dataclass(frozen=True)
-class _Forward:
+class _Met:
+    """What branches and norms meet on the way forward, as their backward maps need it; arrays (..., sublayers)."""
+
+    second: FloatArray  # second moment of what the branch reads
+    r_read: FloatArray  # its token correlation
+    norm: FloatArray  # log of the variance (plus epsilon) by which the norm divides; 0 without one
+    raw_branch: FloatArray  # log variance of the branch before a norm on it
+    memory: tuple[Array, Array] | None  # second moment and correlation of the encoder's normed output
+
+
+@dataclass(frozen=True)
+class _Forward(_Met):
     """What the backward pass needs of the forward pass; arrays (..., sublayers), variances as logarithms."""
 
     stream_in: FloatArray
@@ -41,11 +53,6 @@ class _Forward:
     r_branch: FloatArray
     mean_in: FloatArray
     mean_out: FloatArray
-    second: FloatArray  # second moment of what the branch reads
-    r_read: FloatArray  # its token correlation
-    norm: FloatArray  # log of the variance (plus epsilon) by which the norm divides; 0 without one
-    raw_branch: FloatArray  # log variance of the branch before a norm on it
-    memory: tuple[Array, Array] | None  # second moment and correlation of the encoder's normed output
     memory_norm: Array  # log of what the encoder's final norm divides by
     token_share: Array  # log of the squared factor on the token's row in the last stream
 
@@ -55,8 +62,16 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
 
     Bidirectional stacks: median errors of 1-2 % (docs/accuracy.md). Causal stacks: position averages do not compound
     rightly there, gradients of early layers can be several times off; `signalprop.kernels` is right for those.
+
+    Raises:
+        InputError: attention is shaped, or has ALiBi: how much a token weighs depends on where it stands.
     """
     p = parametrization
+    if is_shaped(p):
+        raise InputError(
+            "fidelity 'moments' averages over all tokens alike, and attention here is "
+            f"{p.shaping.kind if p.shaping.kind != 'none' else 'ALiBi'}; expected fidelity kernel or simulate"
+        )
     start = embed(p.architecture, p.embedding, inputs)
     decoder_start = None
     if p.architecture.kind == "encoder-decoder":
@@ -92,6 +107,11 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     )
 
 
+def is_shaped(p: Parametrization) -> bool:
+    """Whether attention weights depend on positions at zero scores."""
+    return p.shaping.kind != "none" or p.architecture.positions == "alibi"
+
+
 _PART = 5000  # members of a sweep at a time: long enough loops for two threads, small enough arrays for memory
 Passes = tuple[dict[str, Series], dict[str, Series] | None]
 
@@ -124,7 +144,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
     names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
              "r_read", "norm", "raw_branch")  # fmt: skip
     out: dict[str, FloatArray] = {name: np.empty((n, *lead)) for name in names}
-    kinds = blocks.kinds_of(p)
+    kinds: list[int] = p.kind.tolist()
     shapes = {(s, c): blocks.shape_of(a, s, cross=c) for s, c in {(int(s), False) for s in p.stack} | {(1, True)}}
     placements, parallels = p.placement.tolist(), p.parallel.tolist()
     log_skip2, log_branch2 = log(p.skip**2), log(p.branch**2)
@@ -143,13 +163,7 @@ def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_star
             layer_in = (log_v, r, mean)
         read_v, read_r, read_mean = layer_in
         second, r_read, norm, beyond = _read(a, p, i, placements[i], read_v, read_r, read_mean)
-        if kinds[i] == "feed_forward":
-            made = blocks.feed_forward(rows, i, shapes[stack, False], second, r_read)
-        elif kinds[i] == "attention":
-            made = blocks.self_attention(rows, i, shapes[stack, False], second, r_read)
-        else:
-            assert memory is not None
-            made = blocks.cross_attention(rows, i, shapes[1, True], (second, r_read), memory)
+        made = _branch(rows, i, kinds[i], shapes[stack, kinds[i] == 1], (second, r_read), memory)
         raw = log(made.variance)
         branch_v, branch_r = raw, correlation(made.covariance, made.variance)
         if norm is None:  # a stream that is read as it is may be of any size: the branch was computed at a held one
@@ -197,6 +211,23 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
 
 
+def _branch(
+    rows: blocks.Rows,
+    i: int | blocks.Rowset,
+    kind: int,
+    shape: blocks.Shape,
+    read: tuple[Array, Array],
+    memory: tuple[Array, Array] | None,
+) -> blocks.Branch:
+    """The branch of a sublayer, or of several of one kind, from the second moment and correlation that it reads."""
+    if kind == 2:
+        return blocks.feed_forward(rows, i, shape, *read)
+    if kind == 0:
+        return blocks.self_attention(rows, i, shape, *read)
+    assert memory is not None
+    return blocks.cross_attention(rows, i, shape, read, memory)
+
+
 def _start(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array]:
     log_v = log(float(moments.variance))
     values = (log_v, float(moments.token_correlation), float(moments.mean))
@@ -204,7 +235,13 @@ def _start(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array
 
 
 def _read(
-    a: Architecture, p: Parametrization, i: int, placement: int, log_v: Array, r: Array, mean: Array
+    a: Architecture,
+    p: Parametrization,
+    i: int | blocks.Rowset,
+    placement: int,
+    log_v: Array,
+    r: Array,
+    mean: Array,
 ) -> tuple[Array, Array, Array | None, Array]:
     """What the branch reads: second moment, correlation of second moments; log of what the norm divides by (None: no
     norm); and log of what a second moment of extreme size was divided by, 0 with a norm."""
@@ -249,15 +286,9 @@ def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: AtTop) ->
     a = p.architecture
     n, lead = p.n_sublayers, p.skip.shape[:-1]
     maps, to_memory = _backward_maps(p, rows, f)
+    maps = _from_the_sum(p, f, maps)
     skip2, log_branch2 = p.skip**2, log(p.branch**2)
-    # what a norm makes of a gradient on its way to the stream, and on its way to the branch
     norm_gain = log(p.norm_output**2) - f.norm
-    inner = log_branch2 + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
-    on_branch = log(np.where(p.placement == SANDWICH, p.post_norm_gain, p.norm_output) ** 2)
-    on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(a.norm_eps)))
-    inner = inner + np.where((p.placement == SANDWICH) | (p.placement == RES_POST), on_branch, 0.0)
-    scale = safe_exp(inner)
-    maps = blocks.BranchBackward(*(scale * column for column in maps))
     out = {(point, name): np.empty((n, *lead)) for point in POINTS for name in ("log", "r")}
     log_g: Array = np.zeros(lead) if lead else 0.0
     rho, kept, kept_rho = (np.broadcast_to(np.asarray(x, float), lead).copy() if lead else float(x) for x in top)
@@ -307,8 +338,19 @@ def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: AtTop) ->
     return {point: series(point) for point in POINTS}
 
 
+def _from_the_sum(p: Parametrization, f: _Met, maps: blocks.BranchBackward) -> blocks.BranchBackward:
+    """Maps of whole branches, from the gradient at the sum to the stream: multiplier and norms included."""
+    norm_gain = log(p.norm_output**2) - f.norm
+    inner = log(p.branch**2) + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
+    on_branch = log(np.where(p.placement == SANDWICH, p.post_norm_gain, p.norm_output) ** 2)
+    on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
+    inner = inner + np.where((p.placement == SANDWICH) | (p.placement == RES_POST), on_branch, 0.0)
+    scale = safe_exp(inner)
+    return blocks.BranchBackward(*(scale * column for column in maps))
+
+
 def _backward_maps(
-    p: Parametrization, rows: blocks.Rows, f: _Forward
+    p: Parametrization, rows: blocks.Rows, f: _Met
 ) -> tuple[blocks.BranchBackward, blocks.BranchBackward]:
     """Backward maps of all sublayers, (..., n); and of cross-attention to the encoder's output."""
     shape = p.skip.shape
@@ -343,3 +385,60 @@ def _add(state: tuple[Array, Array], log_v: Array, r: Array) -> tuple[Array, Arr
     total = log_add(state[0], log_v)
     share = exp(log_v - total)
     return total, share * r + (1 - share) * state[1]
+
+
+class Returned(NamedTuple):
+    """How gradients come back through every sublayer, arrays (..., sublayers).
+
+    Attributes:
+        maps: from the gradient at the sublayer's output to what its branch sends to the stream that it reads.
+        skip: the factor on the gradient along the skip path; a norm behind the sum is in both.
+        skip_share: of the skip path in the variance of the sum.
+    """
+
+    maps: blocks.BranchBackward
+    skip: FloatArray
+    skip_share: FloatArray
+
+
+def returned(parametrization: Parametrization, profile: Profile) -> Returned:
+    """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
+    p = parametrization
+    rows = blocks.Rows.of(p)
+    f = _met(p, rows, profile)
+    maps = _from_the_sum(p, f, _backward_maps(p, rows, f)[0])
+    skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its attention row
+    log_skip = log(skip**2) + np.maximum(profile.forward["stream_in"].log_variance, NO_SIGNAL)
+    log_branch = log(p.branch**2) + np.maximum(profile.forward["branch"].log_variance, NO_SIGNAL)
+    log_sum = np.logaddexp(log_skip, log_branch)
+    norm = np.logaddexp(log_sum, log(float(p.architecture.norm_eps)))
+    after = safe_exp(np.where(p.placement == POST, log(p.norm_output**2) - norm, 0.0))
+    return Returned(
+        maps=blocks.BranchBackward(*(after * column for column in maps)),
+        skip=np.sqrt(after) * skip,
+        skip_share=np.exp(log_skip - log_sum),
+    )
+
+
+def _met(p: Parametrization, rows: blocks.Rows, profile: Profile) -> _Met:
+    """What branches and norms met in the forward pass of a profile; norms behind the sum apart."""
+    a = p.architecture
+    stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
+    log_v = np.maximum(stream.log_variance, NO_SIGNAL)
+    second, r_read, norm, raw = (np.zeros(log_v.shape) for _ in range(4))
+    memory = spread = None
+    if a.kind == "encoder-decoder":
+        last = 2 * a.n_layers - 1
+        memory, _ = _memory(a, p, after.log_variance[..., last], after.token_correlation[..., last])
+        spread = np.asarray(memory[0])[..., None], np.asarray(memory[1])[..., None]  # one for many sublayers
+    groups = np.unique(np.stack([p.placement, p.stack, p.kind]), axis=1).T.tolist()
+    for placement, stack, kind in groups:
+        i = np.flatnonzero((p.placement == placement) & (p.stack == stack) & (p.kind == kind))
+        read = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
+        second[..., i], r_read[..., i], divisor, beyond = _read(a, p, i, placement, *read)
+        norm[..., i] = 0.0 if divisor is None else divisor
+        if placement in (SANDWICH, RES_POST):
+            shape = blocks.shape_of(a, stack, cross=kind == 1)
+            made = _branch(rows, i, kind, shape, (second[..., i], r_read[..., i]), spread)
+            raw[..., i] = log(np.asarray(made.variance)) + (beyond if divisor is None else 0.0)
+    return _Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory)

@@ -1,0 +1,134 @@
+"""`diagnose`: all sections of a diagnosis, one after the other, on one model and one text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import nn
+
+from signalprop.data import Batch
+from signalprop.diagnose.casts import FORMATS, Of, casts
+from signalprop.diagnose.identity import identity
+from signalprop.diagnose.removal import estimate, removal
+from signalprop.diagnose.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
+from signalprop.diagnose.signal import observe
+from signalprop.diagnose.stream import loss
+from signalprop.diagnose.verdict import verdicts
+from signalprop.diagnose.weights import live_weights
+from signalprop.errors import InputError
+from signalprop.probes.families import mapping_for
+from signalprop.probes.mapping import Mapping
+from signalprop.probes.recording import unwrapped
+from signalprop.surgery.observing import evaluating
+from signalprop.surgery.record import record_of
+
+Stage = Callable[[str, int, int], None]
+
+
+def diagnose(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    name: str = "",
+    mapping: Mapping | None = None,
+    skip_first: int = 4,
+    remove: int | None = None,
+    cast: Sequence[str] = (),
+    cast_of: Sequence[Of] = ("weights", "activations", "both"),
+    jacobian_sequences: int = 2,
+    accuracy: Callable[[nn.Module], Estimate] | None = None,
+    expected: str = "",
+    progress: Stage | None = None,
+) -> Diagnosis:
+    """What the layers of a model do on real data, and what is wrong with them.
+
+    The model is left as it is. The signal is streamed; only token ids are kept, for sections that need several passes.
+
+    Args:
+        batches: sequences of one length (see `signalprop.diagnose.stream.token_batches`).
+        skip_first: positions at the start of every sequence that statistics of the signal leave out.
+        remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
+        cast: formats of `signalprop.diagnose.casts.FORMATS` to cast to. cast_of: what is cast.
+        jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
+        accuracy: a score beside the loss for removals. expected: scheme that the model is meant to carry (default: the
+            one that `signalprop.apply` put on it).
+        progress: called with (section, done, all).
+
+    Raises:
+        InputError: an unknown family, data that does not fit, or as the sections.
+    """
+    model = unwrapped(model)
+    mapping = mapping_for(model, mapping)
+    unknown = [item for item in cast if item not in FORMATS]
+    if unknown:
+        raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
+    held = list(batches)
+    if not held:
+        raise InputError("there is no data to run the model on: not one sequence of the asked length")
+
+    def step(section: str) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda done, total: progress(section, done, total)
+
+    notes: list[str] = []
+    with evaluating(model):
+        signal = observe(model, held, mapping, skip_first=skip_first, progress=step("signal"), total=len(held))
+        finite = all(item.finite for item in signal)
+        whole = None
+        if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
+            whole = loss(model, held, mapping=mapping)
+        inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
+        weights, said = live_weights(model, mapping, inputs, _length(held))
+        notes += [f"prediction: {line}" for line in said]
+        near = None
+        if jacobian_sequences and mapping.layers and finite:
+            near = identity(
+                model, held, mapping, skip_first=skip_first, sequences=jacobian_sequences, progress=step("identity")
+            )
+        removed: Removal | None = None
+        cast_rows: tuple[Cast, ...] = ()
+        if whole is None and (remove is not None or cast):
+            notes.append("no removals and no casts: there is no finite loss to compare")
+        if whole is not None and remove is not None:
+            removed = removal(
+                model, held, mapping, greedy=remove, whole=whole, accuracy=accuracy, progress=step("removal")
+            )
+        if whole is not None and cast:
+            cast_rows = casts(
+                model, held, mapping, formats=cast, of=cast_of, whole=whole, skip_first=skip_first,
+                progress=step("casts"),
+            )  # fmt: skip
+    record = record_of(model)
+    found = Diagnosis(
+        schema=SCHEMA,
+        model=name or type(model).__name__,
+        family=mapping.architecture.family or "",
+        n_parameters=sum(p.numel() for p in model.parameters()),
+        data=Data(
+            source=held[0].source,
+            sequences=sum(_size(b) for b in held),
+            tokens=sum(_size(b) * _length([b]) for b in held),
+            length=_length(held),
+            skip_first=skip_first,
+        ),
+        loss=None if whole is None else estimate(whole),
+        perplexity=None if whole is None else number(whole.perplexity),
+        signal=signal,
+        weights=weights,
+        identity=near,
+        removal=removed,
+        casts=cast_rows,
+        notes=tuple(notes),
+    )
+    scheme = expected or (record.parametrization.scheme if record is not None else "")
+    return found.model_copy(update={"verdicts": verdicts(found, scheme)})
+
+
+def _size(batch: Batch) -> int:
+    arrays = (batch.tokens, batch.patches, batch.frames)
+    return next(len(x) for x in arrays if x is not None)
+
+
+def _length(batches: Sequence[Batch]) -> int:
+    first = batches[0]
+    arrays = (first.decoder_tokens, first.tokens, first.patches, first.frames)
+    return int(next(x.shape[1] for x in arrays if x is not None))
