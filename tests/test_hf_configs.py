@@ -23,7 +23,8 @@ CONFIGS = {
     "mistral": "MistralConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "gemma": "GemmaConfig",
     "vit": "ViTConfig", "t5": "T5Config", "gpt_neox": "GPTNeoXConfig", "opt": "OPTConfig", "olmo2": "Olmo2Config",
     "phi": "PhiConfig", "falcon": "FalconConfig", "deit": "DeiTConfig", "bart": "BartConfig",
-    "whisper": "WhisperConfig", "speech_to_text": "Speech2TextConfig",
+    "whisper": "WhisperConfig", "speech_to_text": "Speech2TextConfig", "gemma3_text": "Gemma3TextConfig",
+    "mpnet": "MPNetConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
@@ -159,7 +160,21 @@ def test_details() -> None:
     assert Architecture.from_hf(config("llama", attention_bias=True)).qkv_bias
     assert Architecture.from_hf(config("gemma")).embedding_scale == 3072**0.5
     assert Architecture.from_hf(config("qwen3")).qk_norm
+    mpnet = Architecture.from_hf(config("mpnet", max_position_embeddings=514, architectures=["MPNetForMaskedLM"]))
+    assert (mpnet.seq_len, mpnet.n_segments, mpnet.placements[0], mpnet.head_transform) == (512, 0, "post", True)
     assert Architecture.from_hf(config("bert", is_decoder=True)).kind == "decoder"
+
+
+def test_details_of_gemma3() -> None:
+    gemma = Architecture.from_hf(config("gemma3_text", query_pre_attn_scalar=168))
+    assert (gemma.placements[0], gemma.qk_norm, gemma.has_final_norm, gemma.norm) == ("sandwich", True, True, "rmsnorm")
+    assert (gemma.embedding_scale, gemma.attention_scale, gemma.activation) == (2304**0.5, 168**-0.5, "gelu_tanh")
+    assert (gemma.seq_len, gemma.rotary_base) == (4096, 1e4)  # of the windowed layers, five of six
+    everywhere = Architecture.from_hf(config("gemma3_text", layer_types=["full_attention"] * 26))
+    assert (everywhere.seq_len, everywhere.rotary_base) == (131072, 1e6)
+    old = {"model_type": "gemma3_text", "rope_theta": 5e5, "rope_local_base_freq": 2e4}  # of transformers 4
+    assert Architecture.from_hf(old).rotary_base == 2e4
+    assert Architecture.from_hf(old | {"sliding_window_pattern": 1}).rotary_base == 5e5
 
 
 def test_details_of_decoders() -> None:
@@ -209,6 +224,9 @@ class TestBadInput:
         ("fields", "message"),
         [
             ({"model_type": "deberta-v2"}, "'deberta-v2' is not supported: its disentangled attention"),
+            ({"model_type": "gemma3"}, "'gemma3' is not supported: it reads images .*gemma3_text"),
+            ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional attention"),
+            ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping bounds"),
             ({"model_type": "opt", "word_embed_proj_dim": 512, "hidden_size": 1024}, "word_embed_proj_dim 512"),
             ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
             ({"model_type": "falcon", "alibi": True}, "alibi"),

@@ -6,10 +6,11 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.parametrization import KINDS, PLACEMENTS, STACKS, Parametrization, layout
 
-# Rows of T5's table of relative position biases (relative_attention_num_buckets in transformers); one table per stack.
+# Rows of T5's and MPNet's tables of relative position biases (relative_attention_num_buckets in transformers); one
+# table per stack.
 RELATIVE_BUCKETS = 32
 # These count positions from 2 on, so that their tables have two more rows than the model reads tokens.
-_POSITION_OFFSET = {"roberta": 2, "opt": 2, "bart": 2}
+_POSITION_OFFSET = {"roberta": 2, "opt": 2, "bart": 2, "mpnet": 2}
 _NORMS = {"pre": 1, "post": 1, "sandwich": 2, "none": 0, "res-post": 1}
 
 # Operations per element, as ELECTRA counts them.
@@ -40,7 +41,8 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     n_feed_forward = int((rows.kind == KINDS.index("feed_forward")).sum())
     n_attention = len(rows.kind) - n_feed_forward
     n_stacks = 2 if a.kind == "encoder-decoder" else 1
-    relative = RELATIVE_BUCKETS * a.n_heads * n_stacks if a.positions == "relative" else 0
+    biased = a.positions == "relative" or a.family == "mpnet"  # beside learned positions
+    relative = RELATIVE_BUCKETS * a.n_heads * n_stacks if biased else 0
 
     n_norms = sum(_NORMS[PLACEMENTS[code]] for code in rows.placement) - a.n_layers * a.shared_norm
     n_norms += n_stacks * a.has_final_norm + a.embedding_norm * n_stacks + a.head_transform

@@ -105,8 +105,8 @@ def load_text(path: str | Path | None = None) -> str:
     return default_text() if path is None else read_text(path)
 
 
-def word_ids(text: str, vocab_size: int) -> IntArray:
-    """Words and punctuation marks as ids by falling frequency, from 2 on; 0 is an unknown word, 1 is the mask.
+def word_ranks(text: str, vocab_size: int) -> dict[str, int]:
+    """Words and punctuation marks of a text with their ids: by falling frequency, from 2 on.
 
     Raises:
         InputError: fewer than 4 ids, or no word in the text.
@@ -116,8 +116,21 @@ def word_ids(text: str, vocab_size: int) -> IntArray:
     words = _WORD.findall(text)
     if not words:
         raise InputError("there is no word in the text; expected natural language")
-    ranks = {word: i + 2 for i, (word, _) in enumerate(Counter(words).most_common(vocab_size - 2))}
-    return np.array([ranks.get(word, UNKNOWN) for word in words], np.int64)
+    return {word: i + 2 for i, (word, _) in enumerate(Counter(words).most_common(vocab_size - 2))}
+
+
+def ids_of(text: str, ranks: dict[str, int]) -> IntArray:
+    """The ids of a text's words and punctuation marks; 0 for those that have none."""
+    return np.array([ranks.get(word, UNKNOWN) for word in _WORD.findall(text)], np.int64)
+
+
+def word_ids(text: str, vocab_size: int) -> IntArray:
+    """Words and punctuation marks as ids by falling frequency, from 2 on; 0 is an unknown word, 1 is the mask.
+
+    Raises:
+        InputError: as `word_ranks`.
+    """
+    return ids_of(text, word_ranks(text, vocab_size))
 
 
 def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:

@@ -22,7 +22,9 @@ def read(source: Any, **changes: Any) -> Architecture:
     other than `default`) are read as plain ones. Dropout inside the feed-forward sublayer (T5; `activation_dropout`)
     and layer dropping have no place in an Architecture and are not read. The sines of Whisper and Speech2Text (those of
     tensor2tensor) are read as those of Vaswani et al.: their slowest wave differs, and with it the table's mean by
-    0.004 and its token correlation by 0.005 or less (256 to 768 features, 448 to 1500 tokens).
+    0.004 and its token correlation by 0.005 or less (256 to 768 features, 448 to 1500 tokens). Of Gemma 3's two rotary
+    bases the one that more layers have is read; MPNet's bias on scores (one table for all layers) is not: predictions
+    are those of a model where it is zero.
 
     Args:
         changes: fields of the Architecture to set otherwise.
@@ -98,7 +100,7 @@ def _load(source: Any) -> tuple[Config, str]:
 def _head(c: Config, class_name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """head, n_classes and head_transform, from the name of the model's class; without one, the family's usual head."""
     family = fields["family"]
-    transform = family in ("bert", "roberta")
+    transform = family in ("bert", "roberta", "mpnet")
     tail = class_name.partition("For")[2]
     if class_name.endswith("LMHeadModel") or tail in ("MaskedLM", "CausalLM", "ConditionalGeneration", "PreTraining"):
         return {"head": "lm", "head_transform": transform}

@@ -41,6 +41,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 8192, "tie_word_embeddings": True,
     },
+    "gemma3_text": _LLAMA | {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+        "sliding_window": 4096, "sliding_window_pattern": 6,
+    },
+    "mpnet": {
+        "vocab_size": 30527, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1, "max_position_embeddings": 512, "layer_norm_eps": 1e-12,
+        "tie_word_embeddings": True,
+    },
     "vit": _VIT,
     "t5": {
         "vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,

@@ -14,7 +14,11 @@ _DISENTANGLED = (
     "its disentangled attention adds products of content and relative position to the scores, which neither an "
     "Architecture nor a Parametrization can say"
 )
-REFUSED = {"deberta": _DISENTANGLED, "deberta-v2": _DISENTANGLED}
+REFUSED = {
+    "deberta": _DISENTANGLED,
+    "deberta-v2": _DISENTANGLED,
+    "gemma3": "it reads images beside text; take its language model (`.model.language_model`), of family 'gemma3_text'",
+}
 
 
 def _activation(name: Any) -> str:
@@ -84,6 +88,38 @@ def _gemma(c: Config) -> dict[str, Any]:
     # the released configs say "gelu" and mean the tanh approximation
     act = c.get("hidden_activation") or ("gelu_pytorch_tanh" if c["hidden_act"] == "gelu" else c["hidden_act"])
     return _llama(c) | {"activation": _activation(act), "embedding_scale": c["hidden_size"] ** 0.5}
+
+
+def _gemma3(c: Config) -> dict[str, Any]:
+    """Gemma 3's language model. Its layers alternate between a sliding window and all tokens, each kind with a rotary
+    base of its own: an Architecture has the base of the commoner kind and, as `seq_len`, the width of the window."""
+    if c.get("use_bidirectional_attention"):
+        raise InputError(
+            "Gemma 3 with bidirectional attention is not supported; map the model by hand (docs/measuring.md)"
+        )
+    if c.get("final_logit_softcapping"):
+        raise InputError("Gemma 3 with final_logit_softcapping bounds its logits, which an Architecture cannot say")
+    every = c["sliding_window_pattern"]
+    plain = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(c["num_hidden_layers"])]
+    kinds = c.get("layer_types") or plain
+    local = kinds.count("sliding_attention")
+    if 2 * local >= len(kinds):
+        base = _rope_of(c, "sliding_attention", "rope_local_base_freq", 10_000.0)
+    else:
+        base = _rope_of(c, "full_attention", "rope_theta", 1_000_000.0)
+    return _llama(c) | {
+        "activation": _activation(c["hidden_activation"]), "norm_placement": "sandwich", "qk_norm": True,
+        "embedding_scale": c["hidden_size"] ** 0.5, "attention_scale": c["query_pre_attn_scalar"] ** -0.5,
+        "rotary_base": base,
+        "seq_len": min(c["max_position_embeddings"], c["sliding_window"]) if local else c["max_position_embeddings"],
+    }  # fmt: skip
+
+
+def _mpnet(c: Config) -> dict[str, Any]:
+    """BERT without segments, with a bias by distance on its scores (one table for all layers), for which an
+    Architecture has no place beside learned positions."""
+    # positions start behind the padding id, which is 1 whatever the config says
+    return _bert({**c, "is_decoder": False, "type_vocab_size": 0}) | {"seq_len": c["max_position_embeddings"] - 2}
 
 
 def _vit(c: Config) -> dict[str, Any]:
@@ -255,6 +291,12 @@ def _rope(c: Config, name: str, default: float) -> float:
     return default if value is None else float(value)
 
 
+def _rope_of(c: Config, kind: str, before: str, default: float) -> float:
+    """The rotary base of one kind of layers: in transformers 5 under its name, before that at the top level."""
+    value = ((c.get("rope_parameters") or {}).get(kind) or {}).get("rope_theta", c.get(before))
+    return default if value is None else float(value)
+
+
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
@@ -268,6 +310,8 @@ READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "qwen2": _llama,
     "qwen3": _llama,
     "gemma": _gemma,
+    "gemma3_text": _gemma3,
+    "mpnet": _mpnet,
     "vit": _vit,
     "t5": _t5,
     "gpt_neox": _gpt_neox,

@@ -24,6 +24,7 @@ from signalprop.architecture import Architecture
 from signalprop.data import Batch, image_batch, load_text, text_batch, word_ids
 from signalprop.inputs import InputStatistics, IntArray
 from signalprop.models.layerwise import Network, Passage, Scaled
+from signalprop.models.sublayers import torch_shapes
 from signalprop.models.synthetic import gaussian, synthetic_batch
 from signalprop.models.transformer import (
     batch_tensors,
@@ -89,6 +90,7 @@ def simulate(
         target_len = seq_len if p.architecture.kind == "encoder-decoder" else None
         p = replace(p, architecture=p.architecture.replace(seq_len=seq_len, target_len=target_len))
     passes = p.n_sublayers * (1 + backward)
+    shapes = torch_shapes(p)
     profiles = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for k in range(n_seeds):
@@ -98,7 +100,7 @@ def simulate(
                     progress(before + done, n_seeds * passes)
 
             data = _data(p.architecture, inputs, batch, batch_size, seed + k, dtype)
-            network = Network(p, seed + k, train_mode, dtype)
+            network = Network(p, seed + k, train_mode, dtype, shapes)
             profiles.append(_one_profile(network, data, backward, step))
     return average(profiles)
 
@@ -220,8 +222,10 @@ def _one_profile(network: Network, data: _Data, backward: bool, step: Callable[[
         shapes[STACKS.index(name)] = (stream.shape[0], stream.shape[1])
         keep = None if memory is not None else source_keep
         memory_keep = None if memory is None else source_keep
-        around = surroundings(a, stream, name, keep=keep, memory=memory, memory_keep=memory_keep)
-        passage = Passage.of(network, rows_of(p, name), around, stream)
+        rows = rows_of(p, name)
+        shaped = any(network.shapes[i] is not None for i in rows)
+        around = surroundings(a, stream, name, keep=keep, memory=memory, memory_keep=memory_keep, shaped=shaped)
+        passage = Passage.of(network, rows, around, stream)
         forward.padding = None if keep is None else Padding.of(keep)
         passages.append((passage, forward.padding))
         stream = passage.forward(stream, forward, keep=backward)

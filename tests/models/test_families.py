@@ -42,7 +42,9 @@ def theirs(name: str) -> Any:
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if path.endswith(("q_norm.weight", "k_norm.weight")):  # a table knows their gains as a score scale
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name == "gemma3" else 1.0)
+            elif path.endswith("encoder.relative_attention_bias.weight"):  # MPNet's, which an Architecture cannot say
+                parameter.zero_()
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model
@@ -80,6 +82,8 @@ def pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
         norm = sublayer.norm if sublayer.norm is not None else sublayer.branch.norm
         if norm is not None:
             yield from both(norm, item.norm, gained)
+        if item.post_norm is not None and sublayer.branch.norm is not None:  # a scheme may have taken it away
+            yield from both(sublayer.branch.norm, item.post_norm, gained)
     stacks = [stack for stack in (own.encoder, own.decoder) if stack is not None]
     for stack, final in zip(stacks, [mapping.encoder_final_norm, mapping.final_norm][-len(stacks) :], strict=True):
         if stack.final_norm is not None:

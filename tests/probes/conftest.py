@@ -72,6 +72,13 @@ _S2T = {"max_source_positions": 48, "input_feat_per_channel": 6, "conv_channels"
 _FALCON = {"hidden_dropout": 0.1, "ffn_hidden_size": 48, "bias": True}
 _DROP = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 _GQA = {"num_key_value_heads": 2}
+# windowed layers among the others, but a window that holds all tokens, and one rotary base: an Architecture has no more
+_GEMMA3 = {
+    "head_dim": 6, "query_pre_attn_scalar": 9, "sliding_window": 40, "sliding_window_pattern": 2,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("sliding_attention", "full_attention")
+    },
+}  # fmt: skip
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", _common(**_DROP)),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", _common(**_DROP)),
@@ -81,6 +88,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _common(**_GQA)),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _common(**_GQA, head_dim=6)),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _common(**_GQA, **_GEMMA3)),
+    "mpnet": ("MPNetForMaskedLM", "MPNetConfig", _common(**_DROP)),
     "vit": ("ViTForImageClassification", "ViTConfig", _vit(**_DROP)),
     "t5": ("T5ForConditionalGeneration", "T5Config", _t5()),
     "t5-gated": ("T5ForConditionalGeneration", "T5Config", _t5(feed_forward_proj="gated-gelu")),
@@ -107,6 +116,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", "BartConfig", _fairseq(max_position_embeddings=40)),
     "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", _speech(**_WHISPER)),
     "speech_to_text": ("Speech2TextForConditionalGeneration", "Speech2TextConfig", _speech(**_S2T)),
+    "mpnet-bare": ("MPNetModel", "MPNetConfig", _common(**_DROP)),
     "bert-bare": ("BertModel", "BertConfig", _common(**_DROP)),
     "gpt2-bare": ("GPT2Model", "GPT2Config", _gpt2()),
     "llama-bare": ("LlamaModel", "LlamaConfig", _common(**_GQA)),

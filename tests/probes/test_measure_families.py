@@ -11,12 +11,15 @@ import torch
 import transformers
 from torch import nn
 
+from signalprop.architecture import Architecture
 from signalprop.inputs import tensor_moments
+from signalprop.models import build as build_model
 from signalprop.parametrization import PLACEMENTS, layout
 from signalprop.probes import measure
 from signalprop.probes.families import mapping_of
 from signalprop.probes.mapping import find, plan
 from signalprop.probes.recording import first_tensor
+from signalprop.schemes import scheme
 
 from .conftest import MODELS, VOCABULARY
 
@@ -259,3 +262,29 @@ def test_the_encoder_gradient_is_the_total_over_its_readers(build: Any) -> None:
     fewer = measure(model, arguments, loss=total)
     assert whole.gradient is not None and fewer.gradient is not None
     assert whole.gradient["stream_out"].variance[3] != pytest.approx(fewer.gradient["stream_out"].variance[3], rel=0.05)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_layers_hold_their_sublayers(build: Any, name: str) -> None:
+    """`Mapping.layers` is a module per layer, encoder first, in which the layer's branches and weights are."""
+    model = build(name)
+    mapping = mapping_of(model)
+    rows = layout(mapping.architecture)
+    assert len(mapping.layers) == mapping.architecture.n_layers_total
+    modules = [find(model, layer) for layer in mapping.layers]
+    assert len({id(module) for module in modules}) == len(modules)
+    for stack, layer, item in zip(rows.stack, rows.layer, mapping.sublayers, strict=True):
+        decoder = len(set(rows.stack)) > 1 and stack == rows.stack.max()
+        inside = set(map(id, modules[layer + decoder * mapping.architecture.n_layers].modules()))
+        assert id(find(model, item.branch)) in inside
+        assert all(id(find(model, w[0] if isinstance(w, tuple) else w)) in inside for w in item.weights.values())
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_layers_of_a_built_model_are_its_sublayers_in_turn(kind: Any) -> None:
+    table = scheme("xavier")(Architecture(kind=kind, n_layers=2, d_model=16, vocab_size=50, seq_len=8))
+    stacks = {"decoder": [("decoder", 2)], "encoder-decoder": [("encoder", 2), ("decoder", 3)]}[kind]
+    expected = [
+        tuple(f"{stack}.sublayers.{layer * n + i}" for i in range(n)) for stack, n in stacks for layer in range(2)
+    ]
+    assert list(build_model(table, seed=0).signalprop_mapping().layers) == expected

@@ -25,7 +25,11 @@ from signalprop.surgery.record import vanilla_mapping
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NAMES = [name for name in MODELS if not name.endswith(("-bare", "-classes", "-encoder"))]
 BOUND = 1e-9
-LOOSE = {"gemma": 1e-6, "speech_to_text": 1e-7}  # they scale embeddings, or make positions, in single precision
+LOOSE = {
+    "gemma": 1e-6,
+    "gemma3": 1e-6,
+    "speech_to_text": 1e-7,
+}  # they scale embeddings, or make positions, in single precision
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 ALIKE = 0.3  # token correlation of images and speech, which schemes that divide by it need
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import signalprop as sp
-from applied import MODELS, batch_of, double_norms, logits_of, vanilla
+from applied import MODELS, batch_of, double_norms, logits_of, skip_without_interface, vanilla
 from own_model import OwnGPT, own_ids, own_model
 from signalprop.errors import InputError
 from signalprop.surgery.record import record_of
@@ -24,15 +24,18 @@ NOT_APPLIED = {
     ("bamboo", "bert"), ("lns", "bert"), ("mix-ln", "bert"), ("sandwich", "bert"), ("deepscalelm", "vit"),
     ("takase", "vit"), ("value-skipinit", "t5"), ("admin", "gpt_neox"), ("deepnorm", "gpt_neox"),
     ("mix-ln", "gpt_neox"), ("sandwich", "gpt_neox"), ("value-skipinit", "gpt_neox"),
+    ("e-spa", "t5"), ("u-spa", "t5"), ("e-spa", "gpt_neox"), ("u-spa", "gpt_neox"), ("e-spa", "qwen3"),
+    ("u-spa", "qwen3"),
 }  # fmt: skip
 REMOVED, MOVED, ADDED = "its norm was removed", "its norm was moved", "a norm was added"
-UNFOLDABLE = dict.fromkeys(("fixup", "rezero", "skipinit", "t-fixup", "value-skipinit"), REMOVED)
+UNFOLDABLE = dict.fromkeys(("fixup", "rezero", "skipinit", "t-fixup", "value-skipinit", "e-spa", "u-spa"), REMOVED)
 MOVES = {"admin": MOVED, "deepnorm": MOVED, "mix-ln": MOVED, "sandwich": ADDED}
 CASES = [(s, f) for s in sorted(sp.SCHEMES) for f in FAMILIES if (s, f) not in NOT_APPLIED]
 SUBLAYER = re.compile(r"^(encoder |decoder )?layer \d+ (attention|cross-attention|feed-forward) cannot be folded")
 
 
 def applied(family: str, scheme: str, dtype: torch.dtype, n_layers: int = 4, **options: Any) -> nn.Module:
+    skip_without_interface(scheme)
     model = vanilla(family, n_layers).to(dtype).eval()
     sp.apply(model, scheme, seed=3, **options)
     return model

@@ -85,7 +85,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def on_its_way(model: nn.Module) -> list[Tensor]:
     """Tensors that some module still holds for another one."""
     held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Passed)]
-    return [item.tensor for item in held if item.tensor is not None]
+    return [tensor for item in held for tensor in (item.traced, item.own.tensor) if tensor is not None]
 
 
 class TestMetaDevice:
@@ -423,7 +423,8 @@ def test_saved_bytes_hold_no_stream() -> None:
     """torch.save in the middle of a forward pass (a signal handler) does not write activations."""
     model = applied_model("gpt2", "deepnorm")
     held = next(value for m in model.modules() for value in vars(m).values() if isinstance(value, Passed))
-    held.tensor = torch.ones(10, requires_grad=True) * 2
+    held.put(torch.ones(10, requires_grad=True) * 2)
+    assert on_its_way(model)
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)

@@ -13,6 +13,7 @@ import numpy as np
 from signalprop.architecture import Architecture
 from signalprop.cli.options import shortened
 from signalprop.data import MASK, Batch, image_batch, load_text, text_batch, word_ids
+from signalprop.diagnose.loading import first_line, folder_of
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
 
@@ -24,10 +25,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "") -> nn.Module:
-    """The model in a directory in float32, with its saved weights or freshly initialised.
-
-    Only safetensors are read, and no code from the directory is run. A model that was saved with a scheme carries it
-    again; a fresh one is initialised by its scheme, else by transformers.
+    """The model in a directory in float32, as `signalprop.diagnose.loading.read_model` reads it.
 
     Args:
         hint: what to do instead, where there are no weights that could be read.
@@ -35,53 +33,10 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     Raises:
         InputError: no config, no weights (unless random_init), or a class that transformers does not have.
     """
-    require("torch", "models")
-    require("transformers", "models")
-    import torch
-    import transformers
+    from signalprop.diagnose.loading import read_model
 
-    folder = _folder(directory)
-    quiet()
-    if (folder / "signalprop.json").is_file():
-        from signalprop.surgery import initialize, load
-
-        applied = load(folder).float()
-        if random_init:
-            initialize(applied, seed=seed)
-        return applied
-    # Libraries raise errors of many kinds, some of their own, on files that are not what they should be.
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:
-        raise InputError(f"cannot read a configuration from {folder}: {_first_line(error)}") from None
-    names = getattr(config, "architectures", None) or []
-    cls: Any = getattr(transformers, names[0], None) if names else transformers.AutoModel
-    if cls is None:
-        raise InputError(
-            f"{folder} asks for the class {names[0]}, which transformers {transformers.__version__} has not"
-        )
-    try:
-        if random_init:
-            torch.manual_seed(seed)
-            make = cls._from_config if hasattr(cls, "_from_config") else cls.from_config
-            fresh: nn.Module = make(config)
-            return fresh.float()
-        loaded: nn.Module = cls.from_pretrained(folder, use_safetensors=True).float()
-    except Exception as error:
-        hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
-        raise InputError(
-            f"cannot load the model in {folder}: {_first_line(error)}{'' if random_init else f'; {hint}'}"
-        ) from None
-    return loaded
-
-
-def quiet() -> None:
-    """No progress bars and no reports of transformers, which are for its own users."""
-    import transformers
-
-    logging: Any = transformers.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
+    return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
 
 
 def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | None = None) -> Architecture:
@@ -125,7 +80,7 @@ def model_batch(
             raise InputError("this architecture reads patches; leave --text out")
         return image_batch(a, batch_size, seed), "patches of scikit-learn's digits"
     source = str(text) if text else "sotu"
-    file = None if directory is None else _folder(directory) / TOKENIZER
+    file = None if directory is None else folder_of(directory) / TOKENIZER
     if file is None or not file.is_file():
         return text_batch(a, _words(text, a.vocab_size), batch_size, seed, source), f"words of {source}"
     require("tokenizers", "models")
@@ -134,7 +89,7 @@ def model_batch(
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises the base class itself
-        raise InputError(f"cannot read {file}: {_first_line(error)}") from None
+        raise InputError(f"cannot read {file}: {first_line(error)}") from None
     tokenizer.no_truncation()  # what the file says about lengths is for single sentences
     tokenizer.no_padding()
     characters = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # enough for windows that seldom overlap
@@ -170,12 +125,3 @@ def pooled(batches: Sequence[Batch]) -> Batch:
 @lru_cache(maxsize=1)
 def _words(text: Path | None, vocab_size: int) -> IntArray:
     return word_ids(load_text(text), vocab_size)
-
-
-def _folder(directory: Path) -> Path:
-    return directory if directory.is_dir() else directory.parent
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from signalprop.errors import InputError
 from signalprop.models.ends import Embeddings, Head
+from signalprop.models.shaping import TorchShape
 from signalprop.models.sublayers import Sublayer, Surroundings, make_sublayer
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed
@@ -67,16 +68,21 @@ See = Callable[[int, Mapping[str, Tensor], int], None]
 
 @dataclass(frozen=True)
 class Network:
-    """The network of one parametrization and seed; its weights exist only while they are used."""
+    """The network of one parametrization and seed; its weights exist only while they are used.
+
+    Attributes:
+        shapes: how each sublayer's attention is shaped, of `torch_shapes`; the same in all networks of a table.
+    """
 
     parametrization: Parametrization
     seed: int
     train: bool
     dtype: torch.dtype
+    shapes: Sequence[TorchShape | None]
 
     def sublayer(self, index: int) -> Sublayer:
         """A sublayer with frozen weights: only the gradient of the stream is wanted."""
-        sublayer = make_sublayer(self.parametrization, index, self.seed, self.dtype)
+        sublayer = make_sublayer(self.parametrization, index, self.seed, self.dtype, self.shapes[index])
         return sublayer.requires_grad_(False).train(self.train)
 
     def seed_dropout(self, place: str) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
+from signalprop.kernels.stack import attention_shapes
 from signalprop.models.activations import torch_activation
+from signalprop.models.shaping import Positions, TorchShape, shaped_attention, torch_shape
 from signalprop.models.weights import Linear, draw
 from signalprop.parametrization import (
     ATTENTION_ROLES,
@@ -41,6 +43,7 @@ class Surroundings:
         rotation: cosines and sines of rotary positions, each (tokens, rotated features); None: no rotation.
         memory: the encoder's output, (batch, source tokens, features), that cross-attention reads.
         memory_mask: True at the memory's real tokens, (batch, 1, 1, source tokens); None: all.
+        positions: where the tokens stand; shaped attention reads them, and of `mask` only what is added to scores.
     """
 
     causal: bool = False
@@ -48,6 +51,7 @@ class Surroundings:
     rotation: tuple[Tensor, Tensor] | None = None
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
+    positions: Positions | None = None
 
 
 def make_norm(architecture: Architecture, gain: float, dtype: torch.dtype) -> nn.Module:
@@ -110,6 +114,7 @@ class Attention(nn.Module):
     Attributes:
         value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; plain numbers, or
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
+        shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
     """
 
     def __init__(
@@ -122,9 +127,11 @@ class Attention(nn.Module):
         dtype: torch.dtype,
         value_skip: Multiplier = 0.0,
         attention_gain: Multiplier = 1.0,
+        shape: TorchShape | None = None,
     ) -> None:
         super().__init__()
         self.architecture = architecture
+        self.shape = shape
         self.score_scale = score_scale
         self.cross = cross
         self.value_skip = value_skip
@@ -169,12 +176,17 @@ class Attention(nn.Module):
         if a.n_kv_heads != a.n_heads:
             k = k.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
         mask = around.memory_mask if self.cross else around.mask
+        dropout = (a.attention_dropout or 0.0) if self.training else 0.0
+        if self.shape is not None:
+            at = around.positions or Positions.of_length(q.shape[2], q.device)
+            added = mask if mask is not None and mask.is_floating_point() else None
+            return shaped_attention(self.shape, q, k, v, at, added=added, dropout=dropout, scale=self.score_scale)
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
-            dropout_p=(a.attention_dropout or 0.0) if self.training else 0.0,
+            dropout_p=dropout,
             is_causal=around.causal and not self.cross and mask is None,
             scale=self.score_scale,
         )
@@ -279,10 +291,29 @@ class Sublayer(nn.Module):
         return f"{self.placement}, skip={skip}, multiplier={multiplier}, parallel={self.parallel}{scale}"
 
 
+def torch_shapes(parametrization: Parametrization) -> list[TorchShape | None]:
+    """How every sublayer's attention is shaped; None where a softmax of the scores does.
+
+    Raises:
+        InputError: as `signalprop.kernels.stack.attention_shapes`.
+    """
+    a = parametrization.architecture
+    length = max(a.seq_len, a.target_len or 0)
+    return [torch_shape(shapes, length) for shapes in attention_shapes(parametrization, length)]
+
+
 def make_sublayer(
-    parametrization: Parametrization, index: int, seed: int, dtype: torch.dtype = torch.float32
+    parametrization: Parametrization,
+    index: int,
+    seed: int,
+    dtype: torch.dtype,
+    shape: TorchShape | None,
 ) -> Sublayer:
-    """Sublayer `index` of the network that a parametrization and a seed describe, by itself."""
+    """Sublayer `index` of the network that a parametrization and a seed describe, by itself.
+
+    Args:
+        shape: of `torch_shapes`, which makes those of all sublayers at once: calibration passes through the stack.
+    """
     p, a = parametrization, parametrization.architecture
     kind = p.kind_name(index)
     attention = kind != "feed_forward"
@@ -309,6 +340,7 @@ def make_sublayer(
             dtype=dtype,
             value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
             attention_gain=trainable(gain, learned, 1, dtype),
+            shape=shape,
         )
     else:
         function = FeedForward(a, has_bias, dtype=dtype)

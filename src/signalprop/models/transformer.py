@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,15 @@ from signalprop.architecture import ADDED, Architecture
 from signalprop.data import Batch
 from signalprop.errors import InputError
 from signalprop.models.ends import Embeddings, Head, RelativeBias
-from signalprop.models.sublayers import Sublayer, Surroundings, make_norm, make_sublayer, rotation_table
+from signalprop.models.shaping import Positions, TorchShape
+from signalprop.models.sublayers import (
+    Sublayer,
+    Surroundings,
+    make_norm,
+    make_sublayer,
+    rotation_table,
+    torch_shapes,
+)
 from signalprop.parametrization import ROLES, STACKS, Parametrization
 
 if TYPE_CHECKING:
@@ -62,6 +71,7 @@ def surroundings(
     bias: Tensor | None = None,
     memory: Tensor | None = None,
     memory_keep: Tensor | None = None,
+    shaped: bool = False,
 ) -> Surroundings:
     """What the sublayers of a stack see besides their stream.
 
@@ -70,6 +80,7 @@ def surroundings(
         keep: True at real tokens, (batch, tokens). A padding token sees itself: no row of scores may be empty.
         bias: added to the scores, (1, heads, tokens, tokens).
         memory, memory_keep: output of the encoder, and its real tokens.
+        shaped: some attention of the stack is shaped, and asks where tokens stand.
     """
     causal = stack == "decoder"
     n = stream.shape[1]
@@ -84,12 +95,16 @@ def surroundings(
     rotation = None
     if architecture.positions == "rotary":
         rotation = rotation_table(architecture, n, device=stream.device, dtype=stream.dtype)
+    positions = None
+    if shaped:
+        positions = Positions.of_length(n, stream.device) if keep is None else Positions.of_tokens(keep, causal=causal)
     return Surroundings(
         causal=causal,
         mask=mask,
         rotation=rotation,
         memory=memory,
         memory_mask=None if memory_keep is None else memory_keep[:, None, None, :],
+        positions=positions,
     )
 
 
@@ -103,6 +118,7 @@ class Stack(nn.Module):
         seed: int,
         dtype: torch.dtype,
         token: nn.Embedding | None,
+        shapes: Sequence[TorchShape | None],
     ) -> None:
         super().__init__()
         a = parametrization.architecture
@@ -112,7 +128,8 @@ class Stack(nn.Module):
         relative = a.positions == "relative"
         self.relative = RelativeBias(a.n_heads, name == "encoder", dtype) if relative else None
         rows = rows_of(parametrization, name)
-        self.sublayers = nn.ModuleList(make_sublayer(parametrization, i, seed, dtype) for i in rows)
+        self.sublayers = nn.ModuleList(make_sublayer(parametrization, i, seed, dtype, shapes[i]) for i in rows)
+        self.shaped = any(shapes[i] is not None for i in rows)
         if a.shared_norm:
             for before, sublayer in pairwise(self.sublayers):
                 if sublayer.parallel:
@@ -137,6 +154,7 @@ class Stack(nn.Module):
             bias=None if self.relative is None else self.relative(stream.shape[1]),
             memory=memory,
             memory_keep=memory_keep,
+            shaped=self.shaped,
         )
         layer_input = stream
         for sublayer in self.sublayers:
@@ -165,8 +183,9 @@ class Transformer(nn.Module):
         self.encoder: Stack | None = None
         self.decoder: Stack | None = None
         token: nn.Embedding | None = None
+        shapes = torch_shapes(parametrization)
         for name in stack_names(a):
-            stack = Stack(parametrization, name, seed, dtype, token)
+            stack = Stack(parametrization, name, seed, dtype, token, shapes)
             token = stack.embedding.token
             setattr(self, name, stack)
         self.head = None if a.head == "none" else Head(parametrization, seed, dtype, token)
@@ -186,8 +205,9 @@ class Transformer(nn.Module):
             if stack is not None
             for i in range(len(stack.sublayers))
         ]
+        p = self.parametrization
         sublayers = []
-        for path, sublayer in zip(paths, self.sublayers(), strict=True):
+        for i, (path, sublayer) in enumerate(zip(paths, self.sublayers(), strict=True)):
             function = sublayer.branch.function
             roles = [role for role in ROLES if getattr(function, role, None) is not None]
             on_branch = sublayer.placement == "res-post"
@@ -209,15 +229,21 @@ class Transformer(nn.Module):
                     stream_out=path,  # a post-norm's own output lacks its scale
                     value_skip=getattr(function, "value_skip", 0.0),
                     attention_gain=getattr(function, "attention_gain", 1.0),
+                    shape=(float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])),
                 )
             )
+        layers: dict[tuple[int, int], tuple[str, ...]] = {}
+        table = self.parametrization
+        for path, number, layer in zip(paths, table.stack.tolist(), table.layer.tolist(), strict=True):
+            layers[number, layer] = (*layers.get((number, layer), ()), path)
         last, first = self.decoder or self.encoder, self.encoder or self.decoder
         assert first is not None and last is not None
         e, d, head = first.embedding, last.embedding, self.head
         tokens = (e.class_token, e.distillation_token)
         return Mapping(
-            architecture=self.parametrization.architecture,
+            architecture=p.architecture,
             sublayers=sublayers,
+            shaping=p.shaping,
             final_norm=last.final_norm,
             encoder_final_norm=first.final_norm if first is not last else None,
             embedding=EmbeddingMap(
@@ -234,6 +260,7 @@ class Transformer(nn.Module):
             head=HeadMap() if head is None else HeadMap(head.weight, head.scale, head.transform),
             arguments=batch_tensors,
             padding="keep",
+            layers=list(layers.values()),
         )
 
     def forward(

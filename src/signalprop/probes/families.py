@@ -98,6 +98,7 @@ def mapping_of(model: nn.Module) -> Mapping:
         arguments=_arguments(row, architecture, model, getattr(token, "padding_idx", None)),
         padding=row.padding,
         padding_stride=architecture.n_frames // architecture.seq_len if architecture.input == "frames" else 1,
+        layers=[f"{prefix}{stack.layers}.{i}" for stack in row.stacks for i in range(len(_get(base, stack.layers)))],
     )
 
 
@@ -116,6 +117,7 @@ def _sublayer(
     return SublayerMap(
         branch=f"{place}.{row.branch}",
         norm=f"{place}.{row.norm}",
+        post_norm=f"{place}.{row.post_norm}" if row.post_norm else None,
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
         weights=weights,
@@ -126,6 +128,8 @@ def _sublayer(
         calls=row.calls,
         dropout=f"{place}.{row.dropout}" if row.dropout else None,
         scaling=f"{place}.{row.scaling}" if row.scaling and _scales(layer, row.scaling) else None,
+        attention=f"{place}.{row.attention}" if row.attention else None,
+        activation=f"{place}.{row.activation}" if row.activation else None,
     )
 
 
@@ -161,7 +165,9 @@ def _head(model: nn.Module, row: Family, a: Architecture) -> HeadMap:
     if a.family == "t5" and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
         scale = a.d_model**-0.5
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
-    return HeadMap(weight=head, scale=scale, transform=row.transform if a.head_transform else None)
+    if not a.head_transform:
+        return HeadMap(weight=head, scale=scale)
+    return HeadMap(weight=head, scale=scale, transform=row.transform, activation=row.transform_activation)
 
 
 def _fits(base: nn.Module, family: Family) -> bool:
@@ -170,7 +176,7 @@ def _fits(base: nn.Module, family: Family) -> bool:
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
             return False
         for row in stack.rows:
-            paths = (row.norm, row.branch, row.fused, *row.weights.values())
+            paths = (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values())
             if any(path and _get(layers[0], path) is None for path in paths):
                 return False
     return True

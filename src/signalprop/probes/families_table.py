@@ -19,8 +19,10 @@ class Row:
     """A sublayer: paths in its layer. `fused` is the module that holds query, key and value together.
 
     `call` of `calls`: see SublayerMap. `by_depth`: path of a flag that divides the scores by the layer's number.
-    `scaling`, `dropout`, `reads`: see SublayerMap; a `scaling` that the installed transformers does not have counts as
-    none, and `reads` of "" is the layer itself.
+    `scaling`, `dropout`, `reads`, `post_norm`: see SublayerMap; a `scaling` that the installed transformers does not
+    have counts as none, and `reads` of "" is the layer itself. `attention`, `activation`: see SublayerMap; no
+    `attention`: the family has one of its own that no other function can take the place of (Gemma 3 sees only a window
+    in some layers), or a relative bias.
     """
 
     norm: str
@@ -33,6 +35,9 @@ class Row:
     scaling: str = ""
     dropout: str = ""
     reads: str | None = None
+    post_norm: str = ""
+    attention: str = ""
+    activation: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Family:
         fused_order: query, key, value as three `blocks`, or by turns in `groups` (query heads of a key, the key, its
             value).
         position, decoder_position: the tables, or root mean squares of ones that the model computes.
+        transform, transform_activation: the dense layer before the head, and its activation where that is a module.
         convolutions: the maps that read frames, or lists of them. features_first: frames are (batch, features, frames).
         padding: the argument that holds the mask of what the (first) stack reads.
     """
@@ -68,6 +74,7 @@ class Family:
     features_first: bool = False
     fused_order: str = "blocks"
     transform: str | None = None
+    transform_activation: str | None = None
     classifiers: tuple[str, ...] = ("classifier",)
     gain_offset: float = 0.0
     padding: str = "attention_mask"
@@ -79,15 +86,19 @@ def _separate(prefix: str, names: str, output: str) -> dict[str, str]:
     return {role: f"{prefix}{name}" for role, name in roles} | {"output": output}
 
 
-def _bert(transform: str) -> Family:
+def _bert(transform: str, activation: str | None = None) -> Family:
     attention = Row(
         norm="attention.output.LayerNorm",
         branch="attention.output.dropout",
         weights=_separate("attention.self.", "query key value", "attention.output.dense"),
         scaling="attention.self.scaling",
+        attention="attention.self",
     )
     feed_forward = Row(
-        norm="output.LayerNorm", branch="output.dropout", weights={"up": "intermediate.dense", "down": "output.dense"}
+        norm="output.LayerNorm",
+        branch="output.dropout",
+        weights={"up": "intermediate.dense", "down": "output.dense"},
+        activation="intermediate.intermediate_act_fn",
     )
     return Family(
         stacks=(StackRow("encoder.layer", (attention, feed_forward)),),
@@ -96,8 +107,25 @@ def _bert(transform: str) -> Family:
         segment="embeddings.token_type_embeddings",
         embedding_norm="embeddings.LayerNorm",
         transform=transform,
+        transform_activation=activation,
         classifiers=("classifier", "classifier.out_proj"),
         inputs={"tokens": "input_ids", "keep": "attention_mask", "segments": "token_type_ids"},
+    )
+
+
+def _mpnet() -> Family:
+    bert = _bert("lm_head.dense")
+    _, feed_forward = bert.stacks[0].rows
+    attention = Row(
+        norm="attention.LayerNorm",
+        branch="attention.dropout",
+        weights=_separate("attention.attn.", "q k v", "attention.attn.o"),
+    )
+    return replace(
+        bert,
+        stacks=(StackRow("encoder.layer", (attention, feed_forward)),),
+        segment=None,
+        inputs={"tokens": "input_ids", "keep": "attention_mask"},
     )
 
 
@@ -113,8 +141,9 @@ _GPT2 = Family(
                     fused="attn.c_attn",
                     by_depth="attn.scale_attn_by_inverse_layer_idx",
                     scaling="attn.scaling",
+                    attention="attn",
                 ),
-                Row("ln_2", "mlp.dropout", {"up": "mlp.c_fc", "down": "mlp.c_proj"}),
+                Row("ln_2", "mlp.dropout", {"up": "mlp.c_fc", "down": "mlp.c_proj"}, activation="mlp.act"),
             ),
             final_norm="ln_f",
         ),
@@ -127,10 +156,40 @@ _GPT2 = Family(
 
 def _llama(**changes: Any) -> Family:
     weights = _separate("self_attn.", "q_proj k_proj v_proj", "self_attn.o_proj")
-    attention = Row("input_layernorm", "self_attn", weights, scaling="self_attn.scaling")
+    attention = Row("input_layernorm", "self_attn", weights, scaling="self_attn.scaling", attention="self_attn")
     gated = {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
-    stack = StackRow("layers", (attention, Row("post_attention_layernorm", "mlp", gated)), final_norm="norm")
+    feed_forward = Row("post_attention_layernorm", "mlp", gated, activation="mlp.act_fn")
+    stack = StackRow("layers", (attention, feed_forward), final_norm="norm")
     return Family(stacks=(stack,), token="embed_tokens", classifiers=("score", "classifier"), **changes)
+
+
+_GEMMA3 = Family(
+    stacks=(
+        StackRow(
+            "layers",
+            (
+                Row(
+                    "input_layernorm",
+                    "post_attention_layernorm",
+                    _separate("self_attn.", "q_proj k_proj v_proj", "self_attn.o_proj"),
+                    scaling="self_attn.scaling",
+                    post_norm="post_attention_layernorm",
+                ),
+                Row(
+                    "pre_feedforward_layernorm",
+                    "post_feedforward_layernorm",
+                    {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
+                    post_norm="post_feedforward_layernorm",
+                    activation="mlp.act_fn",
+                ),
+            ),
+            final_norm="norm",
+        ),
+    ),
+    token="embed_tokens",
+    classifiers=("score", "classifier"),
+    gain_offset=1.0,
+)
 
 
 def _vit(layers: str, attention: Row, feed_forward: Row, *more: str) -> Family:
@@ -153,8 +212,16 @@ _VIT_5 = (
         _separate("attention.", "q_proj k_proj v_proj", "attention.o_proj"),
         calls=2,
         scaling="attention.scaling",
+        attention="attention",
     ),
-    Row("layernorm_after", "dropout", {"up": "mlp.fc1", "down": "mlp.fc2"}, call=1, calls=2),
+    Row(
+        "layernorm_after",
+        "dropout",
+        {"up": "mlp.fc1", "down": "mlp.fc2"},
+        call=1,
+        calls=2,
+        activation="mlp.activation_fn",
+    ),
 )
 _VIT_4 = (  # transformers 4
     "encoder.layer",
@@ -163,8 +230,14 @@ _VIT_4 = (  # transformers 4
         "attention.output.dropout",
         _separate("attention.attention.", "query key value", "attention.output.dense"),
         scaling="attention.attention.scaling",
+        attention="attention.attention",
     ),
-    Row("layernorm_after", "output.dropout", {"up": "intermediate.dense", "down": "output.dense"}),
+    Row(
+        "layernorm_after",
+        "output.dropout",
+        {"up": "intermediate.dense", "down": "output.dense"},
+        activation="intermediate.intermediate_act_fn",
+    ),
 )
 
 
@@ -176,7 +249,7 @@ def _t5(*, gated: bool, decoder: bool) -> Family:
     def feed_forward(place: str) -> Row:
         inner = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if gated else {"up": "wi", "down": "wo"}
         weights = {role: f"{place}.DenseReluDense.{name}" for role, name in inner.items()}
-        return Row(f"{place}.layer_norm", f"{place}.dropout", weights)
+        return Row(f"{place}.layer_norm", f"{place}.dropout", weights, activation=f"{place}.DenseReluDense.act")
 
     first = StackRow(
         "encoder.block", (attention("layer.0", "SelfAttention"), feed_forward("layer.1")), "encoder.final_layer_norm"
@@ -204,11 +277,13 @@ _GPT_NEOX = Family(
                     {"output": "attention.dense"},
                     fused="attention.query_key_value",
                     scaling="attention.scaling",
+                    attention="attention",
                 ),
                 Row(
                     "post_attention_layernorm",
                     "post_mlp_dropout",
                     {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"},
+                    activation="mlp.act",
                 ),
             ),
             final_norm="final_layer_norm",
@@ -233,12 +308,14 @@ _OLMO2 = _llama_like(
         _separate("self_attn.", "q_proj k_proj v_proj", "self_attn.o_proj"),
         scaling="self_attn.scaling",
         reads="",
+        attention="self_attn",
     ),
     Row(
         "post_feedforward_layernorm",
         "post_feedforward_layernorm",
         {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
         reads="mlp",
+        activation="mlp.act_fn",
     ),
 )
 _PHI = _llama_like(
@@ -249,8 +326,16 @@ _PHI = _llama_like(
         _separate("self_attn.", "q_proj k_proj v_proj", "self_attn.dense"),
         calls=2,
         scaling="self_attn.scaling",
+        attention="self_attn",
     ),
-    Row("input_layernorm", "resid_dropout", {"up": "mlp.fc1", "down": "mlp.fc2"}, call=1, calls=2),
+    Row(
+        "input_layernorm",
+        "resid_dropout",
+        {"up": "mlp.fc1", "down": "mlp.fc2"},
+        call=1,
+        calls=2,
+        activation="mlp.activation_fn",
+    ),
 )
 
 
@@ -264,7 +349,11 @@ def _falcon(first: str, second: str) -> Family:
         dropout="hidden_dropout",
     )
     feed_forward = Row(
-        second, "mlp", {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"}, dropout="hidden_dropout"
+        second,
+        "mlp",
+        {"up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h"},
+        dropout="hidden_dropout",
+        activation="mlp.act",
     )
     return Family(
         stacks=(StackRow("h", (attention, feed_forward), final_norm="ln_f"),),
@@ -279,12 +368,13 @@ def _fairseq_stack(name: str, *, final_norm: bool, cross: bool = False) -> Stack
 
     def attention(norm: str, place: str) -> Row:
         weights = _separate(f"{place}.", "q_proj k_proj v_proj", f"{place}.out_proj")
-        return Row(norm, place, weights, scaling=f"{place}.scaling", dropout="dropout")
+        return Row(norm, place, weights, scaling=f"{place}.scaling", dropout="dropout", attention=place)
 
     rows = [attention("self_attn_layer_norm", "self_attn")]
     if cross:
         rows.append(attention("encoder_attn_layer_norm", "encoder_attn"))
-    rows.append(Row("final_layer_norm", "fc2", {"up": "fc1", "down": "fc2"}, dropout="dropout"))
+    names = {"up": "fc1", "down": "fc2"}
+    rows.append(Row("final_layer_norm", "fc2", names, dropout="dropout", activation="activation_fn"))
     return StackRow(f"{name}.layers", tuple(rows), f"{name}.layer_norm" if final_norm else None)
 
 
@@ -328,7 +418,7 @@ _SPEECH_TO_TEXT = replace(
 )
 
 FAMILIES: dict[str, tuple[Family, ...]] = {
-    "bert": (_bert("cls.predictions.transform.dense"),),
+    "bert": (_bert("cls.predictions.transform.dense", "cls.predictions.transform.transform_act_fn"),),
     "roberta": (_bert("lm_head.dense"),),
     "gpt2": (_GPT2,),
     "llama": (_llama(),),
@@ -336,6 +426,8 @@ FAMILIES: dict[str, tuple[Family, ...]] = {
     "qwen2": (_llama(),),
     "qwen3": (_llama(),),
     "gemma": (_llama(gain_offset=1.0),),
+    "gemma3_text": (_GEMMA3,),
+    "mpnet": (_mpnet(),),
     "vit": (_vit(*_VIT_5), _vit(*_VIT_4)),
     "deit": (_vit(*_VIT_5, "distillation_token"), _vit(*_VIT_4, "distillation_token")),
     "t5": tuple(_t5(gated=gated, decoder=decoder) for decoder in (True, False) for gated in (False, True)),

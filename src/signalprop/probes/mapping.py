@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.parametrization import PLACEMENTS, ROLES, Layout, layout
+from signalprop.parametrization import PLACEMENTS, ROLES, Layout, Shaping, layout
 
 Module = str | nn.Module
 Weight = str | nn.Module | Tensor | tuple[str | nn.Module | Tensor, slice | Sequence[int]]
 Number = float | nn.Parameter
+_UNSHAPED = Shaping()
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,12 @@ class SublayerMap:
         dropout: what drops out the branch between its carrier and the addition: a path of an nn.Dropout or of a float
             attribute. Default: `branch`, where that is an nn.Dropout.
         scaling: path of the float attribute that multiplies query and key's product, where the model has one.
+        attention: the module that is given to transformers' attention interface, for schemes that shape attention.
+        activation: the module that is a feed-forward's activation, for schemes that change it.
         norm_scale: fixed factor on the output of `norm`.
         value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; a trainable one as the
             parameter itself.
+        shape: the columns shape_in, shape_out and shape_gain of an attention that `Mapping.shaping` shapes.
         stream_out: a module whose output is the stream after the sublayer, where none of the above tells (a norm that
             was moved behind the addition).
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
@@ -80,11 +84,14 @@ class SublayerMap:
     carrier: Module | None = None
     dropout: str | None = None
     scaling: str | None = None
+    attention: Module | None = None
+    activation: Module | None = None
     norm_scale: float = 1.0
     stream_out: Module | None = None
     units: tuple[float, float, float] = (1.0, 1.0, 1.0)
     value_skip: Number = 0.0
     attention_gain: Number = 1.0
+    shape: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -109,11 +116,12 @@ class EmbeddingMap:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """The model's output: the map to logits, the factor on its input, the dense layer before it. Only for reading."""
+    """The model's output: the map to logits, the factor on its input, the dense layer before it and its activation."""
 
     weight: Module | Tensor | None = None
     scale: float = 1.0
     transform: Module | Tensor | None = None
+    activation: Module | None = None
 
 
 @dataclass(frozen=True)
@@ -127,11 +135,14 @@ class Mapping:
         final_norm: the norm behind the last layer (of the decoder, in an encoder-decoder).
         encoder_final_norm: the norm behind the encoder of an encoder-decoder.
         embedding, head: the two ends; only `read_parametrization` needs them.
+        shaping: how attentions are shaped; their numbers are with the sublayers.
         gain_offset: added to every norm's weight to get its gain (1 in Gemma).
         arguments: makes the keyword arguments of the model from a `signalprop.data.Batch`. Without it
             `measure` needs a dictionary of arguments.
         padding, decoder_padding: names of the forward arguments that hold 1 or True at real tokens, shape
             (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
+        layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
+            Of a layer that is no module of its own: its modules, in the order in which they run. Empty: not known.
     """
 
     architecture: Architecture
@@ -140,11 +151,13 @@ class Mapping:
     encoder_final_norm: Module | None = None
     embedding: EmbeddingMap = EmbeddingMap()
     head: HeadMap = HeadMap()
+    shaping: Shaping = _UNSHAPED
     gain_offset: float = 0.0
     arguments: Callable[[Any], Dictionary[str, Any]] | None = None
     padding: str = "attention_mask"
     padding_stride: int = 1
     decoder_padding: str = "decoder_attention_mask"
+    layers: Sequence[Module | tuple[Module, ...]] = ()
 
 
 @dataclass(frozen=True)

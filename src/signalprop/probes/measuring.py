@@ -59,21 +59,7 @@ def measure(
     """
     model = unwrapped(model)
     mapping = mapping_for(model, mapping)
-    if isinstance(batch, Batch):
-        check_batch(batch, mapping.architecture)
-        if mapping.arguments is None:
-            raise InputError(
-                "the mapping has no `arguments` to make the model's inputs from a Batch; give a dictionary of them"
-            )
-        arguments = dict(mapping.arguments(batch))
-    else:
-        arguments = dict(batch)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if device.type == "meta":
-        raise InputError(
-            "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
-        )
-    arguments = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}
+    arguments = arguments_of(model, mapping, batch)
     recorder = Recorder(model, mapping, plan(model, mapping), backward=backward)
     try:
         recorder.attach()
@@ -90,6 +76,29 @@ def measure(
     finally:
         recorder.detach()
     return profile_of(recorder, scheme=scheme, architecture=architecture)
+
+
+def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[str, Any]) -> dict[str, Any]:
+    """The model's keyword arguments for a batch, on its device.
+
+    Raises:
+        InputError: the batch does not fit, the mapping cannot make arguments of it, or the weights hold no numbers.
+    """
+    if isinstance(batch, Batch):
+        check_batch(batch, mapping.architecture)
+        if mapping.arguments is None:
+            raise InputError(
+                "the mapping has no `arguments` to make the model's inputs from a Batch; give a dictionary of them"
+            )
+        arguments = dict(mapping.arguments(batch))
+    else:
+        arguments = dict(batch)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        raise InputError(
+            "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
+        )
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}
 
 
 class Probe:

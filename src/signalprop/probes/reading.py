@@ -104,8 +104,11 @@ def read_parametrization(
     attends = rows.kind != KINDS.index("feed_forward")
     columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
     columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
+    for k, name in enumerate(("shape_in", "shape_out", "shape_gain")):
+        columns[name] = np.array([item.shape[k] for item in items])
     return replace(
         table.with_columns(**columns),
+        shaping=mapping.shaping,
         embedding=embedding(model, mapping, a),
         head=head(model, mapping, a),
         distribution=dict.fromkeys(ROLES, "measured"),

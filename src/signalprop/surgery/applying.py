@@ -39,6 +39,12 @@ from signalprop.surgery.record import (
     record_of,
     take_off,
 )
+from signalprop.surgery.shaping import (
+    replace_activation,
+    set_implementation,
+    shape_attention,
+    shapes_of,
+)
 from signalprop.surgery.swapping import splice
 
 Mode = Literal["gauge", "absorbed"]
@@ -219,6 +225,7 @@ class _Surgeon:
     def operate(self, match_eps: bool) -> None:
         """All rows, then the ends."""
         plan = self.record.plan
+        self.shape()
         kept = self.dropouts()
         for i, (item, row) in enumerate(zip(self.mapping.sublayers, plan.rows, strict=True)):
             self.row(i, item, row, kept.get(i, 0.0))
@@ -231,6 +238,10 @@ class _Surgeon:
                 self.remove_norm(final, "final norm")
             elif match_eps:
                 self.rescale_eps(final, factor, "final norm")
+        if plan.head_activates:
+            place = self.mapping.head.activation
+            found = None if place is None else find_any(self.model, place, "head")
+            replace_activation(found, plan.head_activates, "head")
         if plan.head_ratio != 1:
             head = self.owner(self.mapping.head.weight, "head")
             if isinstance(head, nn.Embedding):
@@ -250,6 +261,26 @@ class _Surgeon:
                         if isinstance(module, nn.Embedding) and module.weight is weight:
                             multiply(module, branch_scale=plan.embedding_ratio)
 
+    def shape(self) -> None:
+        """Shape the attentions that the scheme shapes."""
+        rows = [i for i, row in enumerate(self.record.plan.rows) if row.shapes]
+        if not rows:
+            return
+        unnamed = [i for i in rows if self.mapping.sublayers[i].attention is None]
+        if unnamed:
+            raise InputError(
+                f"{describe(self.rows, unnamed[0])}: the scheme shapes attention, and the mapping names no `attention` "
+                "that goes through transformers' interface; choose another family (docs/families.md), or "
+                "build(parametrization)"
+            )
+        p, shapes = self.table, shapes_of(self.table)
+        self.record.changed.append(("config", "_attn_implementation", set_implementation(self.model)))
+        for i in rows:
+            where, reference, shape = describe(self.rows, i), self.mapping.sublayers[i].attention, shapes[i]
+            assert reference is not None and shape is not None
+            numbers = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
+            shape_attention(find(self.model, reference, where), shape, numbers, where)
+
     def dropouts(self) -> dict[int, float]:
         """Take the output dropout of rewired rows over: the probability by row; the model's own becomes 0."""
         targets = {}
@@ -267,6 +298,9 @@ class _Surgeon:
     def row(self, i: int, item: SublayerMap, row: RowPlan, dropout_p: float) -> None:
         """One sublayer."""
         where = describe(self.rows, i)
+        if row.activates:
+            found = None if item.activation is None else find_any(self.model, item.activation, where)
+            replace_activation(found, row.activates, where)
         placement = PLACEMENTS[self.rows.placement[i]]
         carrier = find(self.model, self.record.carriers[i])
         post_norm = None

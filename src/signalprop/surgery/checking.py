@@ -12,7 +12,7 @@ from torch import nn
 
 from signalprop.inputs import InputStatistics
 from signalprop.layout import KINDS, PLACEMENTS, STACKS, layout
-from signalprop.parametrization import Parametrization
+from signalprop.parametrization import Parametrization, Shaping
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
 from signalprop.probes.reading import gain, trainable
@@ -23,11 +23,13 @@ from signalprop.surgery.expecting import Expected, expectations
 from signalprop.surgery.planning import check_shape
 from signalprop.surgery.record import Record, record_of, vanilla_mapping
 from signalprop.surgery.scatter import SMALLEST, Sample, fault, sample, shape_note, standard_error
+from signalprop.surgery.shaping import Activating
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "off", "missing", "twice")
 FALSE_ALARM = 1e-4  # chance that a right model fails
+_SHAPE = ["shape_in", "shape_out", "shape_gain"]
 _EXACT = 1e-6  # relative, of numbers that are not drawn: a product of float32 numbers
 
 
@@ -267,17 +269,25 @@ def _multipliers(
             note = f"the model has {mine}, the scheme {theirs}"
             rows.append((row, Row(**where, name=name, verdict="off", note=note)))
 
+    shaped = mapping.shaping.kind != "none"
     for i, item in enumerate(mapping.sublayers):
         attends = KINDS[table.kind[i]] != "feed_forward"
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
         names += ["value_skip", "attention_gain", "score_scale"] if attends else []
+        names += _SHAPE if KINDS[table.kind[i]] == "attention" and (shaped or p.shaping.kind != "none") else []
         now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(model, item, mapping, record, i)
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name])
+        if not attends:
+            differ(i, "activation", _activation(model, item, mapping, record, i), p.architecture.activation)
         differ(i, "norm placement", PLACEMENTS[table.placement[i]], PLACEMENTS[p.placement[i]])
     put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)
     if a.head != "none":
         put(None, "head", "scale", p.head.scale, held.head.scale if held else mapping.head.scale)
+    if record is not None and record.plan.head_activates:
+        found = find_any(model, mapping.head.activation, "head")  # type: ignore[arg-type]
+        differ(None, "activation", getattr(found, "name", type(found).__name__), p.architecture.activation)
+    differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
     if held is None:
         differ(
             None, "branch multipliers", trainable([item.multiplier for item in mapping.sublayers]), p.branch_trainable
@@ -297,6 +307,7 @@ def _now(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record |
         "value_skip": number(item.value_skip),
         "attention_gain": number(item.attention_gain),
         "score_scale": _score_scale(model, item, mapping),
+        **dict(zip(_SHAPE, item.shape, strict=True)),
     }
     if record is None:
         return out
@@ -309,6 +320,19 @@ def _now(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record |
     if norm is not None and norm is not carrier:
         out["norm_scale"] = float(getattr(norm, "branch_scale", 1.0))
     return out
+
+
+def _activation(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record | None, i: int) -> str:
+    """The activation of a feed-forward as the model has it now."""
+    if record is None or not record.plan.rows[i].activates or item.activation is None:
+        return mapping.architecture.activation
+    found = find_any(model, item.activation, "activation")
+    return found.name if isinstance(found, Activating) else vanilla_mapping(model).architecture.activation
+
+
+def _said(shaping: Shaping) -> str:
+    """How attention is shaped, in words."""
+    return " ".join(f"{name} {value}" for name, value in shaping.model_dump(exclude_defaults=True).items()) or "none"
 
 
 def _scales(model: nn.Module, mapping: Mapping, record: Record | None) -> tuple[float, float]:

@@ -158,6 +158,8 @@ class _Folding:
                 (row.removes_norm, "its norm was removed"),
                 (row.places_norm, "its norm was moved behind the addition"),
                 (row.adds_norm, "a norm was added to its branch"),
+                (row.shapes, "its attention was shaped"),
+                (row.activates, "its activation was changed"),
             ):
                 if gone:
                     raise _refused(where, why)

@@ -17,24 +17,42 @@ from signalprop.errors import InputError
 from signalprop.surgery.swapping import Splice
 
 
-class Passed(threading.local):
+class _Local(threading.local):
+    tensor: Tensor | None = None
+
+
+class Passed:
     """A tensor on its way from the module that saw it to the module that needs it, within one sublayer.
 
     All sublayers of a model share one: each reads the stream and takes it again before the next one does, so that a
     tensor which an interrupted forward pass leaves behind is gone once the next one begins. Threads see their own. It
     is no module, so it adds no keys, and it is empty outside of a forward pass.
+
+    Compiled code writes to a plain attribute: what it writes to a thread's own is lost where a graph breaks.
     """
 
-    tensor: Tensor | None = None
+    def __init__(self) -> None:
+        self.traced: Tensor | None = None
+        self.own = _Local()
 
     def __reduce__(self) -> Any:
         return Passed, ()  # what is on its way is no part of a copy
 
+    def put(self, tensor: Tensor) -> None:
+        """Leave the tensor for the module that needs it."""
+        if torch.compiler.is_compiling():
+            self.traced = tensor
+        else:
+            self.traced, self.own.tensor = None, tensor
+
     def take(self) -> Tensor:
         """The tensor; it is let go of."""
-        tensor, self.tensor = self.tensor, None
-        assert tensor is not None, "the module that reads the stream did not run before the one that writes to it"
-        return tensor
+        if self.traced is not None:
+            tensor, self.traced = self.traced, None
+            return tensor
+        found, self.own.tensor = self.own.tensor, None
+        assert found is not None, "the module that reads the stream did not run before the one that writes to it"
+        return found
 
 
 class Multiplied(Splice):
@@ -61,7 +79,7 @@ class Reading(Splice):
     stream: Passed
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.stream.tensor = args[0]
+        self.stream.put(args[0])
         return super().forward(*args, **kwargs)
 
 
@@ -73,7 +91,7 @@ class Emitting(Splice):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = super().forward(*args, **kwargs)
-        self.values.tensor = out
+        self.values.put(out)
         return out
 
 

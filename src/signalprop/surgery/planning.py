@@ -12,9 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from signalprop.activations import activation, numbers_of
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.layout import PLACEMENTS, Layout, layout
+from signalprop.layout import KINDS, PLACEMENTS, Layout, layout
 from signalprop.parametrization import Parametrization
 from signalprop.probes.mapping import Mapping, describe, own_score_scale
 
@@ -33,7 +34,7 @@ _MOVES = {
     ("res-post", "none"),
 }
 _SHAPE = (
-    "kind", "n_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "gated", "activation",
+    "kind", "n_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "gated",
     "norm", "parallel", "qk_norm", "positions", "n_segments", "embedding_norm", "input", "vocab_size", "patch_dim",
     "head", "n_classes", "head_transform", "tied_embeddings",
 )  # fmt: skip
@@ -53,6 +54,7 @@ class RowPlan:
         score_ratio: factor on the model's own score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
         mixes_values: the heads give out more, or less, than the average of values.
+        shapes: attention is D softmax(scores + B). activates: the activation that replaces the model's; '' none.
     """
 
     treatment: Treatment = "none"
@@ -68,6 +70,8 @@ class RowPlan:
     score_ratio: float = 1.0
     eps_factor: float = 1.0
     mixes_values: bool = False
+    shapes: bool = False
+    activates: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Plan:
         rows: one per sublayer.
         removes_final_norm, final_eps: per stack: the norm behind it goes; factor on its epsilon.
         head_ratio, embedding_ratio: factors on the model's own head input and embeddings.
+        head_activates: the activation that replaces that of the dense layer before the head; '' none.
     """
 
     rows: tuple[RowPlan, ...]
@@ -85,6 +90,7 @@ class Plan:
     final_eps: tuple[float, ...]
     head_ratio: float
     embedding_ratio: float
+    head_activates: str = ""
 
 
 def check_shape(model: Architecture, table: Architecture) -> None:
@@ -96,6 +102,22 @@ def check_shape(model: Architecture, table: Architecture) -> None:
                 f"the parametrization was made for another network: {name} is {theirs!r} there and {mine!r} in the "
                 "model; make it from Architecture.from_hf(model), or give the scheme's name"
             )
+    if not _is_transform(table.activation, model.activation):
+        raise InputError(
+            f"the parametrization was made for another network: activation is {table.activation!r:.60} there and "
+            f"{model.activation!r:.60} in the model; expected that one, or a transform of it"
+        )
+
+
+def _is_transform(name: str, of: str) -> bool:
+    """Whether an activation is the other one, or made of it with numbers (ReLU being a leaky one)."""
+    mine, theirs = activation(name).name, activation(of).name
+    if mine == theirs:
+        return True
+    inside, numbers = numbers_of(mine)
+    if not numbers:
+        return False
+    return theirs in ("relu", "leaky_relu") if inside == "leaky_relu" else _is_transform(inside, theirs)
 
 
 def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", mode: str = "gauge") -> Plan:
@@ -130,7 +152,15 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", m
         finals.append(last**-2)
     planned = _shared_dropouts(mapping, p, rows, planned)
     head_ratio = 1.0 if a.head == "none" else p.head.scale / mapping.head.scale
-    plan = Plan(tuple(planned), removes_final, tuple(finals), head_ratio, p.embedding.scale / mapping.embedding.scale)
+    other = a.head_transform and a.head == "lm" and p.architecture.activation != a.activation
+    plan = Plan(
+        tuple(planned),
+        removes_final,
+        tuple(finals),
+        head_ratio,
+        p.embedding.scale / mapping.embedding.scale,
+        p.architecture.activation if other else "",
+    )
     if mode == "absorbed":
         _refuse_what_weights_cannot_hold(plan, p, rows, a)
     return plan
@@ -190,6 +220,7 @@ def _rows(
     mapping: Mapping, p: Parametrization, rows: Layout, members: list[int], moved: list[str], *, gauge: bool
 ) -> tuple[list[RowPlan], float]:
     a = p.architecture
+    other = p.architecture.activation != mapping.architecture.activation
     made = []
     product = 1.0  # P
     before = 1.0
@@ -226,6 +257,8 @@ def _rows(
                 score_ratio=float(p.score_scale[i]) / own_score if attention and own_score else 1.0,
                 eps_factor=_eps_factor(placement, unit, before) if gauge else 1.0,
                 mixes_values=mixes,
+                shapes=p.shaping.kind != "none" and KINDS[rows.kind[i]] == "attention",
+                activates=a.activation if other and not attention else "",
             )
         )
     return made, product
@@ -265,6 +298,10 @@ def _refuse_what_weights_cannot_hold(plan: Plan, p: Parametrization, rows: Layou
             if row.treatment == "rewired"
             else "a removed norm"
             if row.removes_norm
+            else "shaped attention"
+            if row.shapes
+            else "a transformed activation"
+            if row.activates
             else ""
         )
         if what:

@@ -207,6 +207,7 @@ def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mappi
         vanilla,
         architecture=p.architecture,
         sublayers=sublayers,
+        shaping=p.shaping,
         embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
         head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
         final_norm=None if removed and p.placement[-1] == PLACEMENTS.index("post") else vanilla.final_norm,
@@ -229,6 +230,8 @@ def _row(
     if row.mixes_values:
         output = find(model, path_of(model, item.weights["output"], "output"))
         changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
+    if row.shapes and item.attention is not None:
+        changes["shape"] = getattr(find(model, item.attention), "numbers", item.shape)
     if row.score_ratio != 1:
         changes["score_scale"] = own_score_scale(item, p.architecture) * row.score_ratio
     if rewired:

@@ -1,0 +1,508 @@
+"""Shaped attention in PyTorch: D softmax(scores + B) V around one `scaled_dot_product_attention`.
+
+`torch_shape` turns the matrices of `signalprop.kernels.shaping` into what a network needs of them, `Positions` says
+where the tokens of a batch stand, `shaped_attention` puts the two together. B and D come from closed forms or from
+tables that are made in float64, and neither is a buffer: nothing enters a state dict, nothing is lost on the meta
+device. B has the type of the scores, D at least float32: an error of D repeats in every layer. He et al. 2023 (SPA),
+section 3; numerics: `docs/theory/shaping.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from signalprop.errors import InputError
+from signalprop.kernels.shaping import (
+    ESPA,
+    USPA,
+    ALiBi,
+    AttentionShape,
+    BidirectionalUSPA,
+    Calibrated,
+)
+from signalprop.moments import FloatArray
+
+# Stands for log 0. A finite number: with -inf a row that sees nothing would be NaN.
+LOW = -1e30
+_CPU = torch.device("cpu")
+# Queries at a time, on a CPU: beside a bias PyTorch's kernel also works through the keys that a causal row hides. Of
+# blocks of 256 the fastest at 512 and 2,048 tokens; on a GPU they could leave it idle.
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where queries and keys stand in their sequences, from 0.
+
+    Attributes:
+        query: of every query, (b, q). key: of every key as each query sees it, (b, q or 1, k).
+        seen: True where a query may look, (b, 1, q, k); None: everywhere that the shape allows.
+        count: tokens in the sequence of every query, (b, q or 1). Only shapes without a mask read it.
+        start: where queries are start, start + 1, ... and keys 0, 1, ... up to the last query, which has short cuts.
+    """
+
+    query: Tensor
+    key: Tensor
+    seen: Tensor | None
+    count: Tensor
+    start: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether one sequence stands in order, from its first key to its last query."""
+        return self.start is not None
+
+    @property
+    def n_keys(self) -> int:
+        """Columns of a row of scores."""
+        return self.key.shape[-1]
+
+    @cached_property
+    def lengths(self) -> tuple[list[int], Tensor]:
+        """(the different counts, rising; which of them every query's is, (b, q or 1)). Waits for the device."""
+        counts, which = torch.unique(self.count, return_inverse=True)
+        return counts.tolist(), which
+
+    @staticmethod
+    def of_length(n: int, device: torch.device | str | None = None) -> Positions:
+        """One sequence of n tokens, for a batch of any size."""
+        index = torch.arange(n, device=device)[None]
+        return Positions(index, index[:, None], None, torch.full((1, 1), n, device=device), start=0)
+
+    def rows(self, first: int, last: int) -> Positions:
+        """Some queries of one whole causal sequence, and the keys that they see."""
+        return Positions(self.query[:, first:last], self.key[..., :last], None, self.count, start=first)
+
+    @staticmethod
+    def of_tokens(keep: Tensor, *, causal: bool) -> Positions:
+        """Sequences with padding anywhere: `keep` is True at real tokens, (b, n). A padding token sees itself."""
+        n = keep.shape[1]
+        place = (keep.cumsum(1) - 1).clamp_(min=0)
+        own = torch.eye(n, dtype=torch.bool, device=keep.device)
+        seen = keep[:, None, None, :] | own
+        return Positions(place, place[:, None], seen.tril() if causal else seen, keep.sum(1, keepdim=True).clamp(min=1))
+
+    @staticmethod
+    def of_mask(seen: Tensor, *, causal: bool) -> Positions:
+        """From a mask alone, True where a query may look, (b, 1, q, k): padding, packed sequences, caches, chunks.
+
+        Keys are counted from the first one that a query sees. In a causal row the last of them is its own; without a
+        causal mask query i's own key is key i. Windows that hide the start of a sequence have no right answer here.
+        """
+        place = seen[:, 0].cumsum(-1, dtype=torch.int32) - 1
+        last = place[..., -1]
+        query = last if causal else place.diagonal(dim1=1, dim2=2)
+        return Positions(query.clamp(min=0), place.clamp_(min=0), seen, (last + 1).clamp_(min=1))
+
+
+class TorchShape:
+    """One sublayer's attention matrix at zero scores, as B and D for any positions. Holds plain numbers and tables.
+
+    Attributes:
+        causal: later keys are left out, also where `Positions.seen` is None.
+    """
+
+    causal: bool
+
+    def bias(self, at: Positions, dtype: torch.dtype, added: Tensor | None = None) -> Tensor:
+        """B, (b, 1 or heads, q, k) in `dtype`, up to a constant per row; a large negative number where nothing is seen.
+
+        Args:
+            added: another bias on the scores, broadcastable to (b, heads, q, k).
+        """
+        out = self._log_weights(at, _working(dtype))
+        if added is not None:
+            out = out + added
+        if at.seen is not None:
+            out = torch.where(at.seen, out, LOW)
+        elif added is not None and self.causal:
+            out = torch.where(_lag(at)[:, None] >= 0, out, LOW)
+        return _as(out, dtype)
+
+    def rescale(self, at: Positions, dtype: torch.dtype) -> Tensor | None:
+        """D, (b, 1, q, 1) in float32 or, for float64, in that; None where it is 1."""
+        return self._row_sums(at, _working(dtype))[:, None, :, None]
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        """log A, (b, 1 or heads, q, k), LOW for log 0; without `at.seen` also at later keys, where A is causal."""
+        raise NotImplementedError
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        """D, (b, q)."""
+        raise NotImplementedError
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast; LOW is beyond float16."""
+    return (values.clamp(min=torch.finfo(dtype).min) if dtype == torch.float16 else values).to(dtype)
+
+
+def _lag(at: Positions) -> Tensor:
+    """Position of the query less that of the key, (b, q, k)."""
+    return at.query[..., None] - at.key
+
+
+def _log(value: float) -> float:
+    """log, LOW for 0: torch.compile would make a graph of its own for an infinite number."""
+    return math.log(value) if value > 0 else LOW
+
+
+class _Tables:
+    """Numbers that are made in NumPy in float64, kept in every type and on every device that asks for them.
+
+    A shape's plain numbers are kept like this too: with floats, torch.compile would make a graph for every layer.
+
+    Attributes:
+        make: the arrays for so many tokens.
+    """
+
+    def __init__(self, make: Callable[[int], tuple[FloatArray, ...]], length: int, dtype: torch.dtype) -> None:
+        self.make = make
+        self._made: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, ...]] = {}
+        self._add(length, dtype)
+
+    def of(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        """The arrays for n tokens."""
+        if (n, dtype, device) not in self._made:
+            if (n, dtype, _CPU) not in self._made:
+                self._add(n, dtype)
+            self._made[n, dtype, device] = tuple(x.to(device) for x in self._made[n, dtype, _CPU])
+        return self._made[n, dtype, device]
+
+    # NumPy stays out of graphs; what a model needs is made before its first pass
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _add(self, n: int, dtype: torch.dtype) -> None:
+        arrays = (torch.from_numpy(np.array(array, np.float64)) for array in self.make(n))
+        self._made[n, dtype, _CPU] = tuple(x.to(dtype) for x in arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"make": self.make, "_made": {k: v for k, v in self._made.items() if k[2] == _CPU}}
+
+
+class _Nested:
+    """Tables whose first rows and columns do not depend on how many there are; made for `length` tokens, and for more
+    when a longer sequence comes."""
+
+    def __init__(self, make: Callable[[int], tuple[FloatArray, ...]], length: int, dtype: torch.dtype) -> None:
+        self.length = length
+        self.tables = _Tables(make, length, dtype)
+
+    def of(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        """The arrays for at least n tokens."""
+        if n > self.length:
+            self.length = max(n, self.length + self.length // 4)  # a cache that grows token by token
+        return self.tables.of(self.length, dtype, device)
+
+
+class TorchESPA(TorchShape):
+    """`ESPA` from the distance of two tokens; repeats take one table, of D."""
+
+    causal = True
+
+    def __init__(self, shape: ESPA, length: int) -> None:
+        self.numbers = _Tables(partial(_exponential_numbers, shape), 1, torch.float32)
+        self.repeating = shape.repeats > 0
+        self.sums = _Nested(partial(_row_sums, shape), length, torch.float32) if self.repeating else None
+
+    def _numbers(self, at: Positions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return self.numbers.of(1, dtype, at.key.device)[0].unbind()
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        *numbers, repeats, log_zero, kappa = self._numbers(at, dtype)
+        out = (_exponential_of_whole if at.whole else _exponential)(at, *numbers)
+        if self.repeating:
+            total = kappa - (kappa - 1) * torch.exp(log_zero * at.key)
+            out = out + 0.5 * torch.log(1 + repeats * (total * total - 1))[:, None]
+        return out
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        if self.sums is not None:
+            return self.sums.of(at.n_keys, dtype, at.key.device)[0][at.query]
+        top, log_pole, *_ = self._numbers(at, dtype)
+        return top + (1 - top) * torch.exp(at.query * log_pole)
+
+
+def _exponential_numbers(shape: ESPA, _: int) -> tuple[FloatArray, ...]:
+    """(D of a token far from the first, ln pole, ln A on the diagonal, ln A one below it: first column, others; then
+    of repeats: r, ln zero, kappa of `repeated_diagonal`)."""
+    top = shape.diagonal * (1 - shape.zero) / (1 - shape.pole)
+    first, later = (max(offset, LOW) for offset in shape.offsets)
+    kappa = math.sqrt((1 + shape.zero) / (1 - shape.zero))
+    return (
+        np.array(
+            [
+                top,
+                _log(shape.pole),
+                math.log(shape.diagonal),
+                first,
+                later,
+                shape.repeats,
+                _log(shape.zero),
+                kappa,
+            ]
+        ),
+    )
+
+
+def _exponential(at: Positions, _: Tensor, log_pole: Tensor, own: Tensor, first: Tensor, later: Tensor) -> Tensor:
+    """log A of E-SPA without repeats."""
+    start = at.key == 0
+    before = (_lag(at) - 1).to(own.dtype)
+    below = before * log_pole + torch.where(start, first, later)
+    out = torch.where(before >= 0, below, torch.where(start, torch.zeros_like(own), own))
+    return torch.where(before >= -1, out, LOW)[:, None]
+
+
+def _exponential_of_whole(
+    at: Positions, _: Tensor, log_pole: Tensor, own: Tensor, first: Tensor, later: Tensor
+) -> Tensor:
+    """The same for one sequence in order: row i holds what belongs to the distances from i down, but for column 0."""
+    n, rows = at.n_keys, at.query.shape[1]
+    lag = torch.arange(n - 1, -rows, -1, device=own.device, dtype=own.dtype)
+    falling = (lag - 1) * log_pole
+    by_lag = torch.where(lag > 0, later + falling, torch.where(lag == 0, own, LOW))
+    out = by_lag.unfold(0, n, 1).flip(0)
+    out[:, 0] = torch.where(lag > 0, first + falling, 0.0)[:rows].flip(0)
+    return out[None, None]
+
+
+def _row_sums(shape: AttentionShape, n: int) -> tuple[FloatArray, ...]:
+    return (shape.rescale(n),)
+
+
+class TorchUSPA(TorchShape):
+    """`USPA` from its two vectors: their difference is taken in float64, its logarithm in the working type."""
+
+    causal = True
+
+    def __init__(self, shape: USPA, length: int) -> None:
+        self.tables = _Nested(partial(_uniform_terms, shape), length, torch.float64)
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        diagonal, u, w, _ = self.tables.of(at.n_keys, torch.float64, at.key.device)
+        out = (u[at.key] - w[at.query][..., None]).to(dtype).clamp_(min=0).log_().clamp_(min=LOW)
+        own = diagonal[at.query].log().to(dtype)
+        if at.start is None:
+            lag = _lag(at)
+            return torch.where(lag > 0, out, torch.where(lag == 0, own[..., None], LOW))[:, None]
+        out.diagonal(at.start, 1, 2).copy_(own)
+        return out.masked_fill_(torch.ones_like(out[0], dtype=torch.bool).triu(at.start + 1), LOW)[:, None]
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        return self.tables.of(at.n_keys, torch.float64, at.key.device)[3][at.query].to(dtype)
+
+
+def _uniform_terms(shape: USPA, n: int) -> tuple[FloatArray, ...]:
+    return (*shape.terms(n), shape.rescale(n))
+
+
+class TorchTable(TorchShape):
+    """Any causal shape from its matrix: O(T^2) memory for every layer."""
+
+    causal = True
+
+    def __init__(self, shape: AttentionShape, length: int) -> None:
+        self.weights = _Nested(partial(_log_weights, shape), length, torch.float32)
+        self.sums = _Nested(partial(_row_sums, shape), length, torch.float32)
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        (table,) = self.weights.of(at.n_keys, dtype, at.key.device)
+        if at.start is not None:
+            return table[None, None, at.start : at.n_keys, : at.n_keys]
+        return table[at.query[..., None], at.key][:, None]
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        return self.sums.of(at.n_keys, dtype, at.key.device)[0][at.query]
+
+
+def _log_weights(shape: AttentionShape, n: int) -> tuple[FloatArray, ...]:
+    return (np.maximum(shape.log_weights(n), LOW),)
+
+
+class TorchBidirectionalUSPA(TorchShape):
+    """`BidirectionalUSPA`: two numbers of every row, from the number of tokens in its sequence."""
+
+    causal = False
+
+    def __init__(self, shape: BidirectionalUSPA) -> None:
+        self.numbers = _Tables(partial(_uniform_numbers, shape), 1, torch.float32)
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        single, _, _ = self._numbers(at, dtype)
+        other = (self._row_sums(at, dtype) - single).clamp(min=0) / at.count
+        own = (single + other).log()[..., None]
+        return torch.where(_lag(at) == 0, own, other.log().clamp(min=LOW)[..., None])[:, None]
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        _, rho, rho_out = self._numbers(at, dtype)
+        others = at.count - 1
+        return torch.sqrt((1 + others * rho_out) / (1 + others * rho)).expand_as(at.query)
+
+    def _numbers(self, at: Positions, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return self.numbers.of(1, dtype, at.key.device)[0].unbind()
+
+
+def _uniform_numbers(shape: BidirectionalUSPA, _: int) -> tuple[FloatArray, ...]:
+    """(what A does to differences of tokens, rho, rho_out)."""
+    single = math.sqrt((1 - shape.rho_out) / (1 - shape.rho))
+    return (np.array([single, shape.rho, shape.rho_out]),)
+
+
+class TorchBidirectionalTable(TorchShape):
+    """Any shape that depends on the number of tokens: a matrix for every number that is met.
+
+    Padded batches read the numbers off the mask, which waits for the device and breaks a compiled graph.
+    """
+
+    causal = False
+
+    def __init__(self, shape: AttentionShape, length: int) -> None:
+        self.tables = _Tables(partial(_weights_and_sums, shape), length, torch.float32)
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        if at.whole:
+            return self.tables.of(at.n_keys, dtype, at.key.device)[0][None, None]
+        lengths, which = at.lengths
+        made = [self.tables.of(n, dtype, at.key.device)[0] for n in lengths]
+        n = len(made[-1])
+        weights = torch.stack([F.pad(w, (0, n - len(w), 0, n - len(w)), value=LOW) for w in made])
+        return weights[which[..., None], at.query[..., None], at.key][:, None]
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        if at.whole:
+            return self.tables.of(at.n_keys, dtype, at.key.device)[1][None]
+        lengths, which = at.lengths
+        made = [self.tables.of(n, dtype, at.key.device)[1] for n in lengths]
+        sums = torch.stack([F.pad(s, (0, len(made[-1]) - len(s))) for s in made])
+        return sums[which, at.query]
+
+
+def _weights_and_sums(shape: AttentionShape, n: int) -> tuple[FloatArray, ...]:
+    return (np.maximum(shape.log_weights(n), LOW), shape.rescale(n))
+
+
+class TorchCalibrated(TorchShape):
+    """`Calibrated`: another shape's B, its D times factors for sequences of up to so many tokens."""
+
+    def __init__(self, shape: Calibrated, base: TorchShape) -> None:
+        self.base = base
+        self.causal = base.causal
+        self.length = len(shape.rows)
+        self.rows = _Tables(partial(_rows, shape), self.length, torch.float32)
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        return self.base._log_weights(at, dtype)
+
+    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        if at.n_keys > self.length:
+            raise InputError(
+                f"attention was calibrated for {self.length} tokens, not for {at.n_keys}; raise seq_len, or shorten "
+                "the input"
+            )
+        (rows,) = self.rows.of(self.length, dtype, at.key.device)
+        return rows[at.query] * self.base._row_sums(at, dtype)
+
+
+def _rows(shape: Calibrated, n: int) -> tuple[FloatArray, ...]:
+    return (shape.rows,)
+
+
+class TorchALiBi(TorchShape):
+    """`ALiBi` of all heads: a softmax, so D is 1."""
+
+    causal = True
+
+    def __init__(self, shapes: Sequence[ALiBi]) -> None:
+        self.slopes = [-math.log(shape.decay) for shape in shapes]
+
+    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        lag = _lag(at).to(dtype)[:, None]
+        slopes = torch.tensor(self.slopes, dtype=dtype, device=at.key.device)
+        return torch.where(lag >= 0, -slopes[:, None, None] * lag, LOW)
+
+    def rescale(self, at: Positions, dtype: torch.dtype) -> None:
+        """A softmax has row sums of 1."""
+
+
+def torch_shape(shapes: Sequence[AttentionShape], length: int) -> TorchShape | None:
+    """What a network needs of a sublayer's attention matrices (`signalprop.kernels.stack.attention_shapes`).
+
+    Args:
+        shapes: none: ordinary attention; one for all heads; or ALiBi, one per head.
+        length: tokens that tables are made for now; longer sequences make longer ones when they come.
+    """
+    if not shapes:
+        return None
+    if isinstance(shapes[0], ALiBi):
+        return TorchALiBi([shape for shape in shapes if isinstance(shape, ALiBi)])
+    (shape,) = shapes
+    if isinstance(shape, Calibrated):
+        base = torch_shape([shape.shape], length)
+        assert base is not None
+        return TorchCalibrated(shape, base)
+    if isinstance(shape, ESPA):
+        return TorchESPA(shape, length)
+    if isinstance(shape, USPA):
+        return TorchUSPA(shape, length)
+    if isinstance(shape, BidirectionalUSPA):
+        return TorchBidirectionalUSPA(shape)
+    return (TorchTable if shape.causal else TorchBidirectionalTable)(shape, length)
+
+
+def shaped_attention(
+    shape: TorchShape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: Positions,
+    *,
+    added: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """D softmax(scale Q K^T + B + added) V, (b, heads, queries, d_head), of the type of `v`.
+
+    Args:
+        q: (b, heads, queries, d_head). k, v: (b, heads, keys, d_head). added: another bias on the scores.
+        dropout: on attention weights, where it is active.
+    """
+    n = q.shape[2]
+    in_blocks = n > _BLOCK and at.whole and shape.causal and added is None and q.device == _CPU
+    if in_blocks and not torch.compiler.is_compiling():
+        return torch.cat(
+            [
+                _attended(shape, q[:, :, i:j], k[:, :, :j], v[:, :, :j], at.rows(i, j), None, dropout, scale)
+                for i, j in ((i, min(i + _BLOCK, n)) for i in range(0, n, _BLOCK))
+            ],
+            2,
+        )
+    return _attended(shape, q, k, v, at, added, dropout, scale)
+
+
+def _attended(
+    shape: TorchShape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: Positions,
+    added: Tensor | None,
+    dropout: float,
+    scale: float | None,
+) -> Tensor:
+    bias = shape.bias(at, v.dtype, added)  # under autocast a normed query can still be float32
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+    rows = shape.rescale(at, v.dtype)
+    return out if rows is None else (out * rows).to(out.dtype)
