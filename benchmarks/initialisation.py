@@ -55,6 +55,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _GROUPED),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_GROUPED, "head_dim": 16}),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {**_GROUPED, "head_dim": 16}),
+    "gemma3_text": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**_GROUPED, "head_dim": 16}),
+    "mpnet": ("MPNetForMaskedLM", "MPNetConfig", _COMMON),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _GROUPED),
     "phi": ("PhiForCausalLM", "PhiConfig", _COMMON),
     "falcon": ("FalconForCausalLM", "FalconConfig", {**_COMMON, "ffn_hidden_size": HIDDEN}),

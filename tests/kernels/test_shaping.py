@@ -15,6 +15,7 @@ from scipy.special import softmax
 
 from signalprop.activations import dual
 from signalprop.errors import InputError
+from signalprop.kernels import shaping
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
 from signalprop.kernels.shaping import (
     ESPA,
@@ -401,6 +402,31 @@ def test_corrected_espa_meets_its_target_behind_dks(n_layers: int) -> None:
             assert quotient(exponential_kernel(after, 256), behind).min() > -1e-12
             kernel = kernel_step(shape, behind)
         np.testing.assert_allclose(kernel, exponential_kernel(after, 256), atol=EXACT)
+
+
+def test_dense_matrices_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made once, also in turn; the least recently used one goes first; one beyond the bound is kept until the next."""
+    made: list[tuple[float, int]] = []
+    kept = shaping._Kept()
+
+    def corrected(zero: float, pole: float, activation: str, n: int) -> np.ndarray:
+        made.append((zero, n))
+        return np.eye(n)
+
+    monkeypatch.setattr(shaping, "_KEPT", kept)
+    monkeypatch.setattr(shaping, "_corrected", corrected)
+    monkeypatch.setattr(shaping, "_MOST_KEPT", 250)
+
+    def ask(zero: float, n: int) -> list[tuple[float, int]]:
+        made.clear()
+        CorrectedESPA(zero, 0.9, "gelu").matrix(n)
+        return list(made)
+
+    assert ask(0.1, 10) and ask(0.2, 10)
+    assert not ask(0.1, 10) and not ask(0.2, 10) and not ask(0.1, 10)
+    assert ask(0.3, 10)  # 300 numbers: that of 0.2 goes
+    assert not ask(0.1, 10) and not ask(0.3, 10) and ask(0.2, 10)
+    assert ask(0.5, 40) and not ask(0.5, 40) and ask(0.1, 10) and ask(0.5, 40)
 
 
 def test_without_a_step_in_gamma_dks_too_is_negative_by_a_little() -> None:

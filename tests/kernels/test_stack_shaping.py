@@ -263,7 +263,7 @@ def test_corrected_espa_meets_its_targets_between_feed_forwards() -> None:
 @pytest.mark.parametrize("activation", [DKS, "gelu", "relu"])
 @pytest.mark.parametrize("kind", ["e-spa", "u-spa"])
 def test_shaped_attention_between_feed_forwards(kind: str, activation: str) -> None:
-    """Calibrated, so that all positions keep variance 1, which feed-forwards on kernels assume."""
+    """Calibrated, so that all positions keep variance 1: the dual of one variance is enough here."""
     p = table(replace_calibrated(SPA[kind], 0.05), feed_forward=True, activation=activation)
     kernel_of = exponential_kernel if kind == "e-spa" else uniform_kernel
     kernel, wanted = uniform_kernel(0.05, TOKENS), []
@@ -317,6 +317,20 @@ def test_calibrated_branches_have_diagonal_one(
             assert isinstance(stack.shapes[i][0], Calibrated)
             np.testing.assert_allclose(np.diagonal(branch.absolute()), 1, rtol=1e-9)
             np.testing.assert_allclose(np.diagonal(stream.absolute()), 1, rtol=1e-9)
+
+
+def test_feed_forwards_may_have_biases_beside_calibrated_attention() -> None:
+    p = table(replace_calibrated(SPA["e-spa"], 0.05), feed_forward=True, activation="gelu")
+    p = p.with_columns(bias__down=0.3, bias__output=np.where(p.kind == 0, 0.0, 0.3))
+    assert all(isinstance(shapes[0], Calibrated) for shapes in attention_shapes(p, TOKENS)[::2])
+
+
+def test_what_uspa_does_about_repeats_and_feed_forwards_is_in_its_numbers() -> None:
+    plain, other = table(SPA["u-spa"]), table(SPA["u-spa"])
+    other = replace(other, shaping=Shaping(kind="u-spa", repeats=0.3, corrected=True))
+    assert [row_shape(plain, i) for i in range(0, 2 * LAYERS, 2)] == [
+        row_shape(other, i) for i in range(0, 2 * LAYERS, 2)
+    ]
 
 
 def test_calibration_leaves_the_bias_and_does_not_depend_on_the_length() -> None:
@@ -441,6 +455,10 @@ def test_json_round_trip_keeps_the_prediction() -> None:
         (table(Shaping(kind="e-spa", repeats=0.1), kind="encoder"), "for causal attention only"),
         (table(Shaping(kind="e-spa", corrected=True), kind="encoder"), "for causal attention only"),
         (table(Shaping(kind="u-spa", calibrated=True), kind="encoder"), "calibrated attention needs a causal stack"),
+        (table(Shaping(kind="e-spa", calibrated=True)).with_columns(bias__output=0.1), "nor a value skip goes through"),
+        (table(Shaping(kind="u-spa", calibrated=True)).with_columns(value_skip=0.1), "set both to 0, or leave"),
+        (table(SPA["u-spa"]).with_columns(shape_gain=0.5), "shape_gain of sublayer 0 is 0.5; only E-SPA has one"),
+        (table(SPA["u-spa"], kind="encoder").with_columns(shape_gain=0.5), "only E-SPA has one, expected 0"),
     ],
 )
 def test_errors(p: Parametrization, message: str) -> None:

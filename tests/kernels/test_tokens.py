@@ -12,8 +12,8 @@ from signalprop.activations import dual
 from signalprop.architecture import Architecture
 from signalprop.data import text_batch
 from signalprop.inputs import InputStatistics, from_tokens, zipf
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.ends import sequences
-from signalprop.kernels.stack import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.profile import POINTS, Profile
 from signalprop.schemes import scheme

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.identity import layer_modules
+from signalprop.diagnose.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
 from signalprop.diagnose.removal import difference, estimate
-from signalprop.diagnose.result import Cast, Numbers, number
-from signalprop.diagnose.signal import Progress, positions
+from signalprop.diagnose.result import Cast, Number, number
 from signalprop.diagnose.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping, find_any, split
@@ -43,9 +42,9 @@ class Format:
     scaled: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The tensor as the format holds it. Beyond the format's range numbers are held at its ends.
+        """The tensor as the format holds it; beyond its range numbers are held at its ends.
 
-        (torch itself makes NaN of them in float8_e4m3fn, infinity in float8_e5m2; kernels saturate.)
+        torch's own cast makes NaN of those in float8_e4m3fn and infinity in float8_e5m2; kernels saturate.
         """
         top = 127.0 if self.name == "int8" else float(torch.finfo(getattr(torch, self.name)).max)
         largest = float(x.abs().amax()) if x.numel() else 0.0
@@ -112,9 +111,11 @@ def casts(
 ) -> tuple[Cast, ...]:
     """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
 
+    bfloat16 is cast without a scale alone: it has the range of float32.
+
     Args:
         whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses
-            count them all).
+            count them all). Ratios are of the first sequence.
         progress: called with (combinations done, all).
 
     Raises:
@@ -124,22 +125,26 @@ def casts(
         if name not in FORMATS:
             raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
     whole = whole or loss(model, batches, mapping=mapping)
-    clean = _streams(model, batches[0], mapping)
-    combinations = [(name, part, with_scale) for name in formats for part in of for with_scale in scaled]
+    first = next(sequences(batches[0]))
+    layered = bool(mapping.layers)
+    clean = _streams(model, first, mapping, skip_first) if layered else []
+    combinations = [
+        (Format(name, scale), part) for name in formats for part in of for scale in scaled
+        if not (scale and name == "bfloat16")
+    ]  # fmt: skip
     out = []
-    for done, (name, part, with_scale) in enumerate(combinations):
-        with cast(model, mapping, Format(name, with_scale), part):
+    for done, (form, part) in enumerate(combinations):
+        with cast(model, mapping, form, part):
             found = loss(model, batches, mapping=mapping)
-            noisy = _streams(model, batches[0], mapping)
-        ratios = _ratios(clean, noisy, batches[0], skip_first)
+            noisy = _streams(model, first, mapping, skip_first) if layered else []
         out.append(
             Cast(
-                format=name,
+                format=form.name,
                 of=part,
-                scaled=with_scale,
+                scaled=form.scaled,
                 loss=estimate(found),
                 increase=difference(found, whole),
-                signal_to_noise=ratios,
+                signal_to_noise=tuple(ratio(x, y) for x, y in zip(clean, noisy, strict=True)),
             )
         )
         if progress is not None:
@@ -147,37 +152,35 @@ def casts(
     return tuple(out)
 
 
-def _streams(model: nn.Module, batch: Batch, mapping: Mapping) -> list[Tensor]:
-    """The stream behind every layer, of the first sequence of a batch."""
+def _streams(model: nn.Module, one: Batch, mapping: Mapping, skip_first: int) -> list[Tensor]:
+    """The stream behind every layer at the positions that count, (positions, features)."""
     seen: list[Tensor] = []
+    arguments = arguments_of(model, mapping, one)
+    positions = Positions(mapping, arguments, skip_first)
 
-    def leaves(_: nn.Module, __: Any, output: Any) -> None:
-        x = output if isinstance(output, Tensor) else first_tensor(output)
-        if x is not None:
-            seen.append(x[0].detach().float())
+    def leaves(stack: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            x = first_tensor(output)
+            if x is not None:
+                seen.append(x.detach()[positions.keep(stack, x)].float())
 
-    handles = [layer.register_forward_hook(leaves) for layer in layer_modules(model, mapping)]
-    arguments = {
-        name: value[:1] if isinstance(value, Tensor) and value.ndim > 0 else value
-        for name, value in arguments_of(model, mapping, batch).items()
-    }
+        return hook
+
+    handles = [
+        layer.register_forward_hook(leaves(stack))
+        for layer, stack in zip(layer_modules(model, mapping), stacks_of(mapping), strict=True)
+    ]
     try:
         with uncompiled(model), torch.no_grad():
-            model(**arguments)
+            run(model, arguments)
     finally:
         for handle in handles:
             handle.remove()
     return seen
 
 
-def _ratios(clean: list[Tensor], noisy: list[Tensor], batch: Batch, skip_first: int) -> Numbers:
-    """10 log10 of signal over noise of each stream; None where it is not finite or there is no noise."""
-    out = []
-    for x, y in zip(clean, noisy, strict=True):
-        keep = positions(None, (1, x.shape[0]), skip_first, x.device)[0]
-        if batch.keep is not None and batch.keep.shape[1] == x.shape[0]:
-            keep = keep & torch.as_tensor(batch.keep[0], device=x.device)
-        signal, noise = float(x[keep].square().sum()), float((x - y)[keep].square().sum())
-        good = math.isfinite(signal) and math.isfinite(noise) and noise > 0 and signal > 0
-        out.append(number(10 * math.log10(signal / noise)) if good else None)
-    return tuple(out)
+def ratio(clean: Tensor, noisy: Tensor) -> Number:
+    """10 log10 of signal over noise; None where it is not finite or there is no noise."""
+    signal, noise = (float(t.double().square().sum()) for t in (clean, clean - noisy))
+    good = math.isfinite(signal) and math.isfinite(noise) and noise > 0 and signal > 0
+    return number(10 * math.log10(signal / noise)) if good else None

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from signalprop.data import Batch
+from signalprop.diagnose.layers import Progress
 from signalprop.diagnose.result import Estimate, Removal, Removed, number
-from signalprop.diagnose.signal import Progress
 from signalprop.diagnose.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping, find
 from signalprop.surgery.record import record_of
 
 # Lists in a config that hold one entry per layer.
-_PER_LAYER = ("layer_types", "attention_layers", "no_rope_layers", "mlp_layer_types")
-_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+_DECODER_COUNTS = ("num_decoder_layers", "decoder_layers")
 
 
 def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, list[int]]]:
@@ -66,8 +67,9 @@ def _check(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
 def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterator[None]:
     """The model without some layers, for as long as the block runs; weights and the other layers stay as they are.
 
-    A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them. The key-value
-    cache is not to be used inside: the layers keep their numbers.
+    A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them, and so does what
+    the other layers carry as numbers of their own (LayerNorm Scaling). Survivors are numbered anew for key-value
+    caches, unless they compute with their number (GPT-2's scale_attn_by_inverse_layer_idx); then use no cache inside.
 
     Raises:
         InputError: no such layer, none left, or one that the others need.
@@ -75,38 +77,47 @@ def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterat
     _check(model, mapping, layers)
     changed: list[tuple[Any, str, Any]] = []
     try:
-        for owner, name, members in lists_of(model, mapping):
-            held = getattr(owner, name)
-            kept = [held[i] for i, k in enumerate(members) if k not in layers]
-            changed.append((owner, name, held))
-            setattr(owner, name, nn.ModuleList(kept))
-            changed += _shorten(owner, members, layers, len(kept))
+        for change in _changes(model, mapping, layers, renumber=not _by_number(model)):
+            owner, name, value = change
+            changed.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
         yield
     finally:
         for owner, name, value in reversed(changed):
             setattr(owner, name, value)
 
 
-def _shorten(owner: nn.Module, members: Sequence[int], layers: Sequence[int], kept: int) -> list[tuple[Any, str, Any]]:
-    """Tell the stack's config how many layers there are; what was changed, with the values before."""
-    config = getattr(owner, "config", None)
-    changed: list[tuple[Any, str, Any]] = []
-    if config is None:
-        return []
-    for name in _COUNTS:
-        if getattr(config, name, None) == len(members) and name not in getattr(config, "attribute_map", {}):
-            changed.append((config, name, len(members)))
-    for name in _PER_LAYER:
-        value = getattr(config, name, None)
-        if isinstance(value, (list, tuple)) and len(value) == len(members):
-            changed.append((config, name, value))
-    for target, name, value in changed:
-        if isinstance(value, int):
-            new: Any = kept
-        else:
-            new = type(value)(entry for k, entry in zip(members, value, strict=True) if k not in layers)
-        setattr(target, name, new)
-    return changed
+def _by_number(model: nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "scale_attn_by_inverse_layer_idx", False))
+
+
+def _changes(
+    model: nn.Module, mapping: Mapping, layers: Sequence[int], *, renumber: bool
+) -> list[tuple[Any, str, Any]]:
+    """What makes a model one without some layers: (owner, attribute, new value)."""
+    stacks = lists_of(model, mapping)
+    config = getattr(model, "config", None)
+    out: list[tuple[Any, str, Any]] = []
+    for stack, (owner, name, members) in enumerate(stacks):
+        held = getattr(owner, name)
+        kept = [i for i, k in enumerate(members) if k not in layers]
+        if len(kept) == len(members):
+            continue
+        out.append((owner, name, nn.ModuleList(held[i] for i in kept)))
+        own = getattr(owner, "config", None)  # T5 gives each of its stacks a copy
+        for target in [config] if own is config else [config, own]:
+            decoder = stack > 0 and target is config
+            for count in _DECODER_COUNTS if decoder else ("num_hidden_layers",):
+                if getattr(target, count, None) == len(members):
+                    out.append((target, count, len(kept)))
+            for entries in _PER_LAYER if len(stacks) == 1 else ():
+                value = getattr(target, entries, None)
+                if isinstance(value, (list, tuple)) and len(value) == len(members):
+                    out.append((target, entries, type(value)(value[i] for i in kept)))
+        if renumber:
+            numbered = [(i, module) for i, k in enumerate(kept) for module in held[k].modules()]
+            out += [(m, "layer_idx", i) for i, m in numbered if isinstance(getattr(m, "layer_idx", None), int)]
+    return out
 
 
 def removal(
@@ -192,10 +203,9 @@ def difference(found: LossResult, whole: LossResult) -> Estimate:
 
 
 def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Module:
-    """A copy of the model without some layers, renumbered, so that caches and saved checkpoints fit.
+    """A copy of the model without some layers, numbered anew, so that caches and saved checkpoints fit.
 
-    Weights are shared with the model. What a layer carries by its number stays with it where that is a number of its
-    own (LayerNorm Scaling that was folded into its norms).
+    Weights are shared with the model. LayerNorm Scaling that was folded into norms stays with its layer.
 
     Raises:
         InputError: as `without`; a model that carries a scheme (fold it first); or one whose layers compute with their
@@ -208,21 +218,13 @@ def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Modul
             "first (signalprop fold), then remove layers"
         )
     _check(model, mapping, layers)
-    config = getattr(model, "config", None)
-    if getattr(config, "scale_attn_by_inverse_layer_idx", False):
+    if _by_number(model):
         raise InputError("this model divides scores by the number of the layer, which renumbering would change")
     memo: dict[int, Any] = {id(q): q for q in model.parameters()}
     memo |= {id(b): b for b in model.buffers()}
     pruned = copy.deepcopy(model, memo)
-    for owner, name, members in lists_of(pruned, mapping):
-        held = getattr(owner, name)
-        kept = nn.ModuleList(held[i] for i, k in enumerate(members) if k not in layers)
-        setattr(owner, name, kept)
-        _shorten(owner, members, layers, len(kept))
-        for i, layer in enumerate(kept):
-            for module in layer.modules():
-                if isinstance(getattr(module, "layer_idx", None), int):
-                    module.layer_idx = i  # type: ignore[assignment]
+    for owner, name, value in _changes(pruned, mapping, layers, renumber=True):
+        setattr(owner, name, value)
     return pruned
 
 
@@ -243,11 +245,15 @@ def save_pruned(
         raise InputError(
             f"a {type(model).__name__} has no checkpoint form that transformers reads; save its state dict"
         )
-    temporary = target.with_name(f".{target.name}.partial")
-    with torch.no_grad():
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
         save(temporary, safe_serialization=True)
-    if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(temporary)
-    if target.exists():
-        target.rmdir()
-    temporary.rename(target)
+        if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(temporary)
+        if target.exists():
+            target.rmdir()
+        temporary.rename(target)
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

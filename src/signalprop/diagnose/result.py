@@ -57,16 +57,18 @@ class LayerSignal(Value):
     Attributes:
         layer, stack: which. finite: whether every number it gave out was.
         variance_in, variance: of the stream before and behind the layer: over features of a token, then over tokens.
-        first_variance: behind the layer, over the positions that all others leave out.
+        first_variance: behind the layer, over the first positions, which all others leave out; padding is in neither.
         token_correlation: of the stream behind the layer (as in a Profile).
         effective_rank: exp of the entropy of the eigenvalues of the kernel of normalised tokens, of up to 512 tokens.
-        attention_share, feed_forward_share: variance that each branch adds (multiplier included) over `variance`.
+        attention_share, feed_forward_share: variance that each branch adds (multiplier included) over that of the sum
+            that it makes with the stream, before a norm there. Cross-attention counts to attention.
         alignment: cosine between what the layer adds and the stream it meets, mean over tokens.
         gradient: variance of d loss / d stream behind the layer, relative to that behind the last one.
         outlier, first_outlier: largest |entry| of a token over the root mean square of the stream, without and within
-            the first positions.
-        score_std: standard deviation of attention scores along a row, per head. entropy: of attention weights over that
-            of equal weights, per head (1: equal). head_share: share of each head in the attention's output variance.
+            the first positions (over the same root mean square).
+        score_std: standard deviation of attention scores along a row, per head (position biases included). entropy: of
+            attention weights over that of equal weights, per head (1: equal). head_share: what each head adds, squared,
+            over the sum of that over heads. Self-attention only.
         norm_factor: what the attention and the feed-forward read, over what the norms before them make of the stream by
             their own weights: the fixed factor that the norm carries (1 in an ordinary model).
     """
@@ -96,7 +98,7 @@ class Weights(Value):
 
     Attributes:
         norm_scale: fixed factors on the norms of the attention and the feed-forward, as the model's description has
-            them: what `LayerSignal.norm_factor` should be.
+            them: what `LayerSignal.norm_factor` should be. norm_gain: root mean square of the gains of those norms.
         predicted_variance, predicted_gradient: as `LayerSignal.variance` and `gradient`, by the theory for random
             weights of these sizes: what training has aligned is what differs.
         identity: predicted |J - I| / sqrt(n) of the layer (docs/theory/depth.md).
@@ -106,6 +108,7 @@ class Weights(Value):
     stack: str
     std: dict[str, Number]
     norm_scale: Numbers = ()
+    norm_gain: Numbers = ()
     predicted_variance: Number = None
     predicted_gradient: Number = None
     identity: Number = None

@@ -82,7 +82,7 @@ def diagnose(
         near = None
         if jacobian_sequences and mapping.layers and finite:
             near = identity(
-                model, held, mapping, skip_first=skip_first, sequences=jacobian_sequences, progress=step("identity")
+                model, held, mapping, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity")
             )
         removed: Removal | None = None
         cast_rows: tuple[Cast, ...] = ()

@@ -321,10 +321,11 @@ def token_batches(
     """Batches of a text for a model, in the order of the text.
 
     A decoder reads a sequence and is asked for the next token everywhere: each token of the text is asked for once. An
-    encoder with a language-model head is asked for masked tokens (`signalprop.data.mask_tokens`), without one for
-    nothing. An encoder-decoder reads a sequence (or synthetic speech features) and is asked for its continuation. The
-    special tokens that the tokenizer puts around a text stand around every sequence, count as its tokens, and are not
-    asked for.
+    encoder with a language-model head is asked for masked tokens (`signalprop.data.mask_tokens`); one without reads the
+    text as it is, and its targets, the tokens themselves, are for nobody. An encoder-decoder reads a sequence (or
+    synthetic speech features) and is asked for its continuation. A class head is asked for random classes: text has
+    none. The special tokens that the tokenizer puts around a text stand around every sequence, count as its tokens, and
+    are not asked for.
 
     Args:
         source, field: see `pieces`. tokenizer: of transformers; None: see `token_stream`.
@@ -371,6 +372,9 @@ def token_batches(
             batch = Batch(tokens[:, :-1], asked[:, 1:], keep=np.ones(tokens[:, :-1].shape, np.bool_))
         else:
             batch = _masked(a, rows, frame, mask, seed + index)
+        if a.head == "classes":
+            classes = np.random.default_rng([seed + index, 3]).integers(0, a.n_classes, len(rows))
+            batch = replace(batch, targets=classes)
         if a.n_segments and batch.tokens is not None:
             batch = replace(batch, segments=np.zeros_like(batch.tokens))
         yield replace(batch, source=name)
@@ -417,7 +421,7 @@ def _masked(a: Architecture, rows: IntArray, frame: Frame, mask: int | None, see
     Raises:
         InputError: a masked language model whose tokenizer has no mask.
     """
-    inputs, targets = rows, np.full_like(rows, -1)
+    inputs = targets = rows
     if a.head == "lm":
         if mask is None:
             raise InputError("the tokenizer has no mask token, which a masked language model reads; give one that has")
@@ -530,7 +534,7 @@ def loss(
             output = model(**placed(model, arguments))
             logits = getattr(output, "logits", None)
             targets = torch.as_tensor(np.ascontiguousarray(batch.targets))
-            if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape:
+            if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape or targets.ndim < 2:
                 raise InputError(f"{type(model).__name__} gives no logits for tokens, so there is no loss")
             targets[:, :skip_first] = -1
             for row, asked in zip(logits, targets.to(logits.device), strict=True):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
-from signalprop.diagnose.result import Diagnosis, LayerSignal, Verdict, Weights
+from signalprop.diagnose.result import Cast, Diagnosis, LayerSignal, Verdict, Weights
 from signalprop.moments import FloatArray
 
 # A weight's standard deviation over the median of its neighbours': trained layers stay within a factor of 2.2.
@@ -48,8 +49,8 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
     rules: tuple[Callable[[Diagnosis], Iterable[Verdict]], ...] = (
         _not_finite,
         _norms_off,
-        lambda d: _deepnorm_gain(d),
-        lambda d: _scaling_missing(d, expected),
+        _deepnorm_gain,
+        partial(_scaling_missing, expected=expected),
         _odd_weights,
         _silent_layers,
         _dead_heads,
@@ -90,17 +91,19 @@ def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
         first = bad[0]
         weights = next((w for w in d.weights if w.layer == first), None)
         broken = [role for role, std in weights.std.items() if std is None] if weights else []
-        cause = (
-            f"its {', '.join(broken)} weights hold NaN or infinite values"
-            if broken
-            else "its weights are finite: an overflow (float16?), a division by 0, or a mask that hides every key"
-        )
+        reads = next(item.variance_in for item in d.signal if item.layer == first)
+        if broken:
+            cause = f"its {', '.join(broken)} weights hold NaN or infinite values"
+        elif reads is None:
+            cause = "what it reads is not finite already: look at the embeddings and the input"
+        else:
+            cause = "its matrices are finite: a bias or a gain that is not, an overflow (float16?), or a division by 0"
         yield Verdict(
             severity="fault",
             kind="not finite",
             layers=(first,),
-            text=f"layer {first} gives out NaN or infinite values; what it reads is finite"
-            + (f", and {len(bad) - 1} layers behind it pass them on" if len(bad) > 1 else ""),
+            text=f"layer {first} is the first that gives out NaN or infinite values"
+            + (f", and {_named(bad[1:])} pass{'es' if len(bad) == 2 else ''} them on" if len(bad) > 1 else ""),
             cause=cause,
             advice="restore the layer from the last good checkpoint, or run in bfloat16 or float32",
         )
@@ -133,7 +136,7 @@ def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
     found = [(w.layer, w.std.get("value"), w.std.get("query")) for w in d.weights]
     logs = [math.log(value / query) for _, value, query in found if value and query]
     n = len(logs)
-    if n < 4 or n < len(found):
+    if n < 4 or n < len(found) or len({w.stack for w in d.weights}) > 1:
         return
     ratio, wrong = float(np.median(logs)), 0.25 * math.log(8 * n)
     alike = max(abs(log - ratio) for log in logs) < 0.1
@@ -150,22 +153,33 @@ def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
-    """LayerNorm Scaling divides what norms give out by sqrt(layer number)."""
+    """LayerNorm Scaling divides what norms give out by sqrt(layer number), by a factor or folded into their gains."""
     if expected not in ("lns", "layernorm-scaling"):
         return
-    found = {s.layer: s.norm_factor[0] for s in d.signal if s.norm_factor and s.norm_factor[0] is not None}
-    off = {i: v for i, v in found.items() if v is not None and abs(v * math.sqrt(i + 1) - 1) > _NORM_OFF}
-    if len(off) > len(found) / 2:
-        layer, value = max(off.items())
-        yield Verdict(
-            severity="fault",
-            kind="layernorm scaling not in effect",
-            layers=tuple(off),
-            text=f"{_named(tuple(off))}: branches do not read their norms over the square root of the layer's number: "
-            f"the factor at layer {layer} is {value:.3g}, LayerNorm Scaling makes it {(layer + 1) ** -0.5:.3g}",
-            cause="the switch that turns the scaling on does not reach the layers",
-            advice="apply it with signalprop.apply(model, 'lns'), and see the norm_scale column of the parametrization",
-        )
+    known = [
+        (s.layer, factor, gain)
+        for s, w in _pairs(d)
+        if (factor := _known(s.norm_factor[:1] or (0.0,))) and (gain := _known(w.norm_gain[:1] or (1.0,)))
+    ]
+    factors = {layer: factor[0] for layer, factor, _ in known}
+    off = tuple(layer for layer, value in factors.items() if abs(value * math.sqrt(layer + 1) - 1) > _NORM_OFF)
+    if len(off) <= len(factors) / 2:
+        return
+    if len(known) > 2:
+        gains = np.log([max(gain[0], 1e-30) for _, _, gain in known])
+        if np.polyfit(np.log([layer + 1.0 for layer, _, _ in known]), gains, 1)[0] < -0.25:
+            return  # half of the slope of a fresh model whose factors were folded into its gains
+    layer = max(off)
+    yield Verdict(
+        severity="fault",
+        kind="layernorm scaling not in effect",
+        layers=off,
+        text=f"{_named(off)}: branches do not read their norms over the square root of the layer's number: the factor "
+        f"at layer {layer} is {factors[layer]:.3g}, LayerNorm Scaling makes it {(layer + 1) ** -0.5:.3g}, and the gains "
+        "of the norms do not fall with depth either",
+        cause="the switch that turns the scaling on does not reach the layers",
+        advice="apply it with signalprop.apply(model, 'lns'), and see the norm_scale column of the parametrization",
+    )
 
 
 def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
@@ -198,7 +212,7 @@ def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
 
 def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
     silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
-    named = {layer for v in _odd_weights(d) if v.kind == "zero weights" for layer in v.layers}
+    named = {layer for rule in (_odd_weights, _norms_off) for verdict in rule(d) for layer in verdict.layers}
     left = tuple(layer for layer in silent if layer not in named)
     if left:
         yield Verdict(
@@ -374,22 +388,39 @@ def _massive(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _casts(d: Diagnosis) -> Iterable[Verdict]:
-    for cast in d.casts:
-        if cast.increase.value is None or cast.increase.value > max(
-            _CAST_LOSS, 3 * (cast.increase.standard_error or 0)
-        ):
-            ratios = [(ratio, layer) for layer, ratio in enumerate(cast.signal_to_noise) if ratio is not None]
-            worst = min(ratios)[1] if ratios else None
-            cost = "NaN" if cast.increase.value is None else f"{cast.increase.value:.3g} nats per token"
-            yield Verdict(
-                severity="warning",
-                kind="low precision",
-                layers=() if worst is None else (worst,),
-                text=f"{cast.format} {cast.of}{' with a scale per tensor' if cast.scaled else ', cast directly'}: the "
-                f"loss rises by {cost}"
-                + (f"; least signal over noise behind layer {worst}" if worst is not None else ""),
-                advice="" if cast.scaled else "a scale per tensor; or leave that layer in bfloat16",
-            )
+    """One verdict per format whose cast costs something, its scaled form before its bare one.
+
+    int8 without a scale is left out: it holds whole numbers alone, and nobody means that.
+    """
+    for form in dict.fromkeys(cast.format for cast in d.casts):
+        costly = [
+            cast for cast in d.casts
+            if cast.format == form and (cast.scaled or form != "int8") and _costs(cast)
+        ]  # fmt: skip
+        if not costly:
+            continue
+        worst = max(costly, key=lambda cast: math.inf if cast.increase.value is None else cast.increase.value)
+        ratios = [(ratio, layer) for layer, ratio in enumerate(worst.signal_to_noise) if ratio is not None]
+        at = f"; least signal over noise behind layer {min(ratios)[1]} ({min(ratios)[0]:.3g} dB)" if ratios else ""
+        listed = ", ".join(
+            f"{cast.of}{' with a scale per tensor' if cast.scaled else ''} "
+            + ("not finite" if cast.increase.value is None else f"+{cast.increase.value:.3g}")
+            for cast in costly
+        )
+        helps = not any(cast.scaled for cast in costly) and any(c.format == form and c.scaled for c in d.casts)
+        yield Verdict(
+            severity="warning",
+            kind="low precision",
+            layers=(min(ratios)[1],) if ratios else (),
+            text=f"{form}: the loss rises, in nats per token, by a direct cast of: {listed}{at}",
+            cause="numbers below or above the format's range, or too few digits for outliers",
+            advice="a scale per tensor mends it" if helps else "finer scales (per channel), or that layer in bfloat16",
+        )
+
+
+def _costs(cast: Cast) -> bool:
+    increase, error = cast.increase.value, cast.increase.standard_error or 0.0
+    return increase is None or increase > max(_CAST_LOSS, 3 * error)
 
 
 # --- arithmetic --------------------------------------------------------------------------------------------------

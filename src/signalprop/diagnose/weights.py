@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from signalprop.diagnose.result import Weights, number
+from signalprop.diagnose.layers import groups
+from signalprop.diagnose.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.layout import KINDS, STACKS, layout, roles_of
@@ -17,7 +17,7 @@ from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.probes.mapping import Mapping, find_any, split
-from signalprop.probes.reading import read_parametrization
+from signalprop.probes.reading import is_transposed, read_parametrization
 
 
 def live_weights(
@@ -30,16 +30,16 @@ def live_weights(
     """
     rows = layout(mapping.architecture)
     stds = _stds(model, mapping)
-    starts = np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1)).tolist()
-    groups = [list(range(a, b)) for a, b in zip(starts, [*starts[1:], len(rows.kind)], strict=True)]
+    layers = groups(rows)
     found = [
         Weights(
             layer=k,
             stack=STACKS[rows.stack[group[0]]],
             std={role: std for i in group for role, std in stds[i].items()},
             norm_scale=tuple(mapping.sublayers[i].norm_scale for i in group),
+            norm_gain=tuple(_gain(model, mapping, i) for i in group),
         )
-        for k, group in enumerate(groups)
+        for k, group in enumerate(layers)
     ]
     if any(std is None for w in found for std in w.std.values()):
         return tuple(found), ("no prediction: some weights are not finite",)
@@ -47,7 +47,7 @@ def live_weights(
         variance, gradient, distance, notes = _predicted(read_parametrization(model, mapping=mapping), inputs, length)
     except InputError as error:
         return tuple(found), (f"no prediction: {error}",)
-    ends = [group[-1] for group in groups]
+    ends = [group[-1] for group in layers]
     return (
         tuple(
             w.model_copy(
@@ -61,6 +61,16 @@ def live_weights(
         ),
         notes,
     )
+
+
+def _gain(model: nn.Module, mapping: Mapping, row: int) -> Number:
+    """Root mean square of the gains of a sublayer's norm; None where it has none."""
+    reference = mapping.sublayers[row].norm
+    weight = None if reference is None else getattr(find_any(model, reference, "norm"), "weight", None)
+    if weight is None:
+        return None
+    gain = weight.detach().double() + mapping.gain_offset
+    return number(float(gain.square().mean().sqrt()))
 
 
 def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
@@ -79,7 +89,7 @@ def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
             owner = find_any(model, owner, role)
             weight = getattr(owner, "weight", owner).detach()
             if taken is not None:
-                weight = weight[:, taken] if type(owner).__name__ == "Conv1D" else weight[taken]
+                weight = weight[:, taken] if is_transposed(owner) else weight[taken]
             row[f"{prefix}{role}"] = number(float(weight.float().square().mean(dtype=torch.float64).sqrt()))
         out.append(row)
     return out

@@ -9,9 +9,10 @@ derivations and numerics: `docs/theory/shaping.md`.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ from signalprop.moments import FloatArray
 _CHUNK = 32
 # Entries of a matrix that is not negative in exact arithmetic may be below 0 by this much.
 _ROUNDING = 1e-10
+# Numbers that dense matrices may keep in memory, all together: half a gigabyte (36 layers of 1,024 tokens take 0.3).
+_MOST_KEPT = 2**26
 
 
 class AttentionShape(Protocol):
@@ -307,8 +310,35 @@ def _log(matrix: FloatArray) -> FloatArray:
         return np.asarray(np.log(matrix))
 
 
+class _Kept:
+    """Matrices that take O(n^3) to make, by what they are made from; the least recently used ones are forgotten.
+
+    One that is larger than `_MOST_KEPT` by itself stays until the next.
+    """
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[object, FloatArray] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
+        """The matrix of this key, made unless it is here."""
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        made = make()
+        with self._lock:
+            self._found[key] = made
+            while len(self._found) > 1 and sum(matrix.size for matrix in self._found.values()) > _MOST_KEPT:
+                self._found.popitem(last=False)
+        return made
+
+
+_KEPT = _Kept()
+
+
 class _Dense:
-    """A shape whose matrix has no fast product."""
+    """A shape whose matrix has no fast product; matrices are kept, up to half a gigabyte of all shapes."""
 
     matrix: Callable[[int], FloatArray]
 
@@ -348,10 +378,10 @@ class CorrectedESPA(_Dense):
 
     def matrix(self, n: int) -> FloatArray:
         """A, (n, n)."""
-        return _corrected(self.zero, self.pole, self.activation, n)
+        key = ("corrected", self.zero, self.pole, self.activation, n)
+        return _KEPT.get(key, lambda: _corrected(self.zero, self.pole, self.activation, n))
 
 
-@lru_cache(maxsize=256)
 def _corrected(zero: float, pole: float, activation: str, n: int) -> FloatArray:
     behind = np.asarray(dual(activation, 1.0, exponential_kernel(zero, n)).covariance_moment)
     behind = behind / float(dual(activation, 1.0, 1.0).covariance_moment)
@@ -388,10 +418,9 @@ class BidirectionalESPA(_Dense):
 
     def matrix(self, n: int) -> FloatArray:
         """A, (n, n)."""
-        return _roots(self.zero, self.pole, n)
+        return _KEPT.get(("roots", self.zero, self.pole, n), lambda: _roots(self.zero, self.pole, n))
 
 
-@lru_cache(maxsize=256)
 def _roots(zero: float, pole: float, n: int) -> FloatArray:
     def power(decay: float, exponent: float) -> FloatArray:
         values, vectors = np.linalg.eigh(exponential_kernel(decay, n))

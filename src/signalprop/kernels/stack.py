@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
-from signalprop.activations import dual
 from signalprop.errors import InputError
 from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.shaping import (
     ESPA,
     USPA,
@@ -35,32 +34,6 @@ _ATTENTION = KINDS.index("attention")
 Shapes = tuple[AttentionShape, ...]
 
 
-_ANGLES = np.linspace(0.0, math.pi, 4097)
-
-
-def dual_of_kernel(name: str, variance: float, correlation: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(E f(x) f(y), E f'(x) f'(y)) for a matrix of correlations, by linear interpolation in arccos r.
-
-    Duals are smooth in the angle, also where they are kinked in r; 4,096 intervals leave an error below 1e-6 relative
-    to the values at r = 1.
-    """
-    covariance, slope = _dual_table(name, float(f"{variance:.7e}"))
-    place = np.arccos(correlation) / _ANGLES[1]
-    left = np.minimum(place.astype(np.int64), len(_ANGLES) - 2)
-    share = place - left
-
-    def pick(values: FloatArray) -> FloatArray:
-        return np.asarray(values[left] * (1 - share) + values[left + 1] * share)
-
-    return pick(covariance), pick(slope)
-
-
-@lru_cache(maxsize=128)
-def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
-    q = dual(name, variance, np.cos(_ANGLES))
-    return np.asarray(q.covariance_moment), np.asarray(q.slope_moment)
-
-
 class Stack:
     """One stack: its sublayers' forward and backward steps on kernels."""
 
@@ -70,6 +43,8 @@ class Stack:
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
         self.rows = blocks.Rows.of(p)
         self.n = p.n_sublayers
+        # feed-forwards without a way out give nothing, and need no work
+        self.silent = (p.kind != _ATTENTION) & (self.rows.down == 0) & (self.rows.down_bias == 0)
         self.rho, self.omega = None, None
         if a.positions == "rotary":
             self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
@@ -133,33 +108,37 @@ class Stack:
             out = values * rows.output[i] + rows.output_bias[i]
         else:
             r, s, up = self._pre_activation(i, kernel)
-            q, _ = dual_of_kernel(self.a.activation, s, r)
-            out = q * (up if self.a.gated else 1.0) * rows.down[i] + rows.down_bias[i]
+            out = dual_of_kernel(self.a.activation, s, r)
+            if up is not None:
+                out *= up
+            out *= rows.down[i]
+            out += rows.down_bias[i]
         diagonal = np.diagonal(out) / keep
         np.fill_diagonal(out, diagonal)
         return np.asarray(out)
 
-    def _pre_activation(self, i: int, kernel: FloatArray) -> tuple[FloatArray, float, FloatArray]:
-        """(correlation, variance of the non-linear pre-activation, kernel of the linear one).
-
-        One variance for all positions: exact under a norm; without one, positions enter through their mean.
-        """
+    def _pre_activation(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        """(correlation, variances of the non-linear pre-activation, kernel of the linear one of a gated block)."""
         rows = self.rows
         weight, bias = (rows.gate[i], rows.gate_bias[i]) if self.a.gated else (rows.up[i], rows.up_bias[i])
         pre = kernel * weight + bias
-        diagonal = np.diagonal(pre)
-        r = np.clip(pre / np.sqrt(np.maximum(np.outer(diagonal, diagonal), 1e-300)), -1, 1)
+        diagonal = np.diagonal(pre).copy()
+        inverse = 1 / np.sqrt(np.maximum(diagonal, 1e-150))
+        r = pre
+        r *= inverse
+        r *= inverse[:, None]
+        np.clip(r, -1, 1, out=r)
         np.fill_diagonal(r, 1.0)
-        up = kernel * rows.up[i] + rows.up_bias[i]
-        return r, float(diagonal.mean()), up
+        return r, diagonal, kernel * rows.up[i] + rows.up_bias[i] if self.a.gated else None
 
     def feed_forward_back(self, i: int, kernel: FloatArray) -> FloatArray:
         """The factor with which each entry of the gradient kernel returns (dropout apart)."""
         rows = self.rows
         r, s, up = self._pre_activation(i, kernel)
-        q, slope = dual_of_kernel(self.a.activation, s, r)
+        slope = slope_of_kernel(self.a.activation, s, r)
         back = float(rows.down_back[i]) * rows.wide
-        if self.a.gated:
+        if up is not None:
+            q = dual_of_kernel(self.a.activation, s, r)
             return np.asarray(back * (float(rows.up[i]) * q + float(rows.gate[i]) * up * slope))
         return np.asarray(back * float(rows.up[i]) * slope)
 
@@ -176,6 +155,8 @@ class Stack:
 
     def raw_branch(self, i: int, layer_in: State) -> State:
         """The branch before a norm on it, from the stream that it reads."""
+        if self.silent[i]:
+            return State(np.broadcast_to(0.0, layer_in.kernel.shape))
         kernel, divisor = self.read(i, layer_in)
         branch = State(self.branch(i, kernel)).rescaled()
         if divisor is None:  # computed at a held size; beyond it the stream is scaled
@@ -199,7 +180,10 @@ class Stack:
         if p.placement[i] in (SANDWICH, RES_POST):
             branch = State(branch.kernel * self.branch_norm(i, branch)).rescaled()
         skip = 1.0 if p.parallel[i] else float(p.skip[i]) ** 2
-        total = stream.times(skip).plus(branch.times(float(p.branch[i]) ** 2))
+        total = stream.times(skip)
+        if not self.silent[i]:
+            added = branch.times(float(p.branch[i]) ** 2)
+            total = total.plus(added) if skip > 0 else added
         if p.placement[i] != POST:
             return total, branch, None
         own = np.diagonal(total.kernel) * math.exp(min(max(total.log_scale, -600), 600)) + self.a.norm_eps
@@ -219,6 +203,9 @@ class Stack:
 def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
     """The matrix that a sublayer's attention is shaped to, before any calibration; None where it is not shaped.
 
+    What U-SPA does about repeated tokens and feed-forwards is in its numbers: Shaping's repeats and corrected say only
+    how they were chosen.
+
     Raises:
         InputError: numbers that need negative attention weights, or what a family cannot do.
     """
@@ -227,6 +214,8 @@ def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
     causal = STACKS[p.stack[i]] == "decoder"
     before, after, gain = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
     if p.shaping.kind == "u-spa":
+        if gain:
+            raise InputError(f"U-SPA: shape_gain of sublayer {i} is {gain!r}; only E-SPA has one, expected 0")
         return USPA(before, after) if causal else BidirectionalUSPA(before, after)
     repeats = 0.0 if p.shaping.calibrated else p.shaping.repeats
     if not causal:
@@ -248,7 +237,8 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
     Calibration sends the average kernel (1 - repeats) I + repeats 1 1^T through the stack, row by row.
 
     Raises:
-        InputError: as `row_shape`; or a calibration without a mask, where it would hold for one length only.
+        InputError: as `row_shape`; or a calibration without a mask, where it would hold for one length only, or beside
+            output biases or value skips.
     """
     a = p.architecture
     shapes: list[Shapes] = []
@@ -262,6 +252,12 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
         return shapes
     if not a.causal:
         raise InputError("calibrated attention needs a causal stack: without a mask it would hold for one length only")
+    attends = p.kind == _ATTENTION
+    if (p.value_skip[attends] != 0).any() or (p.biases["output"][attends] != 0).any():
+        raise InputError(
+            "calibrated attention sets what a branch gives by the rows of its matrix, which neither an output bias nor "
+            "a value skip goes through; set both to 0, or leave calibrated out"
+        )
     stack = Stack(_of_length(p, length), shapes)
     stream = layer_in = State(uniform_kernel(p.shaping.repeats, length))
     for i in range(p.n_sublayers):

@@ -131,10 +131,11 @@ def _in_parts(p: Parametrization, passes: Callable[[Parametrization], Passes]) -
 
 
 def sensitivity_gain(p: Parametrization) -> dict[str, Any]:
-    """The squared ratio (beta / lambda)^2 per sublayer, for `Profile.sensitivity` (1 where lambda is 0)."""
+    """The squared ratio (beta / lambda)^2 per sublayer, for `Profile.sensitivity`: 1 where lambda is 0, else finite."""
     skip = np.where(p.parallel, np.roll(p.skip, 1, -1), p.skip)  # a parallel layer has the skip of its attention row
-    gain = np.divide(p.branch**2, skip**2, out=np.ones_like(p.branch), where=skip != 0)
-    return {"branch_gain": gain}
+    with np.errstate(over="ignore"):
+        gain = np.divide(p.branch, skip, out=np.ones_like(p.branch), where=skip != 0) ** 2
+    return {"branch_gain": np.minimum(gain, np.finfo(np.float64).max)}
 
 
 def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_start: Moments | None) -> _Forward:

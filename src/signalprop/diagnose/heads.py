@@ -1,0 +1,162 @@
+"""Inside attention: the scores of every head, how many keys it looks at, and what it adds.
+
+Attention functions run between their query map and their output map. There the scores are seen on their way into
+`scaled_dot_product_attention` or `softmax`, whichever the model computes with; what the heads give out is what the
+output map reads. Models with a kernel of their own (flash attention) show the latter alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from signalprop.diagnose.result import Numbers, number
+from signalprop.moments import FloatArray
+from signalprop.probes.mapping import SublayerMap, find_any, split
+from signalprop.probes.reading import is_transposed
+from signalprop.probes.recording import first_tensor
+
+_SCORES = 1 << 24  # entries of a score matrix that are formed at a time
+_HIDDEN = -1e4  # below every score and every bias; what masks add to hide a key lies far below it
+_SOFTMAX = (F.softmax, torch.softmax, torch.Tensor.softmax)
+
+
+@dataclass
+class HeadSums:
+    """Sums over the rows of one attention that count, per head."""
+
+    rows: float = 0.0
+    variance: FloatArray = field(default_factory=lambda: np.zeros(0))
+    entropy: FloatArray = field(default_factory=lambda: np.zeros(0))
+    outputs: Tensor | None = None  # (heads, d_head, d_head): second moments of what each head gives out
+
+    def see_scores(self, scores: Tensor, seen: Tensor, keep: Tensor) -> None:
+        """Scores (heads, rows, keys) of one sequence, the keys that each row sees, and the rows that count."""
+        if self.rows == 0:
+            self.variance, self.entropy = np.zeros(len(scores)), np.zeros(len(scores))
+        scores, seen = scores[:, keep], seen.expand_as(scores)[:, keep]
+        counts = seen.sum(-1)
+        rows = counts > 1  # a row of one key has nothing to choose from
+        if not bool(rows.any()):
+            return
+        known = scores.masked_fill(~seen, 0.0)
+        mean = known.sum(-1, keepdim=True) / counts[..., None].clamp(min=1)
+        variance = ((known - mean).square() * seen).sum(-1) / counts.clamp(min=1)
+        logs = torch.log_softmax(scores.masked_fill(~seen, -math.inf), -1).masked_fill(~seen, 0.0)
+        entropy = -(logs.exp() * seen * logs).sum(-1) / counts.clamp(min=2).log()
+        self.rows += float(rows[0].sum())
+        self.variance += (variance * rows).sum(-1, dtype=torch.float64).cpu().numpy()
+        self.entropy += (entropy * rows).sum(-1, dtype=torch.float64).cpu().numpy()
+
+    def see_outputs(self, heads: Tensor) -> None:
+        """What heads give out at positions that count: (positions, heads, d_head)."""
+        wide = heads.double()
+        moments = torch.einsum("thi,thj->hij", wide, wide).cpu()
+        self.outputs = moments if self.outputs is None else self.outputs + moments
+
+    def score_std(self) -> Numbers:
+        """Root of the mean variance of scores along a row."""
+        return tuple(number(math.sqrt(max(v, 0.0) / self.rows)) for v in self.variance) if self.rows else ()
+
+    def relative_entropy(self) -> Numbers:
+        """Mean entropy of a row of attention weights over that of equal weights."""
+        return tuple(number(float(v) / self.rows) for v in self.entropy) if self.rows else ()
+
+    def shares(self, model: nn.Module, item: SublayerMap) -> Numbers:
+        """What each head adds behind the output map, squared, over the sum of that over heads."""
+        reference, rows = split(item.weights.get("output"))
+        if self.outputs is None or rows is not None or reference is None:
+            return ()
+        owner = find_any(model, reference, "output")
+        weight = getattr(owner, "weight", owner).detach().double().cpu()
+        parts = (weight.T if is_transposed(owner) else weight).unflatten(1, self.outputs.shape[:2]).transpose(0, 1)
+        shares = ((parts @ self.outputs) * parts).sum((1, 2))
+        total = float(shares.sum())
+        return tuple(number(float(v) / total) for v in shares) if total > 0 else ()
+
+
+class Watch(TorchFunctionMode):
+    """Sees the attention function of the sublayer that is running.
+
+    Args:
+        keep: the rows of a sublayer's stream that count, (batch, tokens).
+    """
+
+    def __init__(self, keep: Callable[[int], Tensor | None]) -> None:
+        super().__init__()
+        self.seen: dict[int, HeadSums] = {}
+        self._keep = keep
+        self._row: int | None = None
+
+    def hooks(self, model: nn.Module, row: int, item: SublayerMap, n_heads: int) -> list[Any]:
+        """Hooks that say when an attention runs; none where its maps are no modules."""
+        maps = [split(item.weights.get(role))[0] for role in ("query", "output")]
+        query, output = (None if ref is None else find_any(model, ref, "attention") for ref in maps)
+        if not (isinstance(query, nn.Module) and isinstance(output, nn.Module)):
+            return []
+
+        def starts(*_: Any) -> None:
+            self._row = row
+
+        def ends(_: nn.Module, args: tuple[Any, ...]) -> None:
+            self._row = None
+            x, keep = first_tensor(args), self._keep(row)
+            if x is not None and keep is not None and x.shape[:-1].numel() == keep.numel():
+                heads = x.detach().reshape(*keep.shape, n_heads, -1)[keep]
+                self.seen.setdefault(row, HeadSums()).see_outputs(heads)
+
+        return [query.register_forward_pre_hook(starts), output.register_forward_pre_hook(ends)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        keep = None if self._row is None else self._keep(self._row)
+        if self._row is not None and keep is not None:
+            sums = self.seen.setdefault(self._row, HeadSums())
+            if func is F.scaled_dot_product_attention:
+                _products(sums, keep, *args, **kwargs)
+            elif func in _SOFTMAX and args[0].ndim == 4:
+                for b, scores in enumerate(args[0].detach()):
+                    sums.see_scores(scores.float(), scores > _HIDDEN, keep[b])
+        return func(*args, **kwargs)
+
+
+def _products(
+    sums: HeadSums,
+    keep: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None:
+    """The scores that `scaled_dot_product_attention` forms of its arguments, some rows at a time."""
+    n_heads, n, d_head = query.shape[1:]
+    factor = 1 / math.sqrt(d_head) if scale is None else scale
+    keys = torch.arange(key.shape[2], device=key.device)
+    step = max(1, _SCORES // (n_heads * len(keys)))
+    for b in range(len(query)):
+        k = key[b].detach().float().repeat_interleave(n_heads // key.shape[1], 0).transpose(1, 2)
+        mask = None if attn_mask is None else attn_mask.expand(len(query), n_heads, n, len(keys))[b]
+        for start in range(0, n, step):
+            rows = slice(start, min(n, start + step))
+            scores = query[b, :, rows].detach().float() @ k * factor
+            seen = torch.ones_like(scores, dtype=torch.bool)
+            if is_causal:
+                seen &= keys <= keys[rows, None]
+            if mask is not None and mask.dtype == torch.bool:
+                seen &= mask[:, rows]
+            elif mask is not None:
+                scores = scores + mask[:, rows].float()
+                seen &= mask[:, rows] > _HIDDEN
+            sums.see_scores(scores, seen, keep[b, rows])

@@ -1,0 +1,92 @@
+"""What the sections of a diagnosis share: layers as sublayers and as modules, positions that count, passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from signalprop.data import Batch
+from signalprop.errors import InputError
+from signalprop.layout import Layout, layout
+from signalprop.probes.mapping import Mapping, find
+
+Progress = Callable[[int, int], None]
+
+
+def groups(rows: Layout) -> list[list[int]]:
+    """The sublayers of every layer, the encoder's layers first."""
+    starts = np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1)).tolist()
+    return [list(range(a, b)) for a, b in zip(starts, [*starts[1:], len(rows.kind)], strict=True)]
+
+
+def stacks_of(mapping: Mapping) -> list[int]:
+    """The stack of every layer: index into `signalprop.layout.STACKS`."""
+    rows = layout(mapping.architecture)
+    return [int(rows.stack[group[0]]) for group in groups(rows)]
+
+
+def layer_modules(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
+    """The module of every layer.
+
+    Raises:
+        InputError: the mapping does not say where the layers are, or a layer is no module of its own.
+    """
+    if not mapping.layers or any(isinstance(item, tuple) for item in mapping.layers):
+        raise InputError(
+            "the mapping does not name one module per layer; give Mapping.layers, the path of every layer's module"
+        )
+    return [find(model, item, "layer") for item in mapping.layers]  # type: ignore[arg-type]
+
+
+def sequences(batch: Batch) -> Iterator[Batch]:
+    """The sequences of a batch, one at a time."""
+    arrays: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "source"}
+    for b in range(len(batch.targets)):
+        yield replace(batch, **{name: None if x is None else x[b : b + 1] for name, x in arrays.items()})
+
+
+def run(model: nn.Module, arguments: dict[str, Any]) -> None:
+    """A pass whose streams alone are wanted: without a cache, and without logits where the model can leave them out."""
+    known = signature(model.forward).parameters
+    lean = {"use_cache": False, "logits_to_keep": 1}
+    model(**{**arguments, **{name: value for name, value in lean.items() if name in known}})
+
+
+class Positions:
+    """Which positions of a pass count, by stack: real tokens behind the first `skip_first` of their sequence.
+
+    Args:
+        arguments: the model's, with the masks that the mapping names.
+    """
+
+    def __init__(self, mapping: Mapping, arguments: dict[str, Any], skip_first: int) -> None:
+        stacks = set(stacks_of(mapping))
+        names = {min(stacks): mapping.padding} | ({1: mapping.decoder_padding} if len(stacks) > 1 else {})
+        self._masks = {stack: arguments.get(name) for stack, name in names.items()}
+        mask = self._masks[min(stacks)]
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            self._masks[min(stacks)] = mask[:, :: mapping.padding_stride]
+        self._skip_first = skip_first
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+
+    def of(self, stack: int, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """(those that count, the first ones, which are left out), each (batch, tokens); padding is in neither."""
+        if (stack, shape) not in self._known:
+            mask = self._masks.get(stack)
+            real = torch.ones(shape, dtype=torch.bool, device=device)
+            if isinstance(mask, Tensor) and mask.shape == shape:
+                real = mask.to(device) != 0
+            keep = real & (real.cumsum(1) > self._skip_first)
+            self._known[stack, shape] = (keep, real & ~keep)
+        keep, first = self._known[stack, shape]
+        return keep.to(device), first.to(device)
+
+    def keep(self, stack: int, x: Tensor) -> Tensor:
+        """Those that count in a stream (batch, tokens, features)."""
+        return self.of(stack, (x.shape[0], x.shape[1]), x.device)[0]

@@ -1,0 +1,268 @@
+"""Dual activations on token kernels: E f(x_i) f(x_j) and E f'(x_i) f'(x_j) for all pairs of positions.
+
+Where all positions have one variance, as behind a norm, from tables. Where variances differ: by degree for homogeneous
+activations, in closed form for GELU and erf, and else by Hermite coefficients of every position. Derivations and
+measured errors: `docs/theory/kernels.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from signalprop.activations import Activation, Hermite, activation, central_dual, dual, hermite, numbers_of
+from signalprop.moments import Array, FloatArray
+
+# Variances that differ by less than this share of their mean count as one.
+_SPREAD = 1e-5
+_ANGLES = np.linspace(0.0, math.pi, 4097)
+# Rows of a kernel that are computed at a time: they stay in the cache.
+_ROWS, _SERIES_ROWS = 64, 16
+# Share of E f f, and of E f' f', that a series may leave to its last term.
+_VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
+_MOST_TERMS = 1024
+# Variances between which coefficients are interpolated, at most, and how exactly.
+_MOST_NODES, _INTERPOLATED = 128, 1e-13
+
+# (variances of the rows (m, 1), of the columns (n,), correlations (m, n)) -> moments (m, n)
+Pair = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+
+
+def dual_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
+    """E f(x) f(y) for a symmetric matrix of correlations.
+
+    One variance: by cubic interpolation in arccos r. Duals are smooth in the angle, also where they are kinked in r.
+    The error is below 1e-11 of the value at r = 1, and vanishes there: tokens that are alike up to rounding stay so. Of
+    the variance eight digits count, for which tables are kept.
+
+    Args:
+        variance: of all positions, or of each of them, (T,). Those that differ by less than 1e-5 count as one.
+        correlation: (T, T), 1 on the diagonal.
+    """
+    if (one := _one(variance)) is not None:
+        return _looked_up(_dual_table(name, one)[0], correlation)
+    s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
+    act = activation(name)
+    degree = _degree(act)
+    if degree is not None:
+        root = s ** (degree / 2)
+        return _scaled(_looked_up(_dual_table(name, 1.0)[0], correlation), root)
+    if (inside := _stretched(name, act)) is not None:
+        name_inside, scale, lift, gain = inside
+        out = dual_of_kernel(name_inside, scale**2 * s, correlation)
+        if lift:
+            mean = np.asarray(central_dual(name_inside, scale**2 * s, 0.0).mean)
+            out += lift * np.add.outer(mean, mean) + lift**2
+        out *= gain**2
+        return out
+    if act.closed_form is not None and act.name in _PAIRS:
+        return _by_rows(_PAIRS[act.name][0], s, correlation)
+    h = _hermite_at(act, s)
+    order = np.arange(1, len(h.slopes) + 1)
+    beyond = h.slopes * np.sqrt(s / order[:, None])  # Stein: E f He_n / sqrt(n!)
+    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation)
+
+
+def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
+    """E f'(x) f'(y) likewise; for one variance by linear interpolation, within 1e-6 of the value at r = 1."""
+    if (one := _one(variance)) is not None:
+        return _looked_up(_dual_table(name, one)[1], correlation)
+    s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
+    act = activation(name)
+    degree = _degree(act)
+    if degree is not None:
+        root = s ** ((degree - 1) / 2)
+        return _scaled(_looked_up(_dual_table(name, 1.0)[1], correlation), root)
+    if (inside := _stretched(name, act)) is not None:
+        name_inside, scale, _, gain = inside
+        out = slope_of_kernel(name_inside, scale**2 * s, correlation)
+        out *= (gain * scale) ** 2
+        return out
+    if act.closed_form is not None and act.name in _PAIRS:
+        return _by_rows(_PAIRS[act.name][1], s, correlation)
+    h = _hermite_at(act, s)
+    return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation)
+
+
+def _one(variance: Array) -> float | None:
+    """The one variance of all positions, to eight digits; None where they differ."""
+    s = np.atleast_1d(np.asarray(variance, np.float64))
+    mean = float(s.mean())
+    alike = (
+        not math.isfinite(mean) or float(np.ptp(s)) <= _SPREAD * mean
+    )  # what is not finite is refused with the table
+    return float(f"{mean:.7e}") if alike else None
+
+
+# --- one variance --------------------------------------------------------------------------------------------------
+
+
+def _looked_up(coefficients: FloatArray, correlation: FloatArray) -> FloatArray:
+    """A polynomial in the angle's place within its interval, entry by entry of a symmetric matrix."""
+
+    def rows(_: slice, r: FloatArray) -> FloatArray:
+        place = np.arccos(r)
+        place /= _ANGLES[1]
+        left = np.minimum(place.astype(np.intp), len(_ANGLES) - 2)
+        place -= left
+        found = coefficients[0].take(left)
+        for column in coefficients[1:]:
+            found *= place
+            found += column.take(left)
+        return np.asarray(found)
+
+    return _symmetric(rows, correlation, _ROWS)
+
+
+@lru_cache(maxsize=128)
+def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
+    """Coefficients of E f f (cubic, with its exact derivatives) and of E f' f' (linear), highest power first."""
+    q = dual(name, variance, np.cos(_ANGLES))
+    value, slope = np.asarray(q.covariance_moment), np.asarray(q.slope_moment)
+    rise = -variance * np.sin(_ANGLES) * slope * _ANGLES[1]  # d/dr E f f = variance E f' f' (Price)
+    step = np.diff(value)
+    third = rise[:-1] + rise[1:] - 2 * step
+    cubic = np.stack([third, step - rise[:-1] - third, rise[:-1], value[:-1]])
+    return cubic, np.stack([np.diff(slope), slope[:-1]])
+
+
+def _symmetric(rows: Callable[[slice, FloatArray], FloatArray], correlation: FloatArray, size: int) -> FloatArray:
+    """A symmetric matrix from functions of some of its rows, from the diagonal on."""
+    out = np.empty(correlation.shape)
+    for start in range(0, len(out), size):
+        part = slice(start, start + size)
+        found = rows(part, correlation[part, start:])
+        out[part, start:] = found
+        out[start:, part] = found.T
+    return out
+
+
+# --- a variance for every position ---------------------------------------------------------------------------------
+
+
+def _scaled(matrix: FloatArray, factor: FloatArray) -> FloatArray:
+    matrix *= np.outer(factor, factor)
+    return matrix
+
+
+_POINTS = np.array([-3.1, -1.2, -0.4, 0.3, 0.9, 2.7])
+
+
+@lru_cache(maxsize=256)
+def _degree(act: Activation) -> int | None:
+    """The degree of a homogeneous activation, f(c x) = c^degree f(x) for c > 0: 1 for ReLU, 2 for its square."""
+    for degree in (1, 2):
+        if all(
+            np.allclose(act.function(c * _POINTS), c**degree * act.function(_POINTS), rtol=1e-13, atol=0)
+            for c in (2.0, 3.0, 1e-3)
+        ):
+            return degree
+    return None
+
+
+def _stretched(name: str, act: Activation) -> tuple[str, float, float, float] | None:
+    """(inside, a, c, d) of d (f(a x) + c) where f is known in closed form."""
+    inside, numbers = numbers_of(name)
+    if len(numbers) != 4 or act.closed_form is None:
+        return None
+    return inside, numbers[0], numbers[2], numbers[3]
+
+
+def _by_rows(pair: Pair, s: FloatArray, correlation: FloatArray) -> FloatArray:
+    return _symmetric(lambda part, r: pair(s[part, None], s[part.start :], r), correlation, _ROWS)
+
+
+def _determinant(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
+    """(1 + p)(1 + q) - p q r^2."""
+    out = (1 - r) * (1 + r)
+    out *= p * q
+    out += 1 + (p + q)
+    return out
+
+
+def _gelu_value(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
+    m, delta2 = (1 + p) * (1 + q), _determinant(p, q, r)
+    root = np.sqrt(p * q)
+    out = np.arcsin(r * (root / np.sqrt(m)))
+    out += math.pi / 2
+    out *= r
+    out *= root
+    out += (p * q / m) * (delta2 + r * r) / np.sqrt(delta2)
+    return np.asarray(out / (2 * math.pi))
+
+
+def _gelu_slope(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
+    delta2 = _determinant(p, q, r)
+    k = r * np.sqrt(p * q)
+    out = np.arcsin(k / np.sqrt((1 + p) * (1 + q)))
+    out += math.pi / 2
+    out += k / np.sqrt(delta2) * (1 / (1 + p) + 1 / (1 + q) + 1 / delta2)
+    return np.asarray(out / (2 * math.pi))
+
+
+def _erf_value(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
+    return np.asarray(2 / math.pi * np.arcsin(r * (2 * np.sqrt(p * q) / np.sqrt((1 + 2 * p) * (1 + 2 * q)))))
+
+
+def _erf_slope(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
+    return np.asarray(4 / math.pi / np.sqrt(_determinant(2 * p, 2 * q, r)))
+
+
+_PAIRS: dict[str, tuple[Pair, Pair]] = {"gelu": (_gelu_value, _gelu_slope), "erf": (_erf_value, _erf_slope)}
+
+
+def _series(coefficients: FloatArray, total: FloatArray, enough: float, correlation: FloatArray) -> FloatArray:
+    """sum_n c_n(i) c_n(j) r_ij^n by Horner's rule.
+
+    Args:
+        coefficients: (terms, T). total: sum of all c_n^2, also of those beyond, (T,); what the terms miss goes into the
+            last of them, so that r = 1 is exact. enough: share of it that may.
+    """
+    kept = np.cumsum(coefficients**2, axis=0)
+    terms = 1 + int(np.count_nonzero((total - kept > enough * total).any(1)))
+    terms = min(terms, len(kept), _MOST_TERMS)
+    c = np.vstack([coefficients[:terms], np.sqrt(np.maximum(total - kept[terms - 1], 0.0))])
+
+    def rows(part: slice, r: FloatArray) -> FloatArray:
+        left, right = c[:, part, None], c[:, part.start :]
+        sum_, term = left[-1] * right[-1], np.empty(r.shape)
+        for n in range(terms - 1, -1, -1):
+            sum_ *= r
+            np.multiply(left[n], right[n], out=term)
+            sum_ += term
+        return np.asarray(sum_)
+
+    return _symmetric(rows, correlation, _SERIES_ROWS)
+
+
+def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
+    """`hermite` at many variances: where it can be, interpolated in ln s at Chebyshev's points."""
+    low, high = float(s.min()), float(s.max())
+    nodes = 16
+    while low > 1e-4 * high and nodes < min(len(s), _MOST_NODES + 1):
+        h = _interpolated(act, s, math.log(low), math.log(high), nodes)
+        if h is not None:
+            return h
+        nodes *= 2
+    return hermite(act, s)
+
+
+def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes: int) -> Hermite | None:
+    """None where the polynomial has not converged."""
+    angle = (np.arange(nodes) + 0.5) * (math.pi / nodes)
+    middle, half = (high + low) / 2, (high - low) / 2
+    h = hermite(act, np.exp(middle + half * np.cos(angle)))
+    values = np.vstack([h.mean, h.variance, h.slope_second_moment, h.slopes])
+    order = np.arange(nodes)
+    polynomial = values @ np.cos(np.outer(angle, order)) * (2 / nodes)
+    polynomial[:, 0] /= 2
+    sizes = np.abs(values).max(1)
+    sizes[3:] = sizes[3:].max()
+    if (np.abs(polynomial[:, -2:]).max(1) > _INTERPOLATED * sizes).any():
+        return None
+    place = np.arccos(np.clip((np.log(s) - middle) / half, -1, 1))
+    found = polynomial @ np.cos(np.outer(order, place))
+    return Hermite(found[0], found[1], found[2], found[3:])

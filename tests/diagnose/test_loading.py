@@ -1,0 +1,285 @@
+"""Models are read from directories, GGUF files and the hub's cache; pickles and untrusted code are not touched."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import signalprop as sp
+from signalprop.diagnose import loading
+from signalprop.diagnose.loading import load, read_model
+from signalprop.errors import InputError, MissingExtra
+
+IDS = torch.arange(12)[None] % 50
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(IDS).logits
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, llama: Any, tokenizer: Any) -> Path:
+    where = tmp_path / "tiny-llama.v1"
+    llama.save_pretrained(where)
+    tokenizer.save_pretrained(where)
+    return where
+
+
+class TestDirectories:
+    def test_model_and_tokenizer(self, folder: Path, llama: Any, tokenizer: Any) -> None:
+        found = load(folder)
+        assert found.name == "tiny-llama.v1" and found.notes == ()
+        assert type(found.model) is type(llama) and not found.model.training
+        assert torch.equal(logits(found.model), logits(llama))
+        text = "The state of the Union is strong.\n\nAnd so on."
+        assert found.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert torch.equal(logits(load(str(folder / "config.json")).model), logits(llama))
+
+    @pytest.mark.parametrize("name", ["float64", "bfloat16", "float16", "float32"])
+    def test_types(self, folder: Path, name: Any) -> None:
+        assert {p.dtype for p in load(folder, dtype=name).model.parameters()} == {getattr(torch, name)}
+
+    def test_auto_is_the_type_of_the_checkpoint(self, tmp_path: Path, llama: Any) -> None:
+        llama.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+        assert next(load(tmp_path / "half", dtype="auto").model.parameters()).dtype == torch.bfloat16
+        assert next(load(tmp_path / "half").model.parameters()).dtype == torch.float32
+        with pytest.raises(InputError, match="dtype is 'fp8'; expected one of float32"):
+            load(tmp_path / "half", dtype="fp8")  # type: ignore[arg-type]
+
+    def test_without_a_tokenizer(self, tmp_path: Path, llama: Any) -> None:
+        llama.save_pretrained(tmp_path / "bare")
+        assert load(tmp_path / "bare").tokenizer is None
+
+    def test_a_tokenizer_that_cannot_be_read(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{", encoding="utf-8")
+        with pytest.raises(InputError, match=r"cannot read the tokenizer of .*tiny-llama") as caught:
+            load(folder)
+        assert "\n" not in str(caught.value)
+
+    def test_a_lone_tokenizer_json(self, folder: Path, tokenizer: Any) -> None:
+        """Without the configuration that names its class."""
+        (folder / "tokenizer_config.json").unlink()
+        assert load(folder).tokenizer("Fellow citizens")["input_ids"] == tokenizer("Fellow citizens")["input_ids"]
+
+    def test_a_scheme_is_carried(self, tmp_path: Path, llama: Any) -> None:
+        sp.apply(llama, "deepnorm", initialize=False)
+        sp.save(llama, tmp_path / "deep")
+        found = load(tmp_path / "deep")
+        assert torch.equal(logits(found.model), logits(llama)) and found.notes == ()
+
+    def test_random_init_depends_on_the_seed_alone(self, folder: Path, llama: Any) -> None:
+        one, two, other = (read_model(folder, random_init=True, seed=seed) for seed in (1, 1, 2))
+        assert torch.equal(logits(one), logits(two))
+        assert not torch.equal(logits(one), logits(other)) and not torch.equal(logits(one), logits(llama))
+
+    @pytest.mark.parametrize("source", ["/nothing/here", "./nothing", "a/b/c", "nothing/config.json"])
+    def test_nothing_there(self, source: str) -> None:
+        with pytest.raises(InputError, match=f"cannot read {source}: there is no such file or directory"):
+            load(source)
+
+    def test_a_directory_without_a_model(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="cannot read a configuration from"):
+            load(tmp_path)
+        (tmp_path / "model.gguf").touch()
+        with pytest.raises(InputError, match=r"holds no config.json; give the .gguf file itself"):
+            load(tmp_path)
+
+
+class TestIncomplete:
+    def test_a_checkpoint_without_its_head_comes_without(self, tmp_path: Path) -> None:
+        config = transformers.MPNetConfig(
+            vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+        )
+        bare = transformers.MPNetModel(config).eval()
+        bare.save_pretrained(tmp_path)
+        described = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+        described["architectures"] = ["MPNetForMaskedLM"]  # as sentence encoders on the hub have it
+        (tmp_path / "config.json").write_text(json.dumps(described), encoding="utf-8")
+        found = load(tmp_path)
+        assert type(found.model).__name__ == "MPNetModel"
+        assert "no weights for the head of a MPNetForMaskedLM" in found.notes[0]
+        assert torch.equal(found.model(IDS)[0], bare(IDS)[0])
+
+    def test_missing_weights_are_not_made_up(self, folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(folder / "model.safetensors")
+        for name in ("model.layers.1.mlp.up_proj.weight", "model.norm.weight"):
+            del weights[name]
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(InputError, match=r"no weights for model.layers.1.mlp.up_proj.weight and 1 more"):
+            load(folder)
+
+    def test_damaged_weights(self, folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        with pytest.raises(InputError, match="cannot load the model in") as caught:
+            load(folder)
+        assert "\n" not in str(caught.value)
+
+
+class Bomb:
+    """What runs when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+class TestTrust:
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+    def test_pickles_are_refused_unread(self, folder: Path, tmp_path: Path, name: str) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+        with pytest.raises(InputError, match=rf"pickled \({name}\), which can run any code") as caught:
+            load(folder)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "ran").exists()
+
+    def test_own_code_runs_only_where_it_is_trusted(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        marker = tmp_path / "ran"
+        code = f"""
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path({str(marker)!r}).touch()
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+        (folder / "own.py").write_text(code, encoding="utf-8")
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        described |= {
+            "model_type": "own", "architectures": ["OwnModel"],
+            "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+        with pytest.raises(InputError, match="brings code of its own, which is not run unless you trust it"):
+            load(folder)
+        assert not marker.exists()
+        found = load(folder, trust_remote_code=True)
+        assert type(found.model).__name__ == "OwnModel" and marker.exists()
+
+    def test_a_class_that_is_not_there(self, folder: Path) -> None:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(described | {"architectures": ["LlamaForNothing"]}))
+        with pytest.raises(InputError, match="asks for the class LlamaForNothing, which transformers"):
+            load(folder)
+
+
+class TestHub:
+    """Without a connection, which tests/conftest.py says there is none of."""
+
+    def test_a_name_that_is_not_in_the_cache(self) -> None:
+        with pytest.raises(InputError, match=r"expected a directory, a .gguf file, or the name of a model") as caught:
+            load("nobody/no-such-model")
+        assert "\n" not in str(caught.value)
+
+    def test_a_name_that_is(self, folder: Path, tmp_path: Path, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        commit = 40 * "a"
+        place = tmp_path / "cache" / "models--somebody--tiny"
+        (place / "refs").mkdir(parents=True)
+        (place / "refs" / "main").write_text(commit, encoding="utf-8")
+        shutil.copytree(folder, place / "snapshots" / commit)
+        for module in ("huggingface_hub.constants.HF_HUB_CACHE", "huggingface_hub.file_download.HF_HUB_CACHE"):
+            monkeypatch.setattr(module, str(tmp_path / "cache"), raising=False)
+        found = load("somebody/tiny")
+        assert found.name == "tiny" and found.tokenizer is not None
+        assert torch.equal(logits(found.model), logits(llama))
+
+
+def write_gguf(path: Path, llama: Any, bpe: Any) -> None:
+    """A model of transformers as llama.cpp would keep it: pairs of rotary features side by side."""
+    gguf = pytest.importorskip("gguf")
+    c = llama.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(c.vocab_size)
+    described = json.loads(bpe.to_str())["model"]
+    vocabulary = sorted(described["vocab"], key=described["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3 if token == "<|end|>" else 1 for token in vocabulary])
+    writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in described["merges"]])
+    writer.add_eos_token_id(0)
+    writer.add_bos_token_id(0)
+
+    def rotated(weight: Tensor, heads: int) -> Tensor:
+        return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape)
+
+    names = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    tensors = {
+        "token_embd": llama.model.embed_tokens.weight, "output_norm": llama.model.norm.weight,
+        "output": llama.lm_head.weight,
+    }  # fmt: skip
+    for i, layer in enumerate(llama.model.layers):
+        for theirs, ours in names.items():
+            weight = layer.get_submodule(theirs).weight
+            heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}.get(ours)
+            tensors[f"blk.{i}.{ours}"] = weight if heads is None else rotated(weight, heads)
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(tensor.detach().numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class TestGguf:
+    def test_model_and_tokenizer(self, tmp_path: Path, llama: Any, bpe: Any) -> None:
+        path = tmp_path / "tiny.gguf"
+        write_gguf(path, llama, bpe)
+        found = load(path)
+        assert found.name == "tiny.gguf" and not found.model.training
+        assert torch.allclose(logits(found.model), logits(llama), rtol=1e-5, atol=1e-5)
+        assert found.tokenizer("the United States")["input_ids"] == bpe.encode("the United States").ids
+        assert next(load(path, dtype="bfloat16").model.parameters()).dtype == torch.bfloat16
+        found.model.save_pretrained(tmp_path / "plain")  # what removing layers ends with
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+        assert torch.equal(logits(again), logits(found.model))
+
+    def test_bad_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(InputError, match=r"cannot read .*none.gguf: there is no such file"):
+            load(tmp_path / "none.gguf")
+        (tmp_path / "bad.gguf").write_bytes(b"not one")
+        with pytest.raises(InputError, match=r"cannot load the model in .*bad.gguf") as caught:
+            load(tmp_path / "bad.gguf")
+        assert "\n" not in str(caught.value)
+        monkeypatch.setitem(sys.modules, "gguf", None)
+        with pytest.raises(MissingExtra, match=r"this needs gguf.*signalprop\[diagnose\]"):
+            load(tmp_path / "bad.gguf")
+
+
+def test_the_name_of_the_type_option() -> None:
+    assert [loading._dtype_option(version) for version in ("4.51.3", "4.56.0", "5.23.0", "5.0.0.dev0")] == [
+        "torch_dtype", "dtype", "dtype", "dtype",
+    ]  # fmt: skip

@@ -1,0 +1,419 @@
+"""Text becomes batches without loss, in order and in bounded memory; the loss on them is transformers' own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import signalprop as sp
+from signalprop.architecture import Architecture
+from signalprop.data import load_text
+from signalprop.diagnose import stream
+from signalprop.diagnose.stream import LossResult, frame_of, loss, pieces, stretches, token_batches
+from signalprop.errors import InputError, MissingExtra
+from signalprop.probes.families import mapping_of
+
+DECODER = Architecture(kind="decoder", n_layers=1, d_model=8, vocab_size=400, positions="rotary", seq_len=64)
+ENCODER = Architecture(n_layers=1, d_model=8, vocab_size=400, seq_len=64, n_segments=2)
+TEXT = load_text()[:8000]
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def documents(source: Any, field: str = "text") -> list[str]:
+    out = [""]
+    for text, ends in pieces(source, field):
+        out[-1] += text
+        out += [""] if ends else []
+    return out[:-1]
+
+
+class Framed:
+    """A tokenizer of bytes that puts special tokens around a text: 1 before it, 2 and 3 behind it; 4 masks."""
+
+    eos_token_id: int | None = 5
+    mask_token_id: int | None = 4
+
+    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
+        ids = [byte + 6 for byte in text.encode()]
+        return {"input_ids": [1, *ids, 2, 3] if add_special_tokens else ids}
+
+
+class TestPieces:
+    @given(st.text(st.sampled_from("ab \n\té€"), max_size=300), st.integers(1, 40))
+    @settings(max_examples=200, deadline=None)
+    def test_nothing_is_lost_between_pieces(self, text: str, size: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stream, "PIECE", size)
+            found = list(stream._cut(text[i : i + size] for i in range(0, len(text), size)))
+        assert "".join(piece for piece, _ in found) == text
+        assert [ends for _, ends in found] == [False] * (len(found) - 1) + [True]
+        assert all(len(piece) <= 2 * size for piece, _ in found)
+
+    def test_pieces_have_the_tokens_of_the_whole(self, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = tokenizer(TEXT)["input_ids"]
+        monkeypatch.setattr(stream, "PIECE", 700)
+        found = list(stream._cut([TEXT]))
+        assert len(found) > 5
+        assert [i for piece, _ in found for i in tokenizer(piece)["input_ids"]] == whole
+
+    @pytest.mark.parametrize(("suffix", "opener"), [("txt", open), ("txt.gz", gzip.open), ("txt.xz", lzma.open)])
+    def test_text(self, tmp_path: Path, suffix: str, opener: Callable[..., Any], monkeypatch: Any) -> None:
+        monkeypatch.setattr(stream, "PIECE", 97)  # characters of several bytes lie across blocks
+        text = "\n".join(["“Fellow citizens”", "größer — als", "日本語", ""] * 40)
+        with opener(tmp_path / f"a.{suffix}", "wb") as file:
+            file.write(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+        assert documents(tmp_path / f"a.{suffix}") == [text]
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "ndjson", "jsonl.gz", "JSONL"])
+    def test_json_lines(self, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stream, "PIECE", 50)
+        rows = [{"id": i, "body": f"Document {i}.\nThe énd.\x85" * i or None} for i in range(9)]
+        content = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+        path = written(tmp_path / f"a.{suffix}", gzip.compress(content) if "gz" in suffix else content)
+        assert documents(path, "body") == [row["body"] for row in rows[1:]]
+        with pytest.raises(
+            InputError, match=r"line 1 has no text in 'text'; its fields: body, id; name one with field="
+        ):
+            documents(path)
+
+    def test_parquet(self, tmp_path: Path) -> None:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        texts = [f"Document {i}. " * (i % 7 + 1) for i in range(200)]
+        parquet.write_table(pyarrow.table({"id": range(200), "body": texts}), tmp_path / "a.parquet", row_group_size=30)
+        assert documents(tmp_path / "a.parquet", "body") == texts
+        with pytest.raises(InputError, match=r"no column 'text'; its columns: id, body"):
+            documents(tmp_path / "a.parquet")
+        with pytest.raises(InputError, match=r"cannot read .*b.parquet"):
+            documents(written(tmp_path / "b.parquet", "not one"))
+
+    def test_a_data_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[Any] = []
+
+        def load_dataset(*args: Any, **options: Any) -> Iterator[dict[str, str]]:
+            asked.append((args, options))
+            if args[0] == "no/such":
+                raise ConnectionError("cannot reach it\nmore")
+            return iter([{"text": "one"}, {"text": "two"}])
+
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        for name in ("somebody/set", "set:test", "somebody/set:raw:test"):
+            assert documents(name) == ["one", "two"]
+        assert asked == [
+            (("somebody/set", None), {"split": "train", "streaming": True}),
+            (("set", None), {"split": "test", "streaming": True}),
+            (("somebody/set", "raw"), {"split": "test", "streaming": True}),
+        ]
+        with pytest.raises(InputError, match="cannot read the data set 'no/such': cannot reach it; expected a file"):
+            documents("no/such")
+        with pytest.raises(InputError, match="expected name, name:split or name:configuration:split"):
+            documents("a:b:c:d")
+
+    def test_what_is_not_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        with pytest.raises(MissingExtra, match=r"needs datasets.*signalprop\[datasets\]"):
+            documents("somebody/set")
+        with pytest.raises(MissingExtra, match=r"needs pyarrow.*signalprop\[datasets\]"):
+            documents(written(tmp_path / "a.parquet", ""))
+
+    def test_the_embedded_text(self) -> None:
+        found = documents(None)
+        assert len(found) > 240 and sum(map(len, found)) > 10_000_000
+
+    def test_bad_text(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stream, "PIECE", 8)
+        cases = [
+            (b"seven\xc3\xa9" * 3 + b"\xff rest", r"not UTF-8 text \(byte 21\)"),
+            (b"seven  \xc3", r"not UTF-8 text \(byte 7\)"),
+            (b"", "holds no text"),
+            (b" \n\n ", "holds no text"),
+        ]
+        for content, message in cases:
+            with pytest.raises(InputError, match=message) as caught:
+                documents(written(tmp_path / "a.txt", content))
+            assert "\n" not in str(caught.value)
+        packed = lzma.compress(TEXT.encode())
+        for name, content in (("a.xz", packed[:-40]), ("b.xz", b"none"), ("c.gz", gzip.compress(b"a" * 99)[:-9])):
+            with pytest.raises(InputError, match=f"cannot read .*{name}"):
+                documents(written(tmp_path / name, content))
+        with pytest.raises(InputError, match=r"line 2 is not JSON"):
+            documents(written(tmp_path / "a.jsonl", '{"text": "a"}\n{"text"\n'))
+        with pytest.raises(InputError, match=r"line 1 has no text .*its fields: none"):
+            documents(written(tmp_path / "a.jsonl", "[1, 2]\n"))
+        for source in (tmp_path / "none", str(tmp_path / "none"), "./none", "none.txt", "a/b/none"):
+            with pytest.raises(InputError, match="there is no such file"):
+                documents(source)
+        with pytest.raises(InputError, match="it is a directory"):
+            documents(tmp_path)
+
+
+class TestStretches:
+    @given(
+        st.lists(st.integers(0, 30), max_size=12), st.integers(1, 20), st.integers(0, 3)
+    )  # sizes of pieces, width, overlap
+    @settings(max_examples=300, deadline=None)
+    def test_equal_to_slices_of_the_whole(self, sizes: list[int], width: int, overlap: int) -> None:
+        whole = np.arange(sum(sizes))
+        parts = np.split(whole, np.cumsum(sizes)[:-1]) if sizes else []
+        step = max(1, width - overlap)
+        found = [row.tolist() for row in stretches(parts, width, step)]
+        expected = [whole[i : i + width].tolist() for i in range(0, whole.size - width + 1, step)]
+        assert found == (expected or ([whole.tolist()] if whole.size else []))
+
+
+class TestBatches:
+    def test_a_decoder_is_asked_for_every_token_once(self, tmp_path: Path, tokenizer: Any) -> None:
+        rows = [TEXT[:1000], TEXT[1000:3000], TEXT[3000:3100]]
+        path = written(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": row}) for row in rows))
+        ids = [tokenizer(row)["input_ids"] for row in rows]
+        whole = [*ids[0], 0, *ids[1], 0, *ids[2]]  # 0 ends a text
+        batches = list(token_batches(path, tokenizer, 33, 3, architecture=DECODER))
+        n = (len(whole) - 1) // 33
+        assert [len(batch.tokens) for batch in batches] == [3] * (n // 3) + [n % 3] * (n % 3 > 0)
+        assert np.concatenate([batch.tokens.ravel() for batch in batches]).tolist() == whole[: n * 33]
+        assert np.concatenate([batch.targets.ravel() for batch in batches]).tolist() == whole[1 : n * 33 + 1]
+        assert all(batch.keep.all() and batch.source == str(path) for batch in batches)
+        limited = list(token_batches(path, tokenizer, 33, 3, 4, architecture=DECODER))
+        assert [len(batch.tokens) for batch in limited] == [3, 1]
+        assert (limited[1].tokens[0] == batches[1].tokens[0]).all()
+
+    def test_special_tokens_stand_around_and_are_not_asked_for(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "a.txt", "abcdefghijklmnop")
+        (batch,) = token_batches(path, Framed(), 6, architecture=DECODER)
+        ids = [ord(c) + 6 for c in "abcdefghijklmnop"]
+        assert batch.tokens.tolist() == [[1, *ids[i : i + 5]] for i in (0, 5, 10)]
+        assert batch.targets.tolist() == [[*ids[i : i + 6]] for i in (0, 5, 10)]
+        (batch,) = token_batches(path, Framed(), 7, architecture=ENCODER.replace(head="none"))
+        assert batch.tokens.tolist() == [[1, *ids[i : i + 4], 2, 3] for i in (0, 4, 8, 12)]
+        assert batch.targets.tolist() == [[-1, *ids[i : i + 4], -1, -1] for i in (0, 4, 8, 12)]
+        assert batch.keep.all() and not batch.segments.any()
+        assert batch.statistics(ENCODER).kind == "tokens"
+
+    def test_masks(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "a.txt", "x" * 50_000)
+        batches = list(token_batches(path, Framed(), 64, 100, architecture=ENCODER))
+        tokens, targets = (np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "targets"))
+        asked = targets >= 0
+        assert (targets[asked] == ord("x") + 6).all()
+        assert (tokens[:, 0] == 1).all() and (tokens[:, -2:] == [2, 3]).all()
+        assert not asked[:, 0].any() and not asked[:, -2:].any()
+        n = asked[:, 1:-2].size
+        assert abs(asked.sum() / n - 0.15) < 4 * np.sqrt(0.15 * 0.85 / n)
+        assert abs((tokens[asked] == 4).mean() - 0.8) < 4 * np.sqrt(0.16 / asked.sum())
+        assert not np.array_equal(batches[0].targets, batches[1].targets)  # other masks in every batch
+        again = list(token_batches(path, Framed(), 64, 100, architecture=ENCODER))
+        assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(batches, again, strict=True))
+
+    def test_encoder_decoders(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "a.txt", "abcdefghijklmnopqrst")
+        ids = [ord(c) + 6 for c in "abcdefghijklmnopqrst"]
+        a = Architecture(kind="encoder-decoder", n_layers=1, d_model=8, vocab_size=400, seq_len=8, target_len=4)
+        (batch,) = token_batches(path, Framed(), 8, architecture=a, decoder_start=7)
+        assert batch.tokens.tolist() == [[1, *ids[:5], 2, 3], [1, *ids[9:14], 2, 3]]
+        assert batch.decoder_tokens.tolist() == [[7, *ids[5:8]], [7, *ids[14:17]]]
+        assert batch.targets.tolist() == [ids[5:9], ids[14:18]]
+        (batch,) = token_batches(path, Framed(), 8, architecture=a)
+        assert batch.decoder_tokens.tolist() == [ids[5:9], ids[15:19]]
+        assert batch.targets.tolist() == [ids[6:10], ids[16:20]]
+        speech = a.replace(input="frames", frame_dim=5, positions="sinusoidal", seq_len=6)
+        (batch,) = token_batches(path, Framed(), 4, 9, 2, architecture=speech, decoder_start=7)
+        assert batch.frames is not None and batch.frames.shape == (2, 12, 5) and batch.tokens is None
+        assert batch.decoder_tokens.tolist() == [[7, *ids[:3]], [7, *ids[4:7]]]
+
+    @pytest.mark.parametrize("a", [DECODER, ENCODER])
+    def test_a_class_head(self, a: Architecture, tmp_path: Path) -> None:
+        path = written(tmp_path / "a.txt", "x" * 5000)
+        batch = next(token_batches(path, Framed(), 20, 200, architecture=a.replace(head="classes", n_classes=3)))
+        assert batch.targets.shape == (200,) and set(batch.targets.tolist()) == {0, 1, 2}
+        assert not (batch.tokens == 4).any()  # nothing is masked
+
+    def test_a_text_shorter_than_one_sequence(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "a.txt", "abcdef")
+        ids = [ord(c) + 6 for c in "abcdef"]
+        (batch,) = token_batches(path, Framed(), 60, architecture=DECODER)
+        assert batch.tokens.tolist() == [[1, *ids[:-1]]] and batch.targets.tolist() == [ids]
+        (batch,) = token_batches(path, Framed(), 60, architecture=ENCODER.replace(head="none"))
+        assert batch.tokens.tolist() == [[1, *ids, 2, 3]]
+        both = Architecture(kind="encoder-decoder", n_layers=1, d_model=8, vocab_size=400, seq_len=64)
+        (batch,) = token_batches(path, Framed(), 60, architecture=both, decoder_start=7)
+        assert batch.tokens.tolist() == [[1, *ids[:3], 2, 3]] and batch.targets.tolist() == [ids[3:]]
+        with pytest.raises(InputError, match="fewer than two tokens"):
+            list(token_batches(written(path, "a"), Framed(), 60, architecture=DECODER))
+
+    def test_without_a_tokenizer_words_are_numbered(self) -> None:
+        (batch,) = token_batches(None, None, 64, 4, 4, architecture=DECODER.replace(vocab_size=5000))
+        assert batch.tokens.shape == (4, 64)
+        assert 0 < (batch.tokens == 2).mean() < 0.2  # the most frequent mark or word
+        (batch,) = token_batches(None, None, 64, 4, 4, architecture=ENCODER.replace(vocab_size=5000))
+        assert (batch.tokens == 1).any()
+
+    def test_frames_of_tokenizers(self, tokenizer: Any) -> None:
+        assert frame_of(tokenizer) == stream.Frame((), (), 0)
+        assert frame_of(Framed()) == stream.Frame((1,), (2, 3), 5)
+
+    def test_what_cannot_be_had(self, tokenizer: Any) -> None:
+        def first(length: int | None, a: Architecture, found: Any = tokenizer, **more: Any) -> Any:
+            return next(token_batches(None, found, length, architecture=a, **more))
+
+        unmasked = Framed()
+        unmasked.mask_token_id = None
+        images = Architecture(n_layers=1, d_model=8, input="patches", class_token=True, seq_len=5)
+        cases: list[tuple[str, Callable[[], Any]]] = [
+            ("reads images, not text", lambda: first(4, images)),
+            ("positions for 64 tokens", lambda: first(65, ENCODER)),
+            ("length is 0", lambda: first(0, DECODER)),
+            ("3 special tokens around a text", lambda: first(3, ENCODER, Framed())),
+            ("no mask token", lambda: first(32, ENCODER, unmasked)),
+            ("gives id [0-9]+; the model's vocabulary ends at 99", lambda: first(32, DECODER.replace(vocab_size=100))),
+            ("expected at least 1", lambda: first(32, DECODER, batch_size=0)),
+            ("expected at least 1", lambda: first(32, DECODER, limit=0)),
+        ]
+        for message, call in cases:
+            with pytest.raises(InputError, match=message) as caught:
+                call()
+            assert "\n" not in str(caught.value)
+        assert first(65, DECODER).tokens.shape == (4, 65)  # rotary positions go on
+        assert first(None, DECODER).tokens.shape == (4, 64)
+
+
+class TestLoss:
+    def test_is_that_of_transformers(self, llama: Any, tokenizer: Any) -> None:
+        a = mapping_of(llama).architecture
+        batches = list(token_batches(None, tokenizer, 48, 3, 7, architecture=a))
+        seen: list[int] = []
+        found = loss(llama.train(), batches, seen.append)
+        assert llama.training  # as it was
+        assert seen == [3, 6, 7]
+        each = []
+        with torch.no_grad():
+            for batch in batches:
+                for ids, targets in zip(batch.tokens, batch.targets, strict=True):
+                    row = torch.as_tensor(np.append(ids, targets[-1]))[None]
+                    each.append(float(llama.eval()(row, labels=row).loss))
+        assert found.sums / found.counts == pytest.approx(each, rel=1e-5)
+        assert found.mean == pytest.approx(np.mean(each), rel=1e-6)
+        assert found.perplexity == pytest.approx(np.exp(np.mean(each)), rel=1e-5)
+        assert found.standard_error == pytest.approx(np.std(each, ddof=1) / np.sqrt(7), rel=1e-4)
+        assert (found.sequences, found.tokens) == (7, 7 * 48)
+        assert set(found.to_json()) == {"mean", "perplexity", "standard_error", "sequences", "tokens"}
+
+    def test_the_first_positions_can_be_left_out(self, llama: Any, tokenizer: Any) -> None:
+        a = mapping_of(llama).architecture
+        batches = list(token_batches(None, tokenizer, 48, 2, 4, architecture=a))
+        found = loss(llama, batches, skip_first=5)
+        with torch.no_grad():
+            logits = llama(torch.as_tensor(batches[0].tokens)).logits[0, 5:]
+        expected = torch.nn.functional.cross_entropy(logits, torch.as_tensor(batches[0].targets[0, 5:]))
+        assert found.counts.tolist() == [43.0] * 4
+        assert found.sums[0] / 43 == pytest.approx(float(expected), rel=1e-5)
+        assert (batches[0].targets >= 0).all()  # the batch itself is as it was
+        with pytest.raises(InputError, match="ask for no token"):
+            loss(llama, batches, skip_first=48)
+
+    def test_masked_and_translated(self, tokenizer: Any) -> None:
+        torch.manual_seed(0)
+        size = {"vocab_size": 400, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        bert = transformers.BertForMaskedLM(transformers.BertConfig(**size, intermediate_size=32)).eval()
+        batches = list(token_batches(None, Framed(), 40, 2, 4, architecture=mapping_of(bert).architecture))
+        asked = sum(int((batch.targets >= 0).sum()) for batch in batches)
+        found = loss(bert, batches)
+        assert found.tokens == asked and found.mean == pytest.approx(np.log(400), rel=0.05)
+        built = sp.build(sp.scheme("xavier")(DECODER), seed=0)
+        assert loss(built, token_batches(None, tokenizer, 40, 2, 4, architecture=DECODER)).tokens == 160
+        bare = transformers.BertModel(transformers.BertConfig(**size, intermediate_size=32))
+        with pytest.raises(InputError, match="BertModel gives no logits for tokens"):
+            loss(bare, token_batches(None, Framed(), 40, 2, 4, architecture=mapping_of(bare).architecture))
+
+    def test_a_broken_model_has_a_broken_loss(self, llama: Any, tokenizer: Any) -> None:
+        batches = list(token_batches(None, tokenizer, 40, 2, 4, architecture=mapping_of(llama).architecture))
+        with torch.no_grad():
+            llama.lm_head.weight.mul_(1e6)
+        found = loss(llama, batches)
+        assert np.isfinite(found.mean) and found.perplexity == np.inf and found.to_json()["perplexity"] is None
+        with torch.no_grad():
+            llama.model.layers[1].mlp.up_proj.weight.fill_(float("nan"))
+        found = loss(llama, batches)
+        assert np.isnan(found.mean) and found.to_json()["mean"] is None and found.tokens == 160
+
+    @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=2, max_size=30))
+    @settings(max_examples=100, deadline=None)
+    def test_standard_error_of_a_ratio(self, rows: list[tuple[float, int]]) -> None:
+        """To first order the jackknife's; equal to it where all sequences are of one length."""
+        means, counts = (np.array(column, np.float64) for column in zip(*rows, strict=True))
+        found = LossResult(means * counts, counts)
+        assert found.mean == pytest.approx(np.average(means, weights=counts))
+        alike = LossResult(means * 7, np.full(len(rows), 7.0))
+        left = np.array([np.delete(means, i).mean() for i in range(len(rows))])
+        n = len(rows)
+        jackknife = np.sqrt((n - 1) / n * ((left - left.mean()) ** 2).sum())
+        assert alike.standard_error == pytest.approx(jackknife, rel=1e-6, abs=1e-9)
+        assert LossResult(means[:1], counts[:1]).standard_error is None
+
+
+class TestMemory:
+    CODE = """
+import json, resource, sys
+import numpy as np
+from signalprop.architecture import Architecture
+from signalprop.diagnose.stream import token_batches
+
+class Sparse:  # a token for every 64th character
+    eos_token_id = None
+    def __call__(self, text, **options):
+        return {"input_ids": [1] * (len(text) // 64)}
+
+a = Architecture(kind="decoder", n_layers=1, d_model=8, vocab_size=400, positions="rotary", seq_len=1024)
+out = []
+for path in sys.argv[2:]:
+    limit = int(sys.argv[1]) or None
+    tokens = sum(batch.tokens.size for batch in token_batches(path, Sparse(), 512, 8, limit, architecture=a))
+    out.append([tokens, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024])
+print(json.dumps(out))
+"""
+
+    def used(self, limit: int, *paths: Path) -> list[list[float]]:
+        """Of every file, read one after the other in a process of its own: tokens, and the most MiB used so far."""
+        command = [sys.executable, "-c", self.CODE, str(limit), *map(str, paths)]
+        found: list[list[float]] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        return found
+
+    def test_a_long_text_takes_no_more_than_a_short_one(self, tmp_path: Path) -> None:
+        short = written(tmp_path / "short.txt", load_text()[:2_000_000])
+        with (tmp_path / "long.txt").open("wb") as file:
+            for _ in range(24):
+                file.write(short.read_bytes())
+        first, second = self.used(0, short, tmp_path / "long.txt")
+        assert 23 * first[0] < second[0] < 25 * first[0]  # tokens
+        assert second[1] - first[1] < 8  # MiB; the file has 46
+
+    @pytest.mark.slow
+    def test_two_gigabytes(self, tmp_path: Path) -> None:
+        """A sparse file: one line of zeros, which is UTF-8."""
+        short, long = written(tmp_path / "short.txt", bytes(4 << 20)), tmp_path / "long.txt"
+        with long.open("wb") as file:
+            file.truncate(2 << 30)
+        first, second = self.used(0, short, long)
+        assert second[0] == (2 << 30) // 64 // 512 * 512 - 512  # the last token of all is only asked for
+        assert second[1] - first[1] < 8
+        (limited,) = self.used(20, long)
+        assert limited[0] == 20 * 512

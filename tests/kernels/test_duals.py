@@ -1,0 +1,294 @@
+"""Dual activations on kernels whose positions differ in variance; and what they lead to in stacks without norms."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from signalprop.activations import activation, dual
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.shaping import exponential_kernel
+from signalprop.kernels.stack import Stack
+from signalprop.kernels.state import State
+from signalprop.kernels.transforms import dks, tat
+from signalprop.parametrization import Parametrization
+from signalprop.schemes import scheme
+
+DKS = dks("gelu", 36)
+SHARED_KINK = (
+    "relu",
+    "leaky_relu",
+    "leaky_relu(0.3)",
+    "relu2",
+    "elu",
+    tat(36),
+    "transformed(relu, 1.5, 0.0, 0.5, 2.0)",
+)
+SMOOTH = ("gelu", "erf", "identity", "silu", "tanh", "sigmoid", DKS, "transformed(gelu, 0.7, 0.0, 0.3, 2.0)")
+every_activation = pytest.mark.parametrize("name", SHARED_KINK + SMOOTH)
+STRETCH = np.array([0.02, 0.7, 1.0, 1.9, 4.0])
+
+
+def correlations(n: int, seed: int = 0, features: int = 6) -> np.ndarray:
+    x = np.random.default_rng(seed).normal(size=(n, features))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    r = np.clip(x @ x.T, -1, 1)
+    np.fill_diagonal(r, 1.0)
+    return r
+
+
+def by_quadrature(f: Any, p: float, q: float, r: float) -> float:
+    """E f(x) f(y) in polar coordinates: kinks at 0 are rays, and the integrand is smooth between them."""
+    phi = math.asin(r)
+
+    def ray(angle: float) -> float:  # x = sqrt(p) t sin(angle + phi), y = sqrt(q) t sin(angle): correlation cos(phi')
+        a, b = math.sqrt(p) * math.cos(angle), math.sqrt(q) * math.sin(angle + phi)
+        found, _ = quad(
+            lambda t: float(np.prod(f(np.array([a, b]) * t))) * t * math.exp(-t * t / 2), 0, 12, epsabs=1e-11, limit=100
+        )
+        return found
+
+    edges = sorted({-math.pi / 2, math.pi / 2, -phi, math.pi - phi, 3 * math.pi / 2})
+    edges = [e for e in edges if -math.pi / 2 <= e <= 3 * math.pi / 2]
+    total = sum(quad(ray, left, right, epsabs=1e-10)[0] for left, right in pairwise(edges))
+    return total / (2 * math.pi)
+
+
+@every_activation
+def test_two_variances_by_quadrature(name: str) -> None:
+    act = activation(name)
+    for p, q, r in ((0.4, 2.5, 0.6), (1.3, 0.2, -0.3)):
+        matrix = np.array([[1.0, r], [r, 1.0]])
+        s = np.array([p, q])
+        for found, f in (
+            (dual_of_kernel(name, s, matrix), act.function),
+            (slope_of_kernel(name, s, matrix), act.derivative),
+        ):
+            size = math.sqrt(found[0, 0] * found[1, 1])
+            exact = by_quadrature(f, p, q, r)
+            assert found[0, 1] == found[1, 0] == pytest.approx(exact, abs=(1e-9 if f is act.function else 3e-7) * size)
+
+
+@every_activation
+@pytest.mark.parametrize("many", [5, 300])
+def test_the_diagonal_is_that_of_each_position(name: str, many: int) -> None:
+    """One position by itself; 300 have their Hermite coefficients interpolated, 5 do not."""
+    s = np.resize(STRETCH, many) * np.linspace(0.9, 1.1, many)
+    q = dual(name, s, 1.0)
+    r = correlations(many)
+    np.testing.assert_allclose(np.diagonal(dual_of_kernel(name, s, r)), q.second_moment, rtol=1e-10)
+    np.testing.assert_allclose(np.diagonal(slope_of_kernel(name, s, r)), q.slope_second_moment, rtol=1e-8)
+
+
+@every_activation
+def test_interpolated_coefficients_are_those_of_few_positions(name: str) -> None:
+    s, r = np.geomspace(0.03, 5, 200), correlations(200)
+    few = np.arange(0, 200, 40)
+    for of_kernel in (dual_of_kernel, slope_of_kernel):
+        whole, part = of_kernel(name, s, r), of_kernel(name, s[few], r[np.ix_(few, few)])
+        tolerance = 1e-10 if of_kernel is dual_of_kernel else 1e-6
+        np.testing.assert_allclose(whole[np.ix_(few, few)], part, atol=tolerance * float(part.max()))
+
+
+@every_activation
+def test_variances_that_differ_little_continue_those_that_do_not(name: str) -> None:
+    """On both sides of the threshold (1e-5 of the mean), and against closed forms for one variance."""
+    r, spread = correlations(40), np.linspace(-0.5, 0.5, 40)
+    for of_kernel, tolerance in ((dual_of_kernel, 3e-5), (slope_of_kernel, 3e-5)):
+        one = of_kernel(name, 1.7, r)
+        for width in (0.0, 0.9e-5, 1.2e-5):
+            found = of_kernel(name, 1.7 * (1 + width * spread), r)
+            np.testing.assert_allclose(found, one, atol=tolerance * float(one.max()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from([*SHARED_KINK[:5], *SMOOTH]),
+    logs=st.lists(st.floats(-9, 5), min_size=2, max_size=12),
+    seed=st.integers(0, 9),
+    features=st.integers(1, 6),
+)
+def test_kernels_stay_kernels(name: str, logs: list[float], seed: int, features: int) -> None:
+    """Finite, symmetric, positive, and within Cauchy and Schwarz; also where positions point the same way."""
+    s, r = np.exp(np.array(logs)), correlations(len(logs), seed, features)
+    for of_kernel in (dual_of_kernel, slope_of_kernel):
+        k = of_kernel(name, s, r)
+        own = np.sqrt(np.diagonal(k))
+        assert np.isfinite(k).all()
+        np.testing.assert_array_equal(k, k.T)
+        size = np.maximum(np.outer(own, own), 1e-300)
+        assert np.abs(k / size).max() <= 1 + 2e-7
+        assert np.linalg.eigvalsh(k / size).min() > -1e-4
+
+
+@pytest.mark.parametrize("name", ["gelu", "erf", "silu", DKS, "relu"])
+def test_the_slope_moment_is_the_derivative(name: str) -> None:
+    """Price: d/dk E f(x) f(y) = E f'(x) f'(y), at any two variances."""
+    p, q, r, h = 0.3, 2.2, 0.55, 1e-3
+    s, one = np.array([p, q]), np.eye(2)
+    up, down = (dual_of_kernel(name, s, np.where(one == 1, 1.0, r + step))[0, 1] for step in (h, -h))
+    slope = slope_of_kernel(name, s, np.where(one == 1, 1.0, r))[0, 1]
+    assert (up - down) / (2 * h * math.sqrt(p * q)) == pytest.approx(slope, rel=3e-6)
+
+
+@pytest.mark.parametrize("name", ["relu", "relu2", "gelu", "erf", DKS, "silu"])
+def test_positions_of_variance_zero_and_of_any_size(name: str) -> None:
+    s = np.array([0.0, 1e-40, 1e-9, 1.0, 1e6])
+    r = correlations(5)
+    for k in (dual_of_kernel(name, s, r), slope_of_kernel(name, s, r)):
+        assert np.isfinite(k).all()
+    np.testing.assert_array_equal(
+        dual_of_kernel(name, np.array([-1e-18, 1.0]), np.eye(2)), dual_of_kernel(name, np.array([0.0, 1.0]), np.eye(2))
+    )
+    with pytest.raises(InputError, match="variance is negative or not finite"):
+        dual_of_kernel(name, np.array([1.0, math.nan]), np.eye(2))
+
+
+# --- feed-forwards without norms -----------------------------------------------------------------------------------
+
+
+def stack_of(gated: bool, act: str = "gelu") -> Stack:
+    a = Architecture(
+        kind="decoder", n_layers=1, d_model=16, n_heads=2, d_ff=24, vocab_size=9, seq_len=6, norm_placement="none",
+        final_norm=False, gated=gated, activation=act,
+    )  # fmt: skip
+    p = scheme("xavier")(a).with_columns(bias__up=0.3, **({"bias__gate": 0.5} if gated else {}))
+    return Stack(p)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("act", ["relu", "gelu", "silu"])
+def test_feed_forwards_of_positions_of_all_sizes_by_sampling(gated: bool, act: str) -> None:
+    """Forward kernel and backward factor: means over pre-activations drawn from their kernel, five standard errors."""
+    stack, draws, n = stack_of(gated, act), 200_000, 6
+    rng, rows, i = np.random.default_rng(5), stack.rows, 1
+    x = rng.normal(size=(n, 16)) * np.geomspace(0.2, 3, n)[:, None]
+    kernel = x @ x.T / 16
+
+    def sampled(weight: float, bias: float) -> np.ndarray:
+        return np.linalg.cholesky(kernel * weight + bias) @ rng.normal(size=(n, draws))
+
+    f = activation(act)
+    up = sampled(rows.up[i], rows.up_bias[i])
+    gate = sampled(rows.gate[i], rows.gate_bias[i]) if gated else up
+    hidden, slope = f.function(gate) * (up if gated else 1.0), f.derivative(gate)
+    back = float(rows.down_back[i]) * rows.wide
+
+    def check(theory: np.ndarray, pairs: Any) -> None:
+        for a in range(n):
+            for b in range(n):
+                sample = pairs(a, b)
+                error = sample.std() / math.sqrt(draws)
+                assert abs(sample.mean() - theory[a, b]) < 5 * error + 1e-12, (a, b)
+
+    check(stack.branch(i, kernel), lambda a, b: rows.down[i] * hidden[a] * hidden[b] + rows.down_bias[i])
+    if gated:
+        check(
+            stack.feed_forward_back(i, kernel),
+            lambda a, b: (
+                back
+                * (
+                    rows.up[i] * f.function(gate[a]) * f.function(gate[b])
+                    + rows.gate[i] * (up * slope)[a] * (up * slope)[b]
+                )
+            ),
+        )
+    else:
+        check(stack.feed_forward_back(i, kernel), lambda a, b: back * rows.up[i] * slope[a] * slope[b])
+
+
+TOKENS, LAYERS = 512, 36
+
+
+def deep(name: str, act: str, norm: bool = False) -> Parametrization:
+    fields: dict[str, Any] = {"norm": "rmsnorm", "norm_eps": 0.0} if norm else {}
+    a = Architecture(
+        kind="decoder", n_layers=LAYERS, d_model=16, n_heads=2, vocab_size=40, seq_len=TOKENS, activation=act,
+        positions="none", **fields,
+    )  # fmt: skip
+    options: dict[str, Any] = {} if name == "value-skipinit" else {"repeats": 0.0}
+    return scheme(name, activation="keep", norm=norm, **options)(a)
+
+
+def behind(p: Parametrization) -> dict[int, np.ndarray]:
+    """Kernels behind blocks 9, 18 and 36, from independent tokens."""
+    steps = Stack(p).run(State(np.eye(TOKENS)), 0, p.n_sublayers)
+    return {(i + 1) // 2: stream.absolute() for i, _, _, stream, _ in steps if (i + 1) / 2 in (9, 18, 36)}
+
+
+def mean_cosine(kernel: np.ndarray) -> float:
+    own = np.sqrt(np.diagonal(kernel))
+    return float(((kernel / np.outer(own, own)).sum() - TOKENS) / (TOKENS * (TOKENS - 1)))
+
+
+def apart(kernel: np.ndarray, target: np.ndarray) -> float:
+    own = np.sqrt(np.diagonal(kernel))
+    return float(np.linalg.norm(kernel / np.outer(own, own) - target) / np.linalg.norm(target))
+
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "dks": DKS, "tat": tat(36)}
+
+
+@pytest.mark.parametrize(
+    ("name", "diagonal", "rounded", "cosines", "off"),
+    [
+        ("relu", (1, 55.3, 94.5), 0.051, (0.945, 0.991, 0.999), (9.1, 4.9, 1.00)),
+        ("gelu", (1, 3748, 6652), 0.51, (0.829, 0.965, 0.994), (8.0, 4.8, 0.99)),
+        ("dks", (0.68, 0.70, 1), 0.0051, (0.016, 0.065, 0.478), (0.10, 0.14, 0.07)),
+        ("tat", (1, 33, 55), 0.51, (0.794, 0.956, 0.993), (7.6, 4.7, 0.99)),
+    ],
+)
+def test_espa_with_feed_forwards_and_nothing_that_holds_the_diagonal(
+    name: str, diagonal: tuple[float, ...], rounded: float, cosines: tuple[float, ...], off: tuple[float, ...]
+) -> None:
+    """512 tokens, 36 blocks, gamma 0.005, kernels behind blocks 9, 18 and 36: an independent simulation's numbers."""
+    p = deep("e-spa", ACTIVATIONS[name])
+    found = behind(p)
+    own = np.diagonal(found[36])
+    assert (own.min(), own.mean(), own.max()) == pytest.approx(diagonal, abs=rounded)
+    for block, cosine, distance in zip((9, 18, 36), cosines, off, strict=True):
+        assert mean_cosine(found[block]) == pytest.approx(cosine, abs=6e-4)
+        target = exponential_kernel(float(p.shape_out[2 * block - 2]), TOKENS)
+        assert apart(found[block], target) == pytest.approx(distance, abs=0.051 if distance > 2 else 0.0051)
+
+
+@pytest.mark.parametrize(
+    ("name", "cosines", "mean"),
+    [
+        ("relu", (0.940, 0.981, 0.996), 4.0),
+        ("gelu", (0.820, 0.919, 0.975), 170),
+        ("dks", (0.148, 0.254, 0.601), 0.75),
+        ("tat", (0.807, 0.927, 0.984), 2.9),
+    ],
+)
+def test_uspa_with_feed_forwards(name: str, cosines: tuple[float, ...], mean: float) -> None:
+    found = behind(deep("u-spa", ACTIVATIONS[name]))
+    assert np.diagonal(found[36]).mean() == pytest.approx(mean, rel=0.013)
+    assert [mean_cosine(kernel) for kernel in found.values()] == pytest.approx(cosines, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "espa", "alone"),
+    [
+        ("relu", (0.998, 1.00), (0.855, 0.940, 0.979)),
+        ("gelu", (0.968, 0.93), (0.601, 0.696, 0.745)),
+        ("dks", (0.395, 0.20), (0.0, 0.0, 0.0)),
+        ("tat", (0.992, 0.98), (0.592, 0.775, 0.900)),
+    ],
+)
+def test_espa_with_norms_and_value_skipinit(name: str, espa: tuple[float, ...], alone: tuple[float, ...]) -> None:
+    p = deep("e-spa", ACTIVATIONS[name], norm=True)
+    last = behind(p)[36]
+    assert mean_cosine(last) == pytest.approx(espa[0], abs=6e-4)
+    assert apart(last, exponential_kernel(float(p.shape_out[-2]), TOKENS)) == pytest.approx(espa[1], abs=0.0051)
+    found = behind(deep("value-skipinit", ACTIVATIONS[name]))
+    assert [mean_cosine(kernel) for kernel in found.values()] == pytest.approx(alone, abs=6e-4)
