@@ -1,10 +1,13 @@
-"""`python -m benchmarks`: every timed benchmark, one after the other (accuracy has its own command)."""
+"""`python -m benchmarks`: every timed benchmark, one after the other (accuracy, and the training
+runs of `python -m benchmarks.shortcuts`, have commands of their own)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-for module in ("benchmarks.prediction", "benchmarks.probe_overhead", "benchmarks.applied", "benchmarks.built"):
+TIMED = ("prediction", "probe_overhead", "applied", "built", "attention")
+
+for module in (f"benchmarks.{name}" for name in TIMED):
     print(f"== {module}", flush=True)
     subprocess.run([sys.executable, "-m", module], check=True)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from signalprop.kernels.trace import attention_only as attention_only
     from signalprop.kernels.trace import trace as trace
     from signalprop.models import build as build
+    from signalprop.monitoring import SignalMonitor as SignalMonitor
+    from signalprop.monitoring.lightning import LightningSignalCallback as LightningSignalCallback
+    from signalprop.monitoring.trainer import SignalCallback as SignalCallback
     from signalprop.probes import Probe as Probe
     from signalprop.probes import measure as measure
     from signalprop.simulation import simulate as simulate
@@ -63,6 +66,9 @@ _NEEDS_TORCH = {
     "load": "signalprop.surgery",
     "parameter_groups": "signalprop.surgery",
     "save": "signalprop.surgery",
+    "LightningSignalCallback": "signalprop.monitoring.lightning",
+    "SignalCallback": "signalprop.monitoring.trainer",
+    "SignalMonitor": "signalprop.monitoring",
 }
 _WHEN_USED = dict.fromkeys(("Trace", "attention_only", "trace"), "signalprop.kernels.trace")
 

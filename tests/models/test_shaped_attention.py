@@ -319,8 +319,9 @@ def table(name: str, **changes: Any) -> Parametrization:
 
 
 def scored(p: Parametrization) -> Parametrization:
-    """The table with queries, so that scores are not zero; and with a value skip and a gain."""
-    return p.with_columns(weight__query=0.3, weight__key=0.3, value_skip=0.4, attention_gain=0.8)
+    """The table with queries, so that scores are not zero; with a gain, and a value skip if rows are not calibrated."""
+    skip = 0.0 if p.shaping.calibrated else 0.4
+    return p.with_columns(weight__query=0.3, weight__key=0.3, value_skip=skip, attention_gain=0.8)
 
 
 def ids(seed: int, *shape: int) -> Tensor:

@@ -17,7 +17,7 @@ from signalprop.prediction import predict
 from signalprop.schemes import scheme
 from signalprop.simulation import simulate
 from signalprop.theory import attention
-from signalprop.theory.network import predict_moments
+from signalprop.theory.network import predict_moments, sensitivity_gain
 
 STREAM = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
 
@@ -207,3 +207,12 @@ def agrees(p: Parametrization, word_stream: np.ndarray) -> None:
     r_se = measured.forward["stream_out"].token_correlation_se
     assert r_se is not None
     assert float(np.median(r_error)) < 0.015 + 3 * float(np.median(r_se)), r_error.round(3)
+
+
+def test_branch_gains_of_the_smallest_skips_are_finite() -> None:
+    """(beta / lambda)^2, where lambda^2 underflows and where the ratio overflows; 1 without a skip."""
+    p = scheme("xavier")(Architecture(n_layers=2, d_model=16, n_heads=2, vocab_size=9, seq_len=4))
+    p = p.with_columns(skip=np.array([0.0, 0.5, 1e-170, 5e-324]), branch=np.array([2.0, 2.0, 1e-120, 1.0]))
+    gains = sensitivity_gain(p)["branch_gain"]
+    assert gains[:3].tolist() == [1.0, 16.0, pytest.approx(1e100)]
+    assert math.isfinite(gains[3]) and gains[3] > 1e300
