@@ -370,8 +370,9 @@ class TestSpaSignal:
         assert np.abs(alike).max() < 0.15  # one network of width 256
 
     def test_without_dks_it_does_not(self) -> None:
+        """The same without positions, 8 networks of width 512: 316 with a standard error of 63."""
         profile = kernel_profile("e-spa", DEEP, activation="keep")
-        assert profile.forward["stream_out"].variance[-1] > 500
+        assert 200 < profile.forward["stream_out"].variance[-1] < 400
 
     @pytest.mark.parametrize("a", [DEEP, LLAMA], ids=["plain", "gated"])
     @pytest.mark.parametrize("skips", [{}, {"attention_skip": 0.9, "feed_forward_skip": 0.7, "activation": "dks"}])

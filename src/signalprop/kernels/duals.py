@@ -23,7 +23,7 @@ _ANGLES = np.linspace(0.0, math.pi, 4097)
 _ROWS, _SERIES_ROWS = 64, 16
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
-_MOST_TERMS = 1024
+_MOST_TERMS = 512
 # Variances between which coefficients are interpolated, at most, and how exactly.
 _MOST_NODES, _INTERPOLATED = 128, 1e-13
 
