@@ -1,0 +1,89 @@
+"""What a model is called with in a training step: its padding, and a few sequences to keep."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from signalprop.architecture import Architecture
+from signalprop.data import Batch
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.probes.mapping import Mapping
+from signalprop.probes.recording import Recorder
+
+
+class Arguments:
+    """Sees a training step's arguments: leaves first positions out of the record, and keeps the first few sequences.
+
+    Sequences are kept of models that read one sequence of tokens. First positions are left out of decoders alone: those
+    of an encoder can carry the whole gradient (class tokens).
+
+    Args:
+        skip_first: positions that statistics leave out. kept: how many sequences are kept, from the first step seen.
+
+    Attributes:
+        reads_tokens: whether the model reads one sequence of tokens.
+    """
+
+    def __init__(self, mapping: Mapping, skip_first: int, kept: int) -> None:
+        self.skip_first, self._kept, self._mapping = skip_first, kept, mapping
+        self.reads_tokens = mapping.architecture.input == "tokens" and mapping.architecture.kind != "encoder-decoder"
+        self._ids: Tensor | None = None
+        self._mask: Tensor | None = None
+        self._labels: Tensor | None = None
+
+    def see(self, recorder: Recorder, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pre-hook of the model, which has to run before the recorder's own."""
+        if not self.reads_tokens or recorder.calls or not torch.is_grad_enabled():
+            return
+        signature = inspect.signature(model.forward)
+        bound = {**signature.bind_partial(*args).arguments, **kwargs}
+        ids = bound.get("input_ids", bound.get(next(iter(signature.parameters))))  # the first, in a model of one's own
+        if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()):
+            return
+        mask = bound.get(self._mapping.padding)
+        mask = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else None
+        if self._ids is None:
+            labels = bound.get("labels")
+            self._ids = ids[: self._kept].detach().clone()
+            self._mask = None if mask is None else mask[: self._kept].detach().clone()
+            self._labels = labels[: self._kept].detach().clone() if isinstance(labels, Tensor) else None
+        unread = mask is None and bound.get(self._mapping.padding) is not None  # a mask of another shape
+        short = ids.shape[1] <= 2 * self.skip_first
+        if self.skip_first and self._mapping.architecture.causal and not short and not unread:
+            real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
+            keep = real & (real.cumsum(1) > self.skip_first)
+            recorder.given_padding = {int(recorder.plan.layout.stack.min()): keep}
+
+    def batch(self) -> Batch:
+        """The kept sequences as a Batch.
+
+        Raises:
+            InputError: the step held nothing that makes one.
+        """
+        a = self._mapping.architecture
+        if self._ids is None:
+            raise InputError("the step's arguments hold no token ids; give batch=, a signalprop.data.Batch")
+        ids = self._ids.cpu().numpy()
+        keep = None if self._mask is None else (self._mask != 0).cpu().numpy()
+        return Batch(tokens=ids, targets=self._targets(a, ids, keep), keep=keep, source="the first sampled step")
+
+    def statistics(self) -> InputStatistics | None:
+        """Input statistics of the kept sequences; None (the default ones) where there are none."""
+        return None if self._ids is None else self.batch().statistics(self._mapping.architecture)
+
+    def _targets(self, a: Architecture, ids: Any, keep: Any) -> Any:
+        labels = None if self._labels is None else self._labels.cpu().numpy()
+        if a.head == "classes" and labels is not None and labels.ndim == 1:
+            return labels
+        if labels is None or labels.shape != ids.shape:
+            labels = ids if keep is None else np.where(keep, ids, -1)
+        targets = np.where(labels < 0, -1, labels)
+        if a.causal:  # labels stand at their own token, targets at the one before it
+            targets = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], 1)
+        return targets

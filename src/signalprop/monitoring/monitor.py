@@ -1,0 +1,408 @@
+"""`SignalMonitor`: the signal of a model in training, every so many steps, as numbers by name.
+
+It is the callback of a bare training loop, and what the callbacks of the Hugging Face Trainer and of Lightning hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping as Dictionary
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import numpy as np
+import torch
+from torch import nn
+
+from signalprop.data import Batch
+from signalprop.diagnose.layers import groups, layer_modules
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics
+from signalprop.layout import layout
+from signalprop.monitoring.arguments import Arguments
+from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, named
+from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
+from signalprop.parametrization import Parametrization
+from signalprop.probes.families import mapping_for
+from signalprop.probes.mapping import Mapping, plan
+from signalprop.probes.reading import read_parametrization
+from signalprop.probes.recording import Recorder, unwrapped
+from signalprop.probes.result import not_finite, profile_of, tables
+from signalprop.profile import Profile
+
+Log = Callable[[dict[str, float], int], None]
+LOGGER = logging.getLogger("signalprop.monitoring")
+# Sequences of the first sampled step that are kept, for what is measured on a fixed batch and for input statistics.
+_KEPT_SEQUENCES = 2
+# Layers from which on an exponent of growth means something.
+_GROWTH_LAYERS = 6
+
+
+class SignalMonitor:
+    """Logs the signal of every layer of a model in training, and warns where it leaves the band of the theory.
+
+    ```python
+    with SignalMonitor(model, every=50, writer=SummaryWriter("runs/1")) as monitor:
+        for batch in loader:
+            model(**batch).loss.backward()
+            monitor.step()  # after the backward pass; the numbers on sampled steps, None on the others
+            optimizer.step()
+            optimizer.zero_grad()
+    ```
+
+    Sampled are the first step, and every step whose number (from 1) is a multiple of `every`. The forward and the
+    backward pass of a sampled step are the training's own, seen through hooks that are off again before the next step;
+    of several passes (gradient accumulation) the first is seen; on a sampled step compiled code runs uncompiled. What
+    `also` asks for is measured on a fixed batch, in evaluation mode, with random states put back. Training is
+    not changed. In a distributed run only rank 0 measures. Names and meanings of the numbers: docs/monitoring.md.
+
+    Args:
+        model: as for `measure`; compiled and DistributedDataParallel models too.
+        every: steps from one sample to the next.
+        writer: something with `add_scalar(name, value, step)`, such as a TensorBoard SummaryWriter. jsonl: a file that
+            gets one line of JSON per sample, behind those that it has. log: called with (numbers, step).
+        also: any of attention, rank, alignment, outliers, identity, removal, casts.
+        batch: what `also` is measured on. Default: the first 2 sequences of the first sampled step, of
+            a model that reads one sequence of tokens.
+        tolerance: factors by which quantities may leave what the theory predicts: by name, in place of those of
+            `signalprop.monitoring.bands.TOLERANCES`, or one for all; None: no warnings but of what is not finite.
+        start: what the weights were at the start of the training. Default: what they are at the first sample.
+        skip_first: positions that statistics leave out at the start of every sequence of a decoder (there trained ones
+            park activations thousands of times larger than all others); none in sequences of up to twice that length.
+        mapping, scheme: as in `measure`. steps_done: steps before this run. prefix: of the numbers' names.
+
+    Attributes:
+        warnings: every Departure so far. What warns is the logger `signalprop.monitoring`, in one line each.
+
+    Raises:
+        InputError: an unknown family or request, or numbers out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 50,
+        writer: Any = None,
+        jsonl: str | Path | None = None,
+        log: Log | None = None,
+        also: Sequence[str] = (),
+        batch: Batch | None = None,
+        tolerance: float | Dictionary[str, float] | None = TOLERANCES,
+        start: Parametrization | None = None,
+        skip_first: int = 4,
+        mapping: Mapping | None = None,
+        scheme: str = "",
+        steps_done: int = 0,
+        prefix: str = "signal",
+    ) -> None:
+        if every < 1:
+            raise InputError(f"every is {every}; expected a number of steps from 1 up")
+        tolerances = dict.fromkeys(TOLERANCES, tolerance) if isinstance(tolerance, (int, float)) else tolerance
+        known = tolerances is None or set(tolerances) <= set(TOLERANCES)
+        if not known or not all(factor > 1 for factor in (tolerances or {}).values()):
+            raise InputError(
+                f"tolerance is {tolerance}; expected a factor above 1, such factors by name ({', '.join(TOLERANCES)}), "
+                "or None"
+            )
+        if skip_first < 0 or steps_done < 0:
+            raise InputError(f"skip_first is {skip_first} and steps_done {steps_done}; expected 0 or more")
+        also = (also,) if isinstance(also, str) else tuple(also)
+        unknown = [name for name in also if name not in REQUESTS]
+        if unknown:
+            raise InputError(f"unknown request {unknown[0]!r}; also= takes {', '.join(REQUESTS)}")
+        if writer is not None and not hasattr(writer, "add_scalar"):
+            raise InputError(f"the writer is a {type(writer).__name__} without add_scalar(name, value, step)")
+        self.every, self.also, self.prefix, self._tolerances = every, also, prefix, tolerances
+        self.warnings: list[Departure] = []
+        self.steps = steps_done
+        self.active = not _other_rank()
+        self._outer, self._model = model, unwrapped(model)
+        self._mapping = mapping_for(self._model, mapping)
+        self._plan = plan(self._model, self._mapping)
+        self._batch, self._given = batch, start
+        self._writer, self._log, self._path, self._scheme = writer, log, jsonl, scheme
+        self._file: TextIO | None = None
+        self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
+        if also and batch is None and not self._arguments.reads_tokens:
+            raise InputError("what also= asks for needs batch= here, a signalprop.data.Batch that the model reads")
+        if {"identity", "removal"} & set(also):
+            layer_modules(self._model, self._mapping)  # or an error now
+        if start is not None and start.n_sublayers != len(self._mapping.sublayers):
+            raise InputError(
+                f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
+                "Parametrization of the same model"
+            )
+        self._recorder: Recorder | None = None
+        self._hooks: ExitStack | None = None
+        self._watch: Watch | None = None
+        self._inputs: InputStatistics | None = None
+        self._sampling: int | None = None
+        self._sampled = False
+        self._inside = False
+        self._said: set[str] = set()
+
+    # --- a bare loop -------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._inside = True
+        self._attach_if_due()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False
+        self.close()
+
+    def step(self) -> dict[str, float] | None:
+        """End a step, after its backward pass and before the optimizer's: the numbers if it was sampled, else None.
+
+        Raises:
+            InputError: not inside the `with` block.
+        """
+        if not self._inside:
+            raise InputError("the monitor is not attached; use it as `with SignalMonitor(model) as monitor:`")
+        numbers = self.end()
+        self.steps += 1
+        if numbers is not None:
+            self.write(numbers, self.steps)
+        self._attach_if_due()
+        return numbers
+
+    def close(self) -> None:
+        """Take all hooks off and close the file; harmless when there is nothing to do."""
+        self.detach()
+        self._sampling = self._recorder = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _attach_if_due(self) -> None:
+        if self.due(self.steps + 1):
+            self.attach(self.steps + 1)
+
+    # --- for callbacks -----------------------------------------------------------------------------------------------
+
+    def due(self, step: int) -> bool:
+        """Whether the step of that number (from 1) is to be sampled."""
+        return self.active and (not self._sampled or step % self.every == 0)
+
+    def attach(self, step: int) -> None:
+        """Put the hooks on, before the first forward pass of a step."""
+        self.detach()
+        recorder = Recorder(self._outer, self._mapping, self._plan, backward=True)
+        with ExitStack() as stack:
+            stack.callback(recorder.detach)
+            # before the recorder's own hook on the model, which reads the padding that this one leaves there
+            handle = self._model.register_forward_pre_hook(
+                lambda model, args, kwargs: self._arguments.see(recorder, model, args, kwargs), with_kwargs=True
+            )
+            stack.callback(handle.remove)
+            recorder.attach()
+            self._hooks = stack.pop_all()
+        self._recorder, self._sampling = recorder, step
+
+    def detach(self) -> None:
+        """Take the hooks off; what they saw stays for `end`."""
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
+
+    @contextmanager
+    def sampling(self, step: int) -> Iterator[None]:
+        """The hooks are on inside; an error inside drops the sample."""
+        self.attach(step)
+        try:
+            yield
+        except BaseException:
+            self._recorder = self._sampling = None
+            raise
+        finally:
+            self.detach()
+
+    def end(self) -> dict[str, float] | None:
+        """The numbers of the step that was sampled, before the weights change; None where there was none.
+
+        A signal that cannot be measured (the step did not reach a layer) is a warning, once.
+        """
+        self.detach()
+        recorder, step = self._recorder, self._sampling
+        self._recorder = self._sampling = None
+        if recorder is None or step is None:
+            return None
+        self._sampled = True
+        try:
+            return self._numbers(recorder, step)
+        except InputError as error:
+            self._say_once(f"step {step}: the signal was not measured: {error}")
+            return None
+
+    def write(self, numbers: Dictionary[str, float], step: int) -> None:
+        """Hand numbers to the writer, the file and the function that were given."""
+        if self._writer is not None:
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step)
+        if self._path is not None:
+            if self._file is None:
+                self._file = _opened(self._path)
+            told = [item.text for item in self.warnings if item.step == step]
+            self._file.write(json.dumps({"step": step, **numbers, "warnings": told}, allow_nan=False) + "\n")
+            self._file.flush()
+        if self._log is not None:
+            self._log(dict(numbers), step)
+
+    # --- measuring ---------------------------------------------------------------------------------------------------
+
+    def _numbers(self, recorder: Recorder, step: int) -> dict[str, float]:
+        problem = not_finite(recorder, tables(recorder)[0])
+        if problem:
+            return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
+        profile = profile_of(recorder, scheme=self._scheme, strict=False)
+        if profile.gradient is None:
+            self._say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
+        with _random_states_kept(self._model):
+            layers = per_layer(profile) | self._requested(step)
+        out = {
+            f"{self.prefix}/layer_{k:0{len(str(len(values) - 1))}d}/{quantity}": float(value)
+            for quantity, values in layers.items()
+            for k, value in enumerate(values)
+            if value is not None and math.isfinite(value)
+        }
+        out |= {f"{self.prefix}/{name}": value for name, value in summary(profile, layers).items()}
+        if self._tolerances is not None:
+            out[f"{self.prefix}/outside"] = float(self._check(step, profile, layers))
+        return out
+
+    def _requested(self, step: int) -> Layers:
+        """What `also` asks for; nothing, and a warning, where it cannot be measured."""
+        if not self.also:
+            return {}
+        try:
+            batch = self._batch or self._arguments.batch()
+            return measured_on(self._model, self._mapping, batch, self.also, self._arguments.skip_first)
+        except InputError as error:
+            self._say_once(f"step {step}: {', '.join(self.also)} not measured: {error}")
+            return {}
+
+    def _check(self, step: int, profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -> int:
+        """Warn of what has newly left its band; how many numbers are outside."""
+        if self._watch is None:
+            self._inputs = self._arguments.statistics()
+            start = self._given or self._weights()
+            self._watch = Watch({} if start is None else self._bands(start, profile))
+        weights = self._weights() if self._watch.start else None
+        found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile))
+        self._tell(found)
+        return sum(len(held) for held in self._watch.outside.values())
+
+    def _weights(self) -> Parametrization | None:
+        """What the weights are now; None where this process does not hold them all, or one is not finite."""
+        if any(hasattr(p, "full_tensor") for p in self._model.parameters()):
+            self._say_once("no bands: the parameters are sharded over processes, and one of them cannot read them")
+            return None
+        try:
+            return read_parametrization(self._model, mapping=self._mapping)
+        except InputError as error:
+            self._say_once(f"no bands: {error}")
+            return None
+
+    def _bands(self, p: Parametrization, profile: Profile) -> dict[str, Band]:
+        a = profile.architecture
+        try:
+            return bands(p, self._inputs, tolerances=self._tolerances, seq_len=a.seq_len, target_len=a.target_len)
+        except InputError as error:
+            self._say_once(f"no bands: {error}")
+            return {}
+
+    def _not_finite(self, recorder: Recorder, problem: str, step: int) -> int:
+        """The layer where the signal is not finite first, after a warning."""
+        table = tables(recorder)[0]
+        bad = {i for i, values in table.items() if not np.isfinite(values).all()}
+        sites = zip(self._plan.stream_in, self._plan.branch, self._plan.stream_out, strict=True)
+        row = next(i for i, points in enumerate(sites) if bad & {*points, -1 - i})
+        layer = next(k for k, group in enumerate(groups(self._plan.layout)) if row in group)
+        self._tell([Departure(step, "finite", (layer,), layer, math.nan, f"step {step}: {problem}")])
+        return layer
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    def _tell(self, found: Sequence[Departure]) -> None:
+        for item in found:
+            # once weights are NaN, so is every later signal
+            key = "finite" if item.quantity == "finite" else f"{item.quantity} {named(item.layers)}"
+            if key not in self._said:
+                self._said.add(key)
+                self.warnings.append(item)
+                LOGGER.warning(item.text)
+
+    def _say_once(self, text: str, key: str = "") -> None:
+        if (key or text) not in self._said:
+            self._said.add(key or text)
+            LOGGER.warning(text)
+
+
+def per_layer(profile: Profile) -> dict[str, list[float | None]]:
+    """Variance, token correlation, gradient and branch share of every layer of a measured Profile."""
+    members = groups(layout(profile.architecture))
+    ends = [group[-1] for group in members]
+    stream = profile.forward["stream_out"]
+    met = profile.forward["stream_in"].variance
+    with np.errstate(divide="ignore", invalid="ignore"):
+        added = profile.sensitivity_ratios * met
+        shares = [float(added[group].sum() / met[group[0]]) for group in members]
+    out: dict[str, list[float | None]] = {
+        "variance": stream.variance[ends].tolist(),
+        "token_correlation": stream.token_correlation[ends].tolist(),
+        "branch_share": list(shares),
+    }
+    if profile.gradient is not None:
+        out["gradient"] = profile.gradient["stream_out"].variance[ends].tolist()
+    return out
+
+
+def summary(profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -> dict[str, float]:
+    """What sums all layers up, by name."""
+    rows = layout(profile.architecture)
+    variance = np.array(layers["variance"], np.float64)
+    out = {
+        "input_variance": float(profile.input["variance"]),
+        "sensitivity": profile.sensitivity()["mean"],
+        "largest_variance": float(variance.max()),
+        "largest_token_correlation": max(value for value in layers["token_correlation"] if value is not None),
+    }
+    if len(variance) >= _GROWTH_LAYERS and rows.stack.min() == rows.stack.max() and (variance > 0).all():
+        deep = slice(len(variance) // 4, None)  # as the verdict on growth of a diagnosis
+        at = np.log(np.arange(1.0, len(variance) + 1))
+        out["growth_exponent"] = float(np.polyfit(at[deep], np.log(variance[deep]), 1)[0])
+    if profile.gradient is not None:
+        out["gradient_ratio"] = float(profile.gradient["stream_in"].variance[0])
+    return {name: value for name, value in out.items() if math.isfinite(value)}
+
+
+def _other_rank() -> bool:
+    """Whether this is a process of a distributed run that does not log."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return there and torch.distributed.get_rank() != 0
+
+
+@contextmanager
+def _random_states_kept(model: nn.Module) -> Iterator[None]:
+    """Random states of the CPU and of the model's accelerators are afterwards what they were."""
+    found = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    kinds = {device.type for device in found} or {"cuda"}
+    indices = [device.index or 0 for device in found]
+    with torch.random.fork_rng(devices=indices, device_type=min(kinds)):
+        yield
+
+
+def _opened(path: str | Path) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

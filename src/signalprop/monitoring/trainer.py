@@ -1,0 +1,102 @@
+"""The callback of the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from signalprop.errors import require
+
+require("transformers", "models")
+
+from transformers import TrainerCallback  # noqa: E402
+from transformers.trainer_callback import PrinterCallback, ProgressCallback  # noqa: E402
+
+from signalprop.monitoring.monitor import SignalMonitor  # noqa: E402
+
+
+class SignalCallback(TrainerCallback):
+    """Logs the signal of the model that a Trainer trains, through that Trainer.
+
+    ```python
+    trainer = Trainer(model=model, args=arguments, train_dataset=data)
+    trainer.add_callback(SignalCallback(trainer, every=50))
+    trainer.train()
+    ```
+
+    The numbers go wherever the Trainer reports to (TensorBoard, for one, under `train/signal/...`) and into its
+    `log_history`, but not to its console. See `SignalMonitor` for what is measured and when; training is not changed.
+
+    Args:
+        trainer: the Trainer that it is added to.
+        options: as for `SignalMonitor`, without `writer` and `steps_done`.
+
+    Attributes:
+        monitor: the SignalMonitor.
+    """
+
+    def __init__(self, trainer: Any, **options: Any) -> None:
+        self._trainer, self._options = trainer, options
+        self._model = trainer.model
+        self.monitor = SignalMonitor(self._model, **options)
+        self._numbers: dict[str, float] | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Follow the Trainer to another model (`model_init` makes one for every training)."""
+        if self._trainer.model is not self._model:
+            self._model = self._trainer.model
+            self.monitor = SignalMonitor(self._model, **self._options)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Have the step's first pass sampled."""
+        step = state.global_step + 1
+        if state.is_world_process_zero and self.monitor.due(step):
+            self._sample_next(step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Read what the pass showed, while the weights are those of the pass."""
+        self._numbers = self.monitor.end()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Log the numbers as those of the step that has just been counted."""
+        numbers, self._numbers = self._numbers, None
+        if numbers is not None:
+            self.monitor.write(numbers, state.global_step)
+            self._report(numbers)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave nothing open."""
+        self.monitor.close()
+
+    def _sample_next(self, step: int) -> None:
+        """The Trainer tells callbacks nothing of an error in a step, so the hooks live inside the step itself."""
+        held = vars(self._trainer)
+        own, inner = "training_step" in held, self._trainer.training_step
+
+        def sampled(*args: Any, **kwargs: Any) -> Any:
+            if own:
+                held["training_step"] = inner
+            else:
+                del held["training_step"]
+            with self.monitor.sampling(step):
+                return inner(*args, **kwargs)
+
+        held["training_step"] = sampled
+
+    def _report(self, numbers: dict[str, float]) -> None:
+        """Through `Trainer.log`, with the callbacks that print left out and the loss's own turn to be logged kept."""
+        trainer = self._trainer
+        handler, due = trainer.callback_handler, trainer.control.should_log
+        before = handler.callbacks
+        handler.callbacks = [item for item in before if not _prints(item)]
+        try:
+            trainer.log(dict(numbers))
+        finally:
+            handler.callbacks = before
+            trainer.control.should_log = due
+
+
+def _prints(callback: Any) -> bool:
+    # the notebook's class is known by name, because its module needs IPython
+    return isinstance(callback, (PrinterCallback, ProgressCallback)) or any(
+        base.__name__ == "NotebookProgressCallback" for base in type(callback).__mro__
+    )

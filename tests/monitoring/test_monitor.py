@@ -1,0 +1,455 @@
+"""SignalMonitor in a bare loop: what it logs is right, training is not changed, faults are named."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import monitored
+from monitored import gpt2, hooks, other, sequences, train
+from signalprop.data import Batch
+from signalprop.diagnose.identity import identity
+from signalprop.diagnose.signal import observe
+from signalprop.errors import InputError
+from signalprop.monitoring import SignalMonitor
+from signalprop.parametrization import Parametrization
+from signalprop.probes import measure
+from signalprop.probes.families import mapping_of
+
+ALL = ("attention", "rank", "alignment", "outliers", "identity", "removal", "casts")
+
+
+class Seen(dict[int, dict[str, float]]):
+    """What a monitor logs, by step."""
+
+    def __call__(self, numbers: dict[str, float], step: int) -> None:
+        self[step] = numbers
+
+
+def one_step(model: nn.Module, arguments: dict[str, Any], **options: Any) -> dict[str, float]:
+    with SignalMonitor(model, **options) as monitor:
+        model(**arguments).loss.backward()
+        numbers = monitor.step()
+    assert numbers is not None
+    return numbers
+
+
+def row(numbers: dict[str, float], quantity: str) -> list[float]:
+    """A quantity by layer."""
+    return [value for name, value in sorted(numbers.items()) if name.endswith(f"/{quantity}") and "/layer_" in name]
+
+
+# --- the numbers -------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_those_of_measure() -> None:
+    model, ids = gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), sequences()
+    numbers = one_step(model, {"input_ids": ids, "labels": ids}, skip_first=0)
+    profile = measure(model, {"input_ids": ids, "labels": ids})
+    ends = [1, 3, 5]
+    np.testing.assert_allclose(row(numbers, "variance"), profile.forward["stream_out"].variance[ends])
+    np.testing.assert_allclose(row(numbers, "token_correlation"), profile.forward["stream_out"].token_correlation[ends])
+    assert profile.gradient is not None
+    np.testing.assert_allclose(row(numbers, "gradient"), profile.gradient["stream_out"].variance[ends])
+    branch, stream = profile.forward["branch"].variance, profile.forward["stream_in"].variance
+    np.testing.assert_allclose(row(numbers, "branch_share"), (branch[::2] + branch[1::2]) / stream[::2])
+    assert numbers["signal/gradient_ratio"] == pytest.approx(profile.gradient["stream_in"].variance[0])
+    assert numbers["signal/sensitivity"] == pytest.approx(profile.sensitivity()["mean"])
+    assert numbers["signal/sensitivity"] == pytest.approx(sum(row(numbers, "branch_share")))
+    assert numbers["signal/input_variance"] == pytest.approx(stream[0])
+    assert numbers["signal/largest_variance"] == max(row(numbers, "variance"))
+    assert numbers["signal/outside"] == 0
+
+
+def test_growth_exponent() -> None:
+    """Branches of one size that all point the same way: variance grows like the square of the layer."""
+    model, ids = gpt2(8, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), sequences()
+    direction = torch.randn(32)
+    with torch.no_grad():
+        model.transformer.wte.weight.mul_(1e-3)
+        model.transformer.wpe.weight.mul_(1e-3)
+        for layer in model.transformer.h:
+            layer.attn.c_proj.weight.zero_()
+            layer.mlp.c_proj.weight.zero_()
+            layer.mlp.c_proj.bias.copy_(direction)
+    numbers = one_step(model, {"input_ids": ids, "labels": ids})
+    np.testing.assert_allclose(
+        row(numbers, "variance"), float(direction.var(correction=0)) * np.arange(1, 9) ** 2, rtol=1e-2
+    )
+    assert numbers["signal/growth_exponent"] == pytest.approx(2, abs=1e-2)
+    assert "signal/growth_exponent" not in one_step(gpt2(3), {"input_ids": ids, "labels": ids})
+
+
+@pytest.mark.parametrize("padded", ["no", "right", "left"])
+def test_first_positions_and_padding_are_left_out(padded: str) -> None:
+    model, ids = gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), sequences()
+    mask = torch.ones_like(ids)
+    if padded == "right":
+        mask[1, 15:] = 0
+    if padded == "left":
+        mask[1, :9] = 0
+    kept = {}
+    handle = model.transformer.h[1].register_forward_hook(
+        lambda _, __, out: kept.update(x=(out[0] if isinstance(out, tuple) else out).detach())
+    )
+    arguments = {"input_ids": ids, "labels": ids} | ({} if padded == "no" else {"attention_mask": mask})
+    numbers = one_step(model, arguments, skip_first=4)
+    handle.remove()
+    parts = [kept["x"][b][mask[b] != 0][4:] for b in range(4)]
+    counted = torch.cat(parts).double()
+    assert row(numbers, "variance")[1] == pytest.approx(float(counted.var(correction=0)), rel=1e-5)
+    centred = [part.double() - counted.mean() for part in parts]
+    pairs = sum((x @ x.T).sum() - (x * x).sum() for x in centred) / 32
+    n_pairs = sum(len(x) * (len(x) - 1) for x in centred)
+    expected = float(pairs / n_pairs / counted.var(correction=0))
+    assert row(numbers, "token_correlation")[1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_short_sequences_are_kept_whole() -> None:
+    model, ids = gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), sequences()[:, :8]
+    whole = one_step(model, {"input_ids": ids, "labels": ids}, skip_first=0)
+    assert row(one_step(model, {"input_ids": ids, "labels": ids}, skip_first=4), "variance") == row(whole, "variance")
+
+
+@pytest.mark.parametrize("family", ["bert", "vit", "t5"])
+def test_other_architectures(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, arguments = other(family)
+    with caplog.at_level(logging.WARNING, "signalprop.monitoring"):
+        numbers = one_step(model, arguments, also=("attention",) if family == "bert" else ())
+    assert caplog.text == ""
+    n = 5 if family == "t5" else 2
+    for quantity in ("variance", "token_correlation", "branch_share", "gradient"):
+        assert len(row(numbers, quantity)) == n
+    assert numbers["signal/outside"] == 0
+    assert hooks(model) == 0
+
+
+def test_requests_are_those_of_a_diagnosis() -> None:
+    model, ids = gpt2(), sequences()
+    first = ids[:2]  # what a monitor keeps of the step itself
+    batch = Batch(tokens=first.numpy(), targets=np.concatenate([first[:, 1:].numpy(), np.full((2, 1), -1)], 1))
+    numbers = one_step(model, {"input_ids": ids, "labels": ids}, also=ALL, batch=batch)
+    own = one_step(model, {"input_ids": ids, "labels": ids}, also=ALL)
+    mapping = mapping_of(model)
+    model.eval()
+    signal = observe(model, [batch], mapping)
+    found = identity(model, [batch], mapping, probes=1, limit=1)
+    expected = {
+        "score_std": [max(s.score_std) for s in signal],
+        "attention_entropy": [np.mean(s.entropy) for s in signal],
+        "effective_rank": [s.effective_rank for s in signal],
+        "alignment": [s.alignment for s in signal],
+        "outlier": [s.outlier for s in signal],
+        "first_variance": [s.first_variance for s in signal],
+        "cosine": list(found.cosine),
+        "angular": list(found.angular[0]),
+        "jacobian": [e.value for e in found.jacobian],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(row(numbers, name), values, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(row(own, name), values, rtol=1e-5, err_msg=name)
+    assert len(row(own, "removal")) == 3
+    assert len(row(own, "snr_bfloat16")) == 3 and min(row(own, "snr_bfloat16")) > max(row(own, "snr_float8_e5m2"))
+    assert model.training is False
+
+
+# --- training is not changed -------------------------------------------------------------------------------------
+
+
+def checkpointed(**options: Any) -> nn.Module:
+    model: Any = gpt2()
+    model.config.use_cache = False
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options)
+    return model
+
+
+CASES: dict[str, Any] = {
+    "dropout": (gpt2, {}),
+    "accumulation": (gpt2, {"accumulate": 2}),
+    "checkpointing": (lambda: checkpointed(use_reentrant=False), {}),
+    "reentrant": (lambda: checkpointed(use_reentrant=True), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_the_same_to_the_bit(case: str) -> None:
+    make, options = CASES[case]
+    bare, watched = make(), make()
+    losses = train(bare, 7, **options)
+    seen, own = Seen(), hooks(watched)
+    with SignalMonitor(watched, every=3, also=ALL, log=seen) as monitor:
+        assert train(watched, 7, monitor, **options) == losses
+    assert list(seen) == [1, 3, 6]
+    assert all(torch.equal(p, q) for p, q in zip(bare.parameters(), watched.parameters(), strict=True))
+    assert hooks(watched) == own
+    assert all(module.training for module in watched.modules())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_compiled_models() -> None:
+    calls: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    bare, watched = gpt2(**still), gpt2(**still)
+    losses = train(bare, 4)
+    compiled = torch.compile(watched, backend=backend)
+    counts = []
+    with SignalMonitor(compiled, every=3, also=("identity", "attention"), log=lambda *_: None) as monitor:
+        optimizer = torch.optim.AdamW(watched.parameters(), lr=1e-3)
+        for ids, expected in zip(monitored.batches(4), losses, strict=True):
+            calls.clear()
+            loss = compiled(input_ids=ids, labels=ids).loss
+            loss.backward()
+            counts.append(bool(calls))
+            assert loss.item() == pytest.approx(expected, rel=1e-5)
+            monitor.step()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert counts == [False, True, False, True]  # sampled are steps 1 and 3
+    torch._dynamo.reset()
+
+
+def test_evaluation_between_steps_and_a_step_that_fails() -> None:
+    model, ids = gpt2(), sequences()
+    seen = Seen()
+
+    def training() -> None:
+        with SignalMonitor(model, every=2, log=seen) as monitor:
+            for step in range(4):
+                with torch.no_grad():
+                    model(input_ids=sequences(seed=3))  # not what is recorded
+                model(input_ids=ids, labels=ids).loss.backward()
+                monitor.step()
+                assert (hooks(model) > 0) == ((step + 2) % 2 == 0)
+            raise RuntimeError("training broke")
+
+    with pytest.raises(RuntimeError, match="training broke"):
+        training()
+    assert list(seen) == [1, 2, 4]
+    assert hooks(model) == 0
+    with SignalMonitor(model, every=1) as monitor:
+        assert monitor.step() is None  # a step that never ran the model
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert hooks(model) == 0
+
+
+def test_a_step_that_cannot_be_measured_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model, ids = gpt2(), sequences()
+    with SignalMonitor(model, every=1) as monitor:
+        assert monitor.step() is None and monitor.step() is None
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert monitor.step() is not None
+    assert [line for line in caplog.text.splitlines() if "the signal was not measured" in line] != []
+
+
+def test_frozen_layers_have_no_gradient_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = gpt2()
+    for name, p in model.named_parameters():
+        p.requires_grad_("h.2" in name)
+    seen = Seen()
+    with SignalMonitor(model, every=1, log=seen) as monitor:
+        train(model, 3, monitor)
+    assert row(seen[3], "gradient") == [] and len(row(seen[3], "variance")) == 3
+    assert caplog.text.count("no gradients") == 1
+
+
+@pytest.mark.slow
+def test_distributed(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", monitored.__file__]
+    processes = [subprocess.Popen([*command, str(rank), "2", str(tmp_path)]) for rank in range(2)]
+    try:
+        assert [process.wait(300) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for result in results:
+        assert result["losses"]["bare"] == result["losses"]["monitored"]
+        assert result["same"] and result["hooks"] == 0
+    assert not (tmp_path / "rank1.jsonl").exists()
+    lines = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 4]
+
+
+# --- where it goes -----------------------------------------------------------------------------------------------
+
+
+def test_files_and_writers(tmp_path: Path) -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.rows: list[tuple[str, float, int]] = []
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.rows.append((name, value, step))
+
+    model, path, writer, seen = gpt2(), tmp_path / "signal.jsonl", Writer(), Seen()
+    with SignalMonitor(model, every=2, jsonl=path, writer=writer, log=seen, prefix="probe") as monitor:
+        train(model, 4, monitor)
+    with SignalMonitor(model, every=2, jsonl=path, steps_done=4) as monitor:  # a run that goes on
+        train(model, 2, monitor)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 4, 5, 6]
+    for line in lines[:3]:
+        assert line.pop("warnings") == []
+        step = line.pop("step")
+        assert line == seen[step]
+        assert sorted(line.items()) == sorted((name, value) for name, value, at in writer.rows if at == step)
+        assert all(name.startswith("probe/") for name in line)
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, seen = gpt2(), Seen()
+    with SummaryWriter(str(tmp_path)) as writer, SignalMonitor(model, every=2, writer=writer, log=seen) as monitor:
+        train(model, 4, monitor)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(seen[1])
+    for name, value in seen[4].items():
+        last = events.Scalars(name)[-1]
+        assert (last.step, last.value) == (4, pytest.approx(value, rel=1e-6))
+
+
+# --- warnings ----------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_run_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    model, seen = gpt2(4), Seen()
+    with SignalMonitor(model, every=10, log=seen, also=("identity",)) as monitor:
+        losses = train(model, 120, monitor)
+    assert losses[-1] < 0.8 * losses[0]
+    assert monitor.warnings == [] and caplog.text == ""
+    assert all(numbers["signal/outside"] == 0 for numbers in seen.values())
+
+
+def test_a_learning_rate_a_thousand_times_too_large(caplog: pytest.LogCaptureFixture) -> None:
+    model, seen = gpt2(4), Seen()
+    with SignalMonitor(model, every=5, log=seen) as monitor:
+        train(model, 10, monitor)
+        train(model, 15, monitor, lr=1.0)
+    assert monitor.warnings
+    first = monitor.warnings[0]
+    assert first.step == 15  # the first sample after the fault
+    assert first.quantity == "variance" and first.value > 1e4
+    assert first.layer in first.layers
+    assert "step 15: signal variance behind layer" in caplog.text
+    assert "weights at the start predict" in first.text and "\n" not in first.text
+    assert seen[10]["signal/outside"] == 0 < seen[15]["signal/outside"]
+    told = [(w.quantity, layer) for w in monitor.warnings for layer in w.layers]
+    assert len(told) == len(set(told))  # each layer once per quantity
+    lines = [record for record in caplog.records if record.name == "signalprop.monitoring"]
+    assert len(lines) == len(monitor.warnings)
+
+
+def test_a_layer_that_is_scaled_in_training_is_named() -> None:
+    model = gpt2(4)
+    with SignalMonitor(model, every=2) as monitor:
+        train(model, 4, monitor)
+        with torch.no_grad():
+            model.transformer.h[2].mlp.c_proj.weight.mul_(3000)
+        train(model, 2, monitor)
+    variance = next(w for w in monitor.warnings if w.quantity == "variance")
+    assert variance.step == 6 and min(variance.layers) == 2
+
+
+def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
+    model, seen = gpt2(4), Seen()
+    with SignalMonitor(model, every=2, log=seen, also=("identity",)) as monitor:
+        train(model, 3, monitor)
+        with torch.no_grad():
+            model.transformer.h[2].mlp.c_proj.weight[0, 0] = float("nan")
+        train(model, 4, monitor)
+    (warning,) = monitor.warnings
+    assert (warning.step, warning.quantity, warning.layers) == (4, "finite", (2,))
+    assert "layer 2 feed-forward, branch" in warning.text and "h.2.mlp.c_proj.weight is not finite" in warning.text
+    assert seen[4] == {"signal/not_finite_layer": 2.0}
+    assert seen[6] == {"signal/not_finite_layer": 0.0}  # by then the optimizer has written NaN everywhere
+    assert caplog.text.count("not finite") == 1
+
+
+def test_the_start_can_be_given() -> None:
+    """A resumed run is held against the weights that the training began with."""
+    start = Parametrization.from_model(gpt2(4))
+    model = gpt2(4)
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.c_proj.weight.mul_(3000)
+            layer.attn.c_proj.weight.mul_(3000)
+    for given, departs in ((None, False), (start, True)):
+        with SignalMonitor(model, start=given) as monitor:
+            train(model, 1, monitor)
+        assert any(w.quantity == "variance" for w in monitor.warnings) is departs
+
+
+def test_tolerances() -> None:
+    ids = sequences()
+    for tolerance, n in ((1.0000001, True), ({"variance": 1.0000001}, True), (None, False), (1e9, False)):
+        model = gpt2()
+        with SignalMonitor(model, tolerance=tolerance) as monitor:
+            model(input_ids=ids, labels=ids).loss.backward()
+            numbers = monitor.step()
+        assert bool(monitor.warnings) is n
+        assert numbers is not None and ("signal/outside" in numbers) is (tolerance is not None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every is 0"),
+        ({"tolerance": 1.0}, "tolerance is 1.0; expected a factor above 1"),
+        ({"tolerance": {"speed": 2.0}}, "speed"),
+        ({"also": ("identity", "taste")}, "unknown request 'taste'; also= takes attention"),
+        ({"writer": object()}, "without add_scalar"),
+        ({"skip_first": -1}, "skip_first is -1"),
+        ({"start": Parametrization.from_model(gpt2(2))}, "start has 4 sublayers, the model 6"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SignalMonitor(gpt2(), **options)
+
+
+def test_requests_that_the_model_does_not_allow(caplog: pytest.LogCaptureFixture) -> None:
+    for family in ("vit", "t5"):
+        with pytest.raises(InputError, match="needs batch= here"):
+            SignalMonitor(other(family)[0], also=("attention",))
+    model, ids = gpt2(), sequences()
+    with pytest.raises(InputError, match="does not name one module per layer"):
+        SignalMonitor(model, also=("identity",), mapping=replace(mapping_of(model), layers=()))
+    embedded = model.transformer.wte(ids)
+    numbers = one_step(model, {"inputs_embeds": embedded, "labels": ids}, also=("rank",))
+    assert "rank not measured: the step's arguments hold no token ids" in caplog.text
+    assert len(row(numbers, "variance")) == 3 and row(numbers, "effective_rank") == []
+
+
+def test_bad_use(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="known families"):
+        SignalMonitor(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="not attached"):
+        SignalMonitor(gpt2()).step()
+    model = gpt2()
+    with pytest.raises(InputError, match="cannot write"), SignalMonitor(model, jsonl=tmp_path / "no" / "x") as monitor:
+        train(model, 1, monitor)
+    assert hooks(model) == 0

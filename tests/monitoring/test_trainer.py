@@ -1,0 +1,203 @@
+"""SignalCallback in real runs of the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monitored import VOCABULARY, gpt2, hooks, sequences
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import signalprop as sp
+from signalprop.errors import InputError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+DATA = [{"input_ids": ids, "labels": ids} for ids in sequences(64)]
+ALSO = ("attention", "identity", "removal", "casts")
+
+
+def trainer(folder: Path, *, model: Any = None, data: Any = None, callbacks: Any = None, **options: Any) -> Trainer:
+    settings = {
+        "output_dir": str(folder), "max_steps": 11, "per_device_train_batch_size": 4, "logging_steps": 3,
+        "report_to": "none", "save_strategy": "no", "learning_rate": 1e-3, "use_cpu": True, "seed": 3,
+        "disable_tqdm": True,
+    } | options  # fmt: skip
+    return Trainer(
+        model=gpt2() if model is None else model,
+        args=TrainingArguments(**settings),
+        train_dataset=DATA if data is None else data,
+        eval_dataset=DATA[:4],
+        callbacks=callbacks,
+    )
+
+
+def losses(trained: Trainer) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["loss"]) for entry in trained.state.log_history if "loss" in entry]
+
+
+def signals(trained: Trainer) -> dict[int, dict[str, float]]:
+    """What was logged of the signal, by step."""
+    entries = [entry for entry in trained.state.log_history if "signal/sensitivity" in entry]
+    return {
+        int(entry["step"]): {name: value for name, value in entry.items() if name.startswith("signal/")}
+        for entry in entries
+    }
+
+
+def same(one: Trainer, other: Trainer) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "checkpointing": {"gradient_checkpointing": True},
+    "evaluation": {"eval_strategy": "steps", "eval_steps": 2},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_the_same_to_the_bit(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = trainer(tmp_path, **CASES[case])  # which seeds what its training draws
+    bare.train()
+    watched = trainer(tmp_path, **CASES[case])
+    callback = sp.SignalCallback(watched, every=5, also=ALSO, jsonl=tmp_path / "signal.jsonl")
+    watched.add_callback(callback)
+    own = hooks(watched.model)
+    capsys.readouterr()
+    watched.train()
+    assert "signal" not in capsys.readouterr().out  # tens of numbers are not for the console
+    assert losses(watched) == losses(bare) and len(losses(bare)) == 3
+    assert same(bare, watched)
+    found = signals(watched)
+    assert list(found) == [1, 5, 10]
+    assert {len(numbers) for numbers in found.values()} == {len(found[1])}
+    lines = [json.loads(line) for line in (tmp_path / "signal.jsonl").read_text().splitlines()]
+    assert [{k: v for k, v in line.items() if k.startswith("signal")} for line in lines] == list(found.values())
+    assert callback.monitor.warnings == []
+    assert "training_step" not in vars(watched)
+    if case != "checkpointing":  # which puts a hook of its own on when training starts
+        assert hooks(watched.model) == own == 0
+
+
+def test_tensorboard_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
+    watched = trainer(tmp_path, report_to="tensorboard")
+    watched.add_callback(sp.SignalCallback(watched, every=5))
+    watched.train()
+    events = EventAccumulator(str(tmp_path / "runs"))
+    events.Reload()
+    found = signals(watched)
+    for name in found[5]:
+        logged = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert logged == [(step, pytest.approx(numbers[name], rel=1e-6)) for step, numbers in found.items()]
+    assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9]
+
+
+def test_a_step_that_is_logged_and_sampled_logs_its_loss(tmp_path: Path) -> None:
+    bare = trainer(tmp_path, logging_steps=5)
+    bare.train()
+    watched = trainer(tmp_path, logging_steps=5)
+    watched.add_callback(sp.SignalCallback(watched, every=5))
+    watched.train()
+    assert losses(watched) == losses(bare)
+    assert [step for step, _ in losses(bare)] == [5, 10]
+
+
+def test_a_run_that_is_resumed(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 6}
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    first = trainer(tmp_path / "parts", **saving)
+    first.add_callback(sp.SignalCallback(first, every=5))
+    first.train()
+    second = trainer(tmp_path / "parts", **saving)
+    callback = sp.SignalCallback(second, every=5)
+    second.add_callback(callback)
+    second.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-6"))
+    assert list(signals(second)) == [1, 5, 7, 10]  # up to 6 from the checkpoint's history
+    assert same(whole, second)
+    assert signals(first)[10] == pytest.approx(signals(second)[10])
+
+
+def test_an_error_in_a_step_leaves_no_hooks(tmp_path: Path) -> None:
+    class Breaks(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"input_ids": DATA[0]["input_ids"], "labels": torch.full_like(DATA[0]["labels"], VOCABULARY + 7)}
+
+    watched = trainer(tmp_path, data=Breaks())
+    watched.add_callback(sp.SignalCallback(watched, every=1))
+    with pytest.raises(IndexError, match="out of bounds"):
+        watched.train()
+    assert hooks(watched.model) == 0
+    assert "training_step" not in vars(watched)
+
+
+def test_a_trainer_with_a_step_of_its_own(tmp_path: Path) -> None:
+    watched = trainer(tmp_path)
+    calls = []
+    inner = watched.training_step
+    watched.training_step = lambda *args, **kwargs: calls.append(1) or inner(*args, **kwargs)
+    own = watched.training_step
+    watched.add_callback(sp.SignalCallback(watched, every=5))
+    watched.train()
+    assert len(calls) == 11 and watched.training_step is own
+    assert list(signals(watched)) == [1, 5, 10]
+
+
+def test_a_model_that_the_trainer_makes_itself(tmp_path: Path) -> None:
+    bare = trainer(tmp_path)
+    watched = Trainer(model_init=lambda: gpt2(), args=bare.args, train_dataset=DATA)
+    callback = sp.SignalCallback(watched, every=5)
+    watched.add_callback(callback)
+    watched.train()
+    assert list(signals(watched)) == [1, 5, 10]
+
+
+def test_a_learning_rate_that_jumps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Jump(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if state.global_step == 6:
+                for group in others["optimizer"].param_groups:
+                    group["lr"] = 1.0
+
+    watched = trainer(tmp_path, callbacks=[Jump()], lr_scheduler_type="constant", max_steps=20)
+    callback = sp.SignalCallback(watched, every=5)
+    watched.add_callback(callback)
+    watched.train()
+    first = callback.monitor.warnings[0]
+    assert first.step == 10 and first.quantity == "variance" and first.layers
+    assert first.text in caplog.text
+    found = signals(watched)
+    assert found[5]["signal/outside"] == 0 < found[10]["signal/outside"]
+
+
+@pytest.mark.slow
+def test_compiled(tmp_path: Path) -> None:
+    compiling = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 6}
+    bare = trainer(tmp_path, **compiling)
+    bare.train()
+    watched = trainer(tmp_path, **compiling)
+    watched.add_callback(sp.SignalCallback(watched, every=3, also=("identity",)))
+    watched.train()
+    assert losses(watched) == losses(bare) and same(bare, watched)
+    assert list(signals(watched)) == [1, 3, 6]
+    torch._dynamo.reset()
+
+
+def test_bad_options(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="every is 0"):
+        sp.SignalCallback(trainer(tmp_path), every=0)
