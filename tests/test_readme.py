@@ -14,7 +14,15 @@ from signalprop.cli import run
 from signalprop.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
-_PAGES = ("README.md", "docs/cli.md", "docs/schemes.md", "docs/applying.md", "docs/kernels.md", "docs/monitoring.md", "docs/diagnosing.md")
+_PAGES = (
+    "README.md",
+    "docs/cli.md",
+    "docs/schemes.md",
+    "docs/applying.md",
+    "docs/kernels.md",
+    "docs/monitoring.md",
+    "docs/diagnosing.md",
+)
 PAGES = [page for page in _PAGES if (ROOT / page).is_file()]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)\)")

@@ -35,7 +35,7 @@ def test_version_and_help(command: Command) -> None:
     for arguments in ((), ("--help",), ("-h",)):
         status, out, err = command(*arguments)
         assert (status, err) == (0, "")
-        assert "compare  Predict and measure a model's signal" in out
+        assert "compare   Predict and measure a model's signal" in out
 
 
 @pytest.mark.parametrize("name", ["predict", "measure", "compare", "verify", "schemes", "compute"])

@@ -13,6 +13,7 @@ from signalprop.cli.apply import apply
 from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
+from signalprop.cli.diagnose import diagnose
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
@@ -22,7 +23,7 @@ from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED = 130
-COMMANDS = (predict, measure, compare, verify, apply, check, fold, kernel, schemes, compute)
+COMMANDS = (predict, measure, compare, verify, apply, check, fold, kernel, diagnose, schemes, compute)
 
 app = typer.Typer(
     name="signalprop",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +12,12 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 if TYPE_CHECKING:
-    from signalprop.diagnose.result import Diagnosis
+    from torch import nn
+
+    from signalprop.data import Batch
+    from signalprop.diagnose.loading import Loaded
+    from signalprop.diagnose.result import Diagnosis, Estimate
+    from signalprop.probes.mapping import Mapping
 
 
 def diagnose(
@@ -50,15 +56,16 @@ def diagnose(
         typer.Option("--cast", help="float8_e4m3fn, float8_e5m2, bfloat16, int8 or all (repeatable)."),
     ] = None,
     task: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--task",
-            metavar="FILE",
-            help="Multiple choice, JSON lines of prompt, choices and answer: accuracy without layers.",
+            metavar="FILE|NAME",
+            help="Accuracy beside the loss: JSON lines of prompt, choices and answer, or NAME,NAME of "
+            "lm-evaluation-harness.",
         ),
     ] = None,
     expect: Annotated[
-        str | None, typer.Option("--expect", metavar="SCHEME", help="Scheme that the model is meant to carry.")
+        str | None, typer.Option("--expect", metavar="SCHEME", help="Scheme that the model is meant to carry: lns.")
     ] = None,
     prune: Annotated[
         str | None,
@@ -82,7 +89,7 @@ def diagnose(
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
-    """Say what the layers of a trained model do on real data, and what is wrong with them.
+    """Say what a trained model's layers do, and what is wrong.
 
     Per layer: variance, token correlation, rank, attention, gradient, outliers, nearness to the identity; with --remove
     what it is worth, with --cast what few bits do to it; and verdicts in words.
@@ -91,6 +98,7 @@ def diagnose(
     Example:
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
+    from signalprop.diagnose.result import Diagnosis
     from signalprop.errors import InputError, require
     from signalprop.report import diagnosis_tables
 
@@ -99,26 +107,52 @@ def diagnose(
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if prune and save is None:
         raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    require("torch", "models")
-    from signalprop.diagnose.casts import FORMATS
+    if is_stored(model) and (remove or greedy or cast or task or save):
+        raise InputError(f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task and --save need the model")
+    if expect not in (None, "lns"):
+        raise InputError(
+            f"--expect {expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
+            "against any scheme"
+        )
 
-    formats = list(FORMATS) if cast == ["all"] else list(cast or [])
+    def of(source: str, *, main: bool) -> Diagnosis:
+        """A stored diagnosis, or that of a model; --against has the sections that cost little."""
+        if is_stored(source):
+            return Diagnosis.load(source)
+        require("torch", "models")
+        from signalprop.diagnose.loading import load
+        from signalprop.diagnose.run import diagnose as diagnosed
+        from signalprop.probes.families import mapping_for
 
-    def made(source: str, *, main: bool) -> Diagnosis:
-        return _diagnosis(
-            source, data, field, tokens, seq_len, batch_size, skip_first, (greedy if greedy or remove else None) if main
-            else None, formats if main else [], task if main else None, expect or "", dtype, trust_remote_code, seed,
-            prune if main else None, save if main else None,
-        )  # fmt: skip
+        loaded = load(source, dtype=dtype, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
+        mapping = mapping_for(loaded.model, None)
+        finish = _saver(loaded, mapping, prune, save) if main and save is not None else None
+        batches = _batches(loaded, mapping, data, field, tokens, seq_len, batch_size, seed)
+        with output.sections() as step:
+            found = diagnosed(
+                loaded.model,
+                batches,
+                name=loaded.name,
+                mapping=mapping,
+                skip_first=skip_first,
+                remove=greedy if main and (greedy or remove) else None,
+                cast=_formats(cast) if main else (),
+                accuracy=_accuracy(task, loaded) if main and task is not None else None,
+                expected=expect or "",
+                progress=step,
+            )
+        if finish is not None:
+            finish(found)
+        return found.model_copy(update={"notes": (*loaded.notes, *found.notes)})
 
-    found = made(model, main=True)
-    other = made(against, main=False) if against is not None else None
+    found = of(model, main=True)
+    other = of(against, main=False) if against is not None else None
     if plot is not None:
         from signalprop.report.diagnosis_plots import diagnosis_figure
         from signalprop.report.plots import save_figure
 
         save_figure(plot, lambda: diagnosis_figure([found] if other is None else [found, other]))
-    value = found.to_json() if other is None else {"diagnosis": found.to_json(), "against": other.to_json()}
+    value = found.to_json() if other is None else _pair(found, other)
     if output.write_result(json_file, value):
         typer.echo(diagnosis_tables.diagnosis_text(found))
         if other is not None:
@@ -128,50 +162,80 @@ def diagnose(
                 typer.echo(f"{name:<8}{path}")
 
 
-def _diagnosis(
-    source: str, data: str | None, field: str, tokens: int, seq_len: int | None, batch_size: int, skip_first: int,
-    remove: int | None, formats: list[str], task: Path | None, expected: str, dtype: str, trust_remote_code: bool,
-    seed: int, prune: str | None, save: Path | None,
-) -> Diagnosis:  # fmt: skip
-    """Of a model that is loaded, or as it stands in a JSON file."""
-    from signalprop.diagnose.loading import load
-    from signalprop.diagnose.removal import save_pruned
-    from signalprop.diagnose.result import Diagnosis
-    from signalprop.diagnose.run import diagnose as diagnosed
-    from signalprop.diagnose.stream import DEFAULT_LENGTH, token_batches
-    from signalprop.diagnose.tasks import multiple_choice, read_task
-    from signalprop.errors import InputError
-    from signalprop.probes.families import mapping_for
+def is_stored(source: str) -> bool:
+    """Whether a MODEL is the JSON file of an earlier diagnosis."""
+    path = Path(source)
+    return path.suffix == ".json" and path.name != "config.json" and path.is_file()
 
-    if source.endswith(".json") and Path(source).is_file() and Path(source).name != "config.json":
-        return Diagnosis.load(source)
-    loaded = load(source, dtype=dtype, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
-    mapping = mapping_for(loaded.model, None)
+
+def _pair(found: Diagnosis, other: Diagnosis) -> dict[str, Any]:
+    return {"schema": "signalprop/diagnoses/1", "diagnosis": found.to_json(), "against": other.to_json()}
+
+
+def _batches(
+    loaded: Loaded,
+    mapping: Mapping,
+    data: str | None,
+    field: str,
+    tokens: int,
+    seq_len: int | None,
+    batch_size: int,
+    seed: int,
+) -> Iterator[Batch]:
+    from signalprop.diagnose.stream import DEFAULT_LENGTH, token_batches
+
     a = mapping.architecture
-    length = seq_len or min(DEFAULT_LENGTH, a.seq_len)
-    wanted = layers_of(prune, len(mapping.layers)) if prune else ()
-    batches = token_batches(
-        data, loaded.tokenizer, seq_len, batch_size, max(1, -(-tokens // length)), architecture=a, field=field,
+    length = seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
+    start = getattr(loaded.model.config, "decoder_start_token_id", None)
+    return token_batches(
+        data,
+        loaded.tokenizer,
+        seq_len,
+        batch_size,
+        max(1, -(-tokens // length)),
+        architecture=a,
+        field=field,
         seed=seed,
-    )  # fmt: skip
-    accuracy = None
-    if task is not None:
-        if loaded.tokenizer is None:
-            raise InputError("--task needs the model's tokenizer, and the checkpoint brings none")
+        decoder_start=start if isinstance(start, int) else None,
+    )
+
+
+def _formats(names: list[str] | None) -> list[str]:
+    from signalprop.diagnose.casts import FORMATS
+
+    return list(FORMATS) if names and "all" in names else list(names or [])
+
+
+def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
+    from signalprop.diagnose.tasks import harness, multiple_choice, read_task
+    from signalprop.errors import InputError
+
+    if loaded.tokenizer is None:
+        raise InputError("--task needs the model's tokenizer, and the checkpoint brings none")
+    if Path(task).exists() or Path(task).suffix:
         questions = read_task(task)
-        accuracy = lambda m: multiple_choice(m, loaded.tokenizer, questions)  # noqa: E731
-    with output.sections() as step:
-        found = diagnosed(
-            loaded.model, batches, name=loaded.name, mapping=mapping, skip_first=skip_first, remove=remove,
-            cast=formats, accuracy=accuracy, expected=expected, progress=step,
-        )  # fmt: skip
-    found = found.model_copy(update={"notes": (*loaded.notes, *found.notes)})
-    if save is not None:
-        chosen = wanted or (found.removal.greedy[-1].layers if found.removal and found.removal.greedy else ())
+        return lambda model: multiple_choice(model, loaded.tokenizer, questions)
+    return harness(task.split(","), loaded.tokenizer)
+
+
+def _saver(loaded: Loaded, mapping: Mapping, prune: str | None, target: Path) -> Callable[[Diagnosis], None]:
+    """What writes the pruned model once the diagnosis is there; all that could be wrong with it is found now."""
+    from signalprop.diagnose.removal import check_save, save_pruned
+
+    layers = layers_of(prune, len(mapping.layers)) if prune else ()
+    check_save(loaded.model, mapping, layers, target)
+
+    def finish(found: Diagnosis) -> None:
+        from signalprop.errors import InputError
+
+        chosen = layers
+        if not chosen and found.removal is not None and found.removal.greedy:
+            chosen = found.removal.greedy[-1].layers
         if not chosen:
             raise InputError("no layers were chosen to be left out; name them with --prune")
-        save_pruned(loaded.model, mapping, chosen, save, loaded.tokenizer)
-    return found
+        save_pruned(loaded.model, mapping, chosen, target, loaded.tokenizer)
+
+    return finish
 
 
 def layers_of(text: str, n: int) -> tuple[int, ...]:

@@ -46,9 +46,10 @@ def layer_modules(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
 
 def sequences(batch: Batch) -> Iterator[Batch]:
     """The sequences of a batch, one at a time."""
-    arrays: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "source"}
+    arrays = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "source"}
     for b in range(len(batch.targets)):
-        yield replace(batch, **{name: None if x is None else x[b : b + 1] for name, x in arrays.items()})
+        parts: dict[str, Any] = {name: None if x is None else x[b : b + 1] for name, x in arrays.items()}
+        yield replace(batch, **parts)
 
 
 def run(model: nn.Module, arguments: dict[str, Any]) -> None:

@@ -51,11 +51,11 @@ def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, l
 
 
 def _check(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
-    n = len(mapping.layers)
+    stacks, n = lists_of(model, mapping), len(mapping.layers)
     for layer in layers:
         if not 0 <= layer < n:
             raise InputError(f"there is no layer {layer}; this model has layers 0 to {n - 1}")
-    for _, _, members in lists_of(model, mapping):
+    for _, _, members in stacks:
         if set(members) <= set(layers):
             raise InputError("all layers of a stack cannot be removed; leave at least one")
         first = members[0]
@@ -145,9 +145,8 @@ def removal(
     Raises:
         InputError: as `without`, or as `loss`.
     """
+    check_removal(model, mapping, greedy)
     n = len(mapping.layers)
-    if not 0 <= greedy < n:
-        raise InputError(f"greedy is {greedy}; expected a number of layers from 0 to {n - 1}")
     whole = whole or loss(model, batches, mapping=mapping, skip_first=skip_first)
     removable = [k for k in range(n) if _removable(model, mapping, k)]
     total = (len(removable) if single or greedy else 0) + sum(len(removable) - step for step in range(1, greedy))
@@ -175,6 +174,14 @@ def removal(
         chosen = best.layers
         groups.append(best)
     return Removal(single=singles if single else (), greedy=tuple(groups))
+
+
+def check_removal(model: nn.Module, mapping: Mapping, greedy: int) -> None:
+    """Raise the InputError that `removal` would raise before its first pass."""
+    lists_of(model, mapping)
+    n = len(mapping.layers)
+    if not 0 <= greedy < n:
+        raise InputError(f"greedy is {greedy}; expected a number of layers from 0 to {n - 1}")
 
 
 def _removable(model: nn.Module, mapping: Mapping, layer: int) -> bool:
@@ -211,6 +218,16 @@ def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Modul
         InputError: as `without`; a model that carries a scheme (fold it first); or one whose layers compute with their
             numbers.
     """
+    _check_prunable(model, mapping, layers)
+    memo: dict[int, Any] = {id(q): q for q in model.parameters()}
+    memo |= {id(b): b for b in model.buffers()}
+    pruned = copy.deepcopy(model, memo)
+    for owner, name, value in _changes(pruned, mapping, layers, renumber=True):
+        setattr(owner, name, value)
+    return pruned
+
+
+def _check_prunable(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
     record = record_of(model)
     if record is not None:
         raise InputError(
@@ -220,12 +237,18 @@ def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Modul
     _check(model, mapping, layers)
     if _by_number(model):
         raise InputError("this model divides scores by the number of the layer, which renumbering would change")
-    memo: dict[int, Any] = {id(q): q for q in model.parameters()}
-    memo |= {id(b): b for b in model.buffers()}
-    pruned = copy.deepcopy(model, memo)
-    for owner, name, value in _changes(pruned, mapping, layers, renumber=True):
-        setattr(owner, name, value)
-    return pruned
+
+
+def check_save(model: nn.Module, mapping: Mapping, layers: Sequence[int], directory: str | Path) -> None:
+    """Raise the InputError that `save_pruned` would raise; layers that are not chosen yet are left out."""
+    _check_prunable(model, mapping, layers)
+    target = Path(directory)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"{target} exists and is not empty; name a new directory")
+    if not hasattr(model, "save_pretrained"):
+        raise InputError(
+            f"a {type(model).__name__} has no checkpoint form that transformers reads; save its state dict"
+        )
 
 
 def save_pruned(
@@ -236,18 +259,12 @@ def save_pruned(
     Raises:
         InputError: as `prune`; a model that is not of transformers; a directory that holds something.
     """
+    check_save(model, mapping, layers, directory)
     target = Path(directory)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target} exists and is not empty; name a new directory")
-    pruned = prune(model, mapping, layers)
-    save: Any = getattr(pruned, "save_pretrained", None)
-    if save is None:
-        raise InputError(
-            f"a {type(model).__name__} has no checkpoint form that transformers reads; save its state dict"
-        )
+    pruned: Any = prune(model, mapping, layers)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        save(temporary, safe_serialization=True)
+        pruned.save_pretrained(temporary, safe_serialization=True)
         if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(temporary)
         if target.exists():

@@ -185,7 +185,11 @@ class Verdict(Value):
 
 
 class Diagnosis(Value):
-    """All that was found; sections that were not asked for are None."""
+    """All that was found; sections that were not asked for are None or empty.
+
+    Attributes:
+        loss: mean cross-entropy per token of the whole model; accuracy: of a task, where there is one.
+    """
 
     model_config = ConfigDict(title="diagnosis")
     schema_: Literal["signalprop/diagnosis/1"] = Field(alias="schema")
@@ -195,6 +199,7 @@ class Diagnosis(Value):
     data: Data
     loss: Estimate | None = None
     perplexity: Number = None
+    accuracy: Estimate | None = None
     signal: tuple[LayerSignal, ...] = ()
     weights: tuple[Weights, ...] = ()
     identity: Identity | None = None

@@ -9,7 +9,7 @@ from torch import nn
 from signalprop.data import Batch
 from signalprop.diagnose.casts import FORMATS, Of, casts
 from signalprop.diagnose.identity import identity
-from signalprop.diagnose.removal import estimate, removal
+from signalprop.diagnose.removal import check_removal, estimate, removal
 from signalprop.diagnose.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
 from signalprop.diagnose.signal import observe
 from signalprop.diagnose.stream import loss
@@ -50,8 +50,8 @@ def diagnose(
         remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
         cast: formats of `signalprop.diagnose.casts.FORMATS` to cast to. cast_of: what is cast.
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
-        accuracy: a score beside the loss for removals. expected: scheme that the model is meant to carry (default: the
-            one that `signalprop.apply` put on it).
+        accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnose.tasks`).
+        expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
         progress: called with (section, done, all).
 
     Raises:
@@ -62,6 +62,8 @@ def diagnose(
     unknown = [item for item in cast if item not in FORMATS]
     if unknown:
         raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
+    if remove is not None:
+        check_removal(model, mapping, remove)
     held = list(batches)
     if not held:
         raise InputError("there is no data to run the model on: not one sequence of the asked length")
@@ -75,10 +77,12 @@ def diagnose(
         finite = all(item.finite for item in signal)
         whole = None
         if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
-            whole = loss(model, held, mapping=mapping)
+            tell, n = step("loss"), sum(_size(batch) for batch in held)
+            whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         weights, said = live_weights(model, mapping, inputs, _length(held))
         notes += [f"prediction: {line}" for line in said]
+        score = accuracy(model) if accuracy is not None and finite else None
         near = None
         if jacobian_sequences and mapping.layers and finite:
             near = identity(
@@ -112,6 +116,7 @@ def diagnose(
         ),
         loss=None if whole is None else estimate(whole),
         perplexity=None if whole is None else number(whole.perplexity),
+        accuracy=score,
         signal=signal,
         weights=weights,
         identity=near,

@@ -7,7 +7,7 @@ a time. Nothing of the size (tokens x features) is kept beyond the layer that is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -249,7 +249,7 @@ def observe(
         skip_first: positions of every sequence that averages leave out.
         gradient_sequences: how many of the first sequences are also run backward, one at a time (0, or a model without
             a loss: none).
-        progress: called with (batches done, total).
+        progress: called with (batches and sequences run backward, all of them), given `total`, the number of batches.
 
     Raises:
         InputError: the batches do not fit the model, there are none, or their sequences are not longer than skip_first.
@@ -267,20 +267,28 @@ def observe(
                 run(model, arguments)
             wanted = gradient_sequences - len(held)
             held += [one for one, _ in zip(sequences(batch), range(wanted), strict=False)]
+            if not done:
+                _check_length(seen, skip_first)
             done += 1
             if progress is not None:
-                progress(done, max(total, done))
+                progress(done, max(total, done) + gradient_sequences)
     if not done:
         raise InputError("there is no data to run the model on: not one sequence of the asked length")
     finite = all(point.finite for point in seen.points.values())
-    if finite and not all(point.tokens for point in seen.points.values()):
-        length = min(seen.lengths.values(), default=0)
+    gradients = None
+    if finite and held:
+        later = None if progress is None else lambda k: progress(done + k, done + len(held))
+        gradients = _gradients(model, held, mapping, places, skip_first, seen.lengths, later)
+    return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
+
+
+def _check_length(seen: _Observer, skip_first: int) -> None:
+    length = min(seen.lengths.values(), default=0)
+    if length <= skip_first:
         raise InputError(
             f"sequences of {length} tokens have none behind the first {skip_first}, which statistics leave out; give "
             "longer sequences, or a smaller skip_first"
         )
-    gradients = _gradients(model, held, mapping, places, skip_first, seen.lengths) if finite and held else None
-    return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
 
 
 def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal:
@@ -353,6 +361,7 @@ def _gradients(
     places: Plan,
     skip_first: int,
     lengths: dict[int, int],
+    progress: Callable[[int], None] | None,
 ) -> FloatArray | None:
     """Gradient variance at stream_out of every sublayer, relative to the last one's; None where there is no loss."""
     if mapping.architecture.head == "none":
@@ -379,6 +388,8 @@ def _gradients(
             factor = factor_of(recorder, "stream_out", i, gradient=True)
             row.append(gradient[site][1] * factor * factor if site in gradient else math.nan)
         found.append(row)
+        if progress is not None:
+            progress(len(found))
     mean = np.mean(np.array(found), axis=0)
     last = mean[-1]
     return np.asarray(mean / last) if math.isfinite(last) and last > 0 else None

@@ -532,7 +532,7 @@ def loss(
             arguments["use_cache"] = False  # keys and values of a whole batch, for nothing
         with evaluating(model), torch.inference_mode():
             output = model(**placed(model, arguments))
-            logits = getattr(output, "logits", None)
+            logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
             targets = torch.as_tensor(np.ascontiguousarray(batch.targets))
             if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape or targets.ndim < 2:
                 raise InputError(f"{type(model).__name__} gives no logits for tokens, so there is no loss")

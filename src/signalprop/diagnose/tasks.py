@@ -1,9 +1,10 @@
-"""Accuracy on questions with choices, by the likelihood of each choice."""
+"""Accuracy beside the loss: questions with choices, by the likelihood of each; tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import Field
 from torch import nn
 
 from signalprop.diagnose.result import Estimate
-from signalprop.errors import InputError
+from signalprop.errors import InputError, require
 from signalprop.storage import read_text
 from signalprop.validation import Value
 
@@ -32,8 +33,6 @@ def read_task(path: str | Path) -> list[Question]:
     Raises:
         InputError: not such a file; the message names the line.
     """
-    import json
-
     out = []
     for i, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
@@ -72,9 +71,38 @@ def multiple_choice(model: nn.Module, tokenizer: Any, questions: Sequence[Questi
                 raise InputError(f"a choice of {question.prompt!r:.40} has no tokens")
             whole = torch.tensor([[*prompt, *ids]], device=device)
             with torch.no_grad():
-                logits = model(input_ids=whole).logits[0, len(prompt) - 1 : -1].float()
+                logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
             scores.append(-float(F.cross_entropy(logits, whole[0, len(prompt) :])))
         right += max(range(len(scores)), key=scores.__getitem__) == question.answer
     n = len(questions)
     share = right / n
     return Estimate(value=share, standard_error=math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None)
+
+
+def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estimate]:
+    """A function of a causal model: its mean accuracy over tasks of lm-evaluation-harness (package `lm_eval`).
+
+    Raises:
+        InputError: the package does not know a task, or a task has no accuracy. MissingExtra: the package is missing.
+    """
+    lm_eval = require("lm_eval", "tasks")
+    from lm_eval.models.huggingface import HFLM
+
+    def accuracy(model: nn.Module) -> Estimate:
+        try:
+            results = lm_eval.simple_evaluate(model=HFLM(pretrained=model, tokenizer=tokenizer), tasks=list(tasks))
+        except (KeyError, ValueError, OSError) as error:  # no such task, or no connection to read it
+            reason = " ".join(str(error).split())
+            raise InputError(f"lm_eval cannot run {', '.join(tasks)}: {reason[:200]}") from None
+        scores = [results["results"].get(name, {}) for name in tasks]
+        for name, score in zip(tasks, scores, strict=True):
+            if "acc,none" not in score:
+                raise InputError(f"the task {name} gives no accuracy; choose one that does, e.g. arc_easy")
+        errors = [score.get("acc_stderr,none") for score in scores]
+        known = all(isinstance(error, float) for error in errors)
+        return Estimate(
+            value=sum(score["acc,none"] for score in scores) / len(scores),
+            standard_error=math.hypot(*errors) / len(scores) if known else None,
+        )
+
+    return accuracy

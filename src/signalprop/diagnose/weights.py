@@ -12,7 +12,7 @@ from signalprop.diagnose.layers import groups
 from signalprop.diagnose.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
-from signalprop.layout import KINDS, STACKS, layout, roles_of
+from signalprop.layout import KINDS, ROLES, STACKS, layout, roles_of
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -82,10 +82,10 @@ def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
         # roles of cross-attention have names of their own, since a layer holds both kinds
         prefix = "cross_" if KINDS[rows.kind[i]] == "cross_attention" else ""
         row = {}
-        for role, reference in item.weights.items():
-            if not masks[role][i]:
+        for role in ROLES:
+            if role not in item.weights or not masks[role][i]:
                 continue
-            owner, taken = split(reference)
+            owner, taken = split(item.weights[role])
             owner = find_any(model, owner, role)
             weight = getattr(owner, "weight", owner).detach()
             if taken is not None:

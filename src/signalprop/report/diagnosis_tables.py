@@ -34,6 +34,8 @@ def header(d: Diagnosis) -> str:
     ]
     if d.loss is not None:
         lines.append(f"loss {_with_error(d.loss)} nats per token, perplexity {number(d.perplexity)}")
+    if d.accuracy is not None:
+        lines.append(f"accuracy {_with_error(d.accuracy)}")
     return "\n".join(lines)
 
 
@@ -136,7 +138,10 @@ def compared(d: Diagnosis, other: Diagnosis) -> str:
     head = ["layer"]
     for name in ("variance", "token r", "eff. rank", "gradient", "|J-I|"):
         head += [name, "against"]
-    return f"{d.model} against {other.model}\n" + text_table(head, rows)
+    lines = [f"{d.model} against {other.model}"]
+    if d.loss is not None and other.loss is not None:
+        lines.append(f"loss {_with_error(d.loss)} against {_with_error(other.loss)} nats per token")
+    return "\n".join([*lines, text_table(head, rows)])
 
 
 def _costs(loss: Estimate, increase: Estimate, accuracy: Estimate | None = None) -> list[str]:

@@ -1,0 +1,283 @@
+"""`signalprop diagnose` on checkpoints in directories: numbers of the library, files, and one line per mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from commandline import Command
+from diagnosing import tiny, transformers
+from signalprop.data import load_text
+from signalprop.diagnose import Diagnosis, diagnose, load, token_batches
+from signalprop.diagnose.tasks import harness, multiple_choice, read_task
+from signalprop.errors import InputError, MissingExtra
+from signalprop.probes.families import mapping_of
+
+Refused = Callable[..., str]
+SMALL = ["--tokens", "64", "--seq-len", "16", "--batch-size", "2"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the directories `llama` (and its tokenizer), `other`, `bert`, `t5` and `vit`, and `book.txt`."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    (root / "book.txt").write_text(load_text()[:30_000], encoding="utf-8")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>", "<mask>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([load_text()[:20_000]], trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", mask_token="<mask>")
+    for name, family, seed in (("llama", "llama", 0), ("other", "llama", 1), ("bert", "bert", 0), ("t5", "t5", 0)):
+        tiny(family, 3 if family != "t5" else 2, seed, vocab_size=300).save_pretrained(root / name)
+        fast.save_pretrained(root / name)
+    vit = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4
+    )
+    transformers.ViTForImageClassification(vit).save_pretrained(root / "vit")
+    return root
+
+
+def result_of(command: Command, *arguments: Any) -> Any:
+    status, out, err = command("diagnose", *arguments, "--json", "-")
+    assert status == 0, err
+    return json.loads(out)
+
+
+class TestResults:
+    def test_numbers_are_the_library_s(self, command: Command, root: Path) -> None:
+        got = result_of(
+            command, root / "llama", "--data", root / "book.txt", *SMALL, "--remove", "--greedy", "2", "--cast", "int8"
+        )
+        loaded = load(root / "llama")
+        batches = token_batches(
+            root / "book.txt", loaded.tokenizer, 16, 2, 4, architecture=mapping_of(loaded.model).architecture
+        )
+        assert got == diagnose(loaded.model, batches, name="llama", remove=2, cast=["int8"]).to_json()
+        assert got["data"]["tokens"] == 64 and got["data"]["source"] == str(root / "book.txt")
+        assert [row["layers"] for row in got["removal"]["single"]] == [[0], [1], [2]]
+
+    @pytest.mark.parametrize("name", ["bert", "t5"])
+    def test_other_kinds(self, command: Command, root: Path, name: str) -> None:
+        got = result_of(command, root / name, *SMALL, "--cast", "bfloat16", "--cast", "float8_e5m2")
+        assert got["family"] == name and got["loss"]["value"] > 0
+        assert {row["format"] for row in got["casts"]} == {"bfloat16", "float8_e5m2"}
+
+    def test_text(self, command: Command, root: Path) -> None:
+        status, out, err = command("diagnose", str(root / "llama"), *SMALL, "--remove", "--cast", "all")
+        assert status == 0
+        assert out.startswith("llama (llama), 0.0 M parameters, 3 layers\n64 tokens of sotu in 4 sequences of 16")
+        for words in (
+            "perplexity",
+            "few tokens:",
+            "layer  variance",
+            "flattest stretches",
+            "without layer 2",
+            "int8 both",
+        ):
+            assert words in out
+        assert all(len(line) <= 160 for line in out.splitlines())
+        for section in ("signal", "loss", "identity", "removal", "casts"):
+            assert f"{section}: " in err  # progress
+
+    def test_stored_and_against(self, command: Command, root: Path, tmp_path: Path) -> None:
+        stored = tmp_path / "llama.json"
+        assert command("diagnose", str(root / "llama"), *SMALL, "--json", str(stored)).status == 0
+        found = Diagnosis.load(stored)
+        assert Diagnosis.from_json(result_of(command, stored)) == found
+        pair = result_of(command, stored, "--against", root / "other", *SMALL)
+        assert pair["schema"] == "signalprop/diagnoses/1"
+        assert Diagnosis.from_json(pair["diagnosis"]) == found
+        assert Diagnosis.from_json(pair["against"]).model == "other"
+        out = command("diagnose", str(stored), "--against", str(stored)).out
+        assert "llama against llama" in out
+
+    @pytest.mark.parametrize("against", [False, True])
+    def test_plot(self, command: Command, root: Path, tmp_path: Path, against: bool) -> None:
+        from PIL import Image
+
+        more = ["--against", str(root / "other")] if against else []
+        assert (
+            command(
+                "diagnose", str(root / "llama"), *SMALL, "--remove", *more, "--plot", str(tmp_path / "p.png")
+            ).status
+            == 0
+        )
+        with Image.open(tmp_path / "p.png") as picture:
+            pixels = np.asarray(picture.convert("L"))
+        assert 0.02 < (pixels < 200).mean() < 0.5
+
+    def test_expectations(self, command: Command, root: Path) -> None:
+        got = result_of(command, root / "llama", *SMALL, "--expect", "lns")
+        assert got["verdicts"][0]["kind"] == "layernorm scaling not in effect"
+
+
+class TestSaving:
+    def test_named_layers(self, command: Command, root: Path, tmp_path: Path) -> None:
+        arguments = ["--prune", "0-1", "--save", str(tmp_path / "pruned")]
+        assert command("diagnose", str(root / "llama"), *SMALL, *arguments).status == 0
+        whole = transformers.LlamaForCausalLM.from_pretrained(root / "llama")
+        pruned = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
+        assert len(pruned.model.layers) == pruned.config.num_hidden_layers == 1
+        last = whole.model.layers[2].mlp.up_proj.weight
+        assert torch.equal(pruned.model.layers[0].mlp.up_proj.weight, last)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "pruned")
+        assert tokenizer("the Union")["input_ids"]
+        assert result_of(command, tmp_path / "pruned", *SMALL)["signal"][0]["layer"] == 0
+
+    def test_layers_that_greedy_chose(self, command: Command, root: Path, tmp_path: Path) -> None:
+        got = result_of(command, root / "llama", *SMALL, "--greedy", "2", "--save", tmp_path / "pruned")
+        pruned = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
+        assert pruned.config.num_hidden_layers == 1
+        (kept,) = {0, 1, 2} - set(got["removal"]["greedy"][-1]["layers"])
+        whole = transformers.LlamaForCausalLM.from_pretrained(root / "llama")
+        assert torch.equal(pruned.model.layers[0].mlp.up_proj.weight, whole.model.layers[kept].mlp.up_proj.weight)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--save", "out"], "say which with --prune 12-15, or let --greedy N choose"),
+            (["--prune", "1"], "give --save"),
+            (["--prune", "1-5", "--save", "out"], "this model has layers 0 to 2"),
+            (["--prune", "x", "--save", "out"], "not of the form 12-15,20"),
+            (["--prune", "2-1", "--save", "out"], "--prune '2-1'"),
+            (["--prune", "0-2", "--save", "out"], "leave at least one"),
+            (["--prune", "0", "--save", "{root}"], "exists and is not empty"),
+        ],
+    )
+    def test_mistakes_are_found_before_the_work(
+        self, refused: Refused, root: Path, arguments: list[str], message: str
+    ) -> None:
+        err = refused("diagnose", root / "llama", *(a.format(root=root) for a in arguments))
+        assert message in err and "signal:" not in err
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["{root}/nothing"], "there is no such file or directory"),
+            (["{root}/vit"], "the model reads images, not text"),
+            (["{root}/llama", "--data", "{root}/no.txt"], "there is no such file"),
+            (["{root}/llama", "--cast", "fp4"], "unknown format 'fp4'"),
+            (["{root}/llama", "--dtype", "int4"], "dtype is 'int4'"),
+            (["{root}/llama", "--seq-len", "4"], "none behind the first 4"),
+            (["{root}/llama", "--greedy", "3"], "greedy is 3; expected a number of layers from 0 to 2"),
+            (["{root}/llama", "--expect", "deepnorm"], "trained weights tell of lns alone; signalprop check"),
+            (["{root}/llama", "--plot", "p.bmp"], "p.bmp"),
+            (["{root}/llama", "--json", "{root}/no/such.json"], "there is no directory"),
+            (["{root}/llama", "--task", "{root}/none.jsonl"], "cannot read"),
+            (["{root}/vit", "--task", "{root}/none.jsonl"], "needs the model's tokenizer"),
+            (["{root}/vit", "--against"], "requires an argument"),
+        ],
+    )
+    def test_one_line(self, refused: Refused, root: Path, arguments: list[str], message: str) -> None:
+        assert message in refused("diagnose", *(a.format(root=root) for a in arguments))
+
+    def test_stored_ones_have_no_model(self, refused: Refused, command: Command, root: Path, tmp_path: Path) -> None:
+        stored = tmp_path / "stored.json"
+        command("diagnose", str(root / "llama"), *SMALL, "--json", str(stored))
+        for more in (["--remove"], ["--cast", "int8"], ["--greedy", "1"]):
+            assert "is a stored diagnosis" in refused("diagnose", stored, *more)
+        (tmp_path / "no.json").write_text("{}", encoding="utf-8")
+        assert "this is not a diagnosis" in refused("diagnose", tmp_path / "no.json")
+
+
+def test_help_has_an_example(command: Command) -> None:
+    status, out, _ = command("diagnose", "--help")
+    assert status == 0 and "  Example:\n    signalprop diagnose " in out
+
+
+def test_in_a_process_of_its_own(root: Path) -> None:
+    """Results on standard output, progress on standard error, no warnings of libraries."""
+    done = subprocess.run(
+        [sys.executable, "-m", "signalprop", "diagnose", str(root / "llama"), *SMALL, "--json", "-"],
+        capture_output=True, text=True, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert json.loads(done.stdout)["schema"] == "signalprop/diagnosis/1"
+    assert all(line.startswith(("signal: ", "loss: ", "identity: ")) for line in done.stderr.splitlines()), done.stderr
+
+
+class TestTasks:
+    def written(self, path: Path, *rows: Any) -> Path:
+        path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+        return path
+
+    def test_accuracy(self, command: Command, root: Path, tmp_path: Path) -> None:
+        """The choice that greedy decoding would make is the likeliest."""
+        loaded = load(root / "llama")
+        prompts = ["Fellow citizens", "The state of", "We have", "In this year"]
+        rows = []
+        for prompt in prompts:
+            ids = torch.tensor([loaded.tokenizer(prompt)["input_ids"]])  # type: ignore[misc]
+            order = loaded.model(ids).logits[0, -1].argsort(descending=True).tolist()
+            said = [loaded.tokenizer.decode([i]) for i in order]  # type: ignore[union-attr]
+            one_token = [w for w in said if w.isascii() and len(loaded.tokenizer(w)["input_ids"]) == 1]  # type: ignore[misc]
+            rows.append({"prompt": prompt, "choices": [one_token[9], one_token[0]], "answer": 1})
+        right = self.written(tmp_path / "right.jsonl", *rows)
+        one_wrong = self.written(tmp_path / "wrong.jsonl", *rows[:3], rows[3] | {"answer": 0})
+        found = multiple_choice(loaded.model, loaded.tokenizer, read_task(right))
+        assert (found.value, found.standard_error) == (1.0, 0.0)
+        got = result_of(command, root / "llama", *SMALL, "--remove", "--task", one_wrong)
+        assert got["accuracy"] == {"value": 0.75, "standard_error": pytest.approx(0.25)}
+        assert all(0 <= row["accuracy"]["value"] <= 1 for row in got["removal"]["single"])
+        assert (
+            "accuracy 0.750 ± 0.250" in command("diagnose", str(root / "llama"), *SMALL, "--task", str(one_wrong)).out
+        )
+
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ("{", "line 2 is not JSON"),
+            ([1], "line 2 is no object"),
+            ({"prompt": "a", "choices": ["b"], "answer": 0}, "line 2: .*choices"),
+            ({"prompt": "a", "choices": ["b", "c"], "answer": 2}, "line 2: answer 2 of 2 choices"),
+            ({"prompt": "a", "choices": ["b", "c"]}, "line 2: .*answer"),
+        ],
+    )
+    def test_bad_files(self, tmp_path: Path, row: Any, message: str) -> None:
+        good = {"prompt": "a", "choices": ["b", "c"], "answer": 0}
+        with pytest.raises(InputError, match=message):
+            read_task(self.written(tmp_path / "task.jsonl", good, row))
+
+    def test_the_harness(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What lm-evaluation-harness is asked for and what is made of its answer; the package itself is not here."""
+        seen: list[Any] = []
+        scores: dict[str, Any] = {
+            "arc_easy": {"acc,none": 0.5, "acc_stderr,none": 0.03}, "piqa": {"acc,none": 0.7, "acc_stderr,none": 0.04},
+            "wikitext": {"word_perplexity,none": 12.0},
+        }  # fmt: skip
+
+        def simple_evaluate(model: Any, tasks: list[str]) -> Any:
+            seen.append((model, tasks))
+            return {"results": {task: scores[task] for task in tasks}}
+
+        package = SimpleNamespace(simple_evaluate=simple_evaluate)
+        inner = SimpleNamespace(HFLM=lambda pretrained, tokenizer: (pretrained, tokenizer))
+        for name, module in (("lm_eval", package), ("lm_eval.models", package), ("lm_eval.models.huggingface", inner)):
+            monkeypatch.setitem(sys.modules, name, module)
+        model = tiny("llama", 1)
+        found = harness(["arc_easy", "piqa"], "tokenizer")(model)
+        assert seen == [((model, "tokenizer"), ["arc_easy", "piqa"])]
+        assert found.value == pytest.approx(0.6) and found.standard_error == pytest.approx(0.025)
+        with pytest.raises(InputError, match="the task wikitext gives no accuracy"):
+            harness(["wikitext"], "tokenizer")(model)
+        with pytest.raises(InputError, match=r"lm_eval cannot run nothing: 'nothing'"):
+            harness(["nothing"], "tokenizer")(model)
+
+    def test_without_the_harness(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+        with pytest.raises(MissingExtra, match=r"signalprop\[tasks\]"):
+            harness(["arc_easy"], "tokenizer")

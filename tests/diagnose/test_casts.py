@@ -1,0 +1,164 @@
+"""Casts hold what torch's own formats hold; the model is as before afterwards; noise is by its definition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from diagnose.test_signal import streams
+from diagnosing import logits_of, mapping_of, text_batch, tiny
+from signalprop.diagnose.casts import FORMATS, Format, cast, casts, maps_of, ratio
+from signalprop.diagnose.stream import loss
+from signalprop.errors import InputError
+
+FLOATS = [name for name in FORMATS if name != "int8"]
+SKIP = 3
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class TestFormats:
+    @pytest.mark.parametrize("name", FLOATS)
+    def test_as_torch_casts(self, name: str) -> None:
+        torch.manual_seed(0)
+        x = torch.randn(4000) * torch.logspace(-9, 2, 4000)  # from below the smallest subnormal to 448
+        x = x.clamp(-400, 400)
+        wanted = x.to(getattr(torch, name)).float()
+        assert torch.equal(Format(name, scaled=False)(x), wanted)
+        assert not torch.equal(x, wanted)
+
+    @pytest.mark.parametrize("name", FLOATS[:2])
+    def test_ends_of_the_range_hold(self, name: str) -> None:
+        top = torch.finfo(getattr(torch, name)).max
+        x = torch.tensor([1e9, -1e9, top, 0.0])
+        assert Format(name, scaled=False)(x).tolist() == [top, -top, top, 0.0]
+
+    @given(st.floats(1e-30, 1e30), st.sampled_from(["float8_e4m3fn", "float8_e5m2", "int8"]))
+    def test_a_scale_puts_the_largest_at_the_top(self, size: float, name: str) -> None:
+        x = torch.tensor([1.0, -0.5, 0.25, 0.0]) * size
+        cast_ = Format(name, scaled=True)(x)
+        assert torch.allclose(cast_, x, rtol=0.13, atol=0.004 * size)
+        assert float(cast_[0]) == pytest.approx(size, rel=1e-5)
+
+    def test_int8(self) -> None:
+        x = torch.linspace(-3, 3, 1001)
+        step = 3 / 127
+        held = Format("int8", scaled=True)(x)
+        assert float((held - x).abs().max()) <= step / 2 * (1 + 1e-4)
+        assert len(torch.unique(held)) == 255
+        assert Format("int8", scaled=False)(torch.tensor([0.4, 1.6, -300.0])).tolist() == [0.0, 2.0, -127.0]
+
+    def test_types_and_empty_tensors_stay(self) -> None:
+        for name in FORMATS:
+            for scaled in (False, True):
+                form = Format(name, scaled)
+                assert form(torch.zeros(0)).numel() == 0 and torch.equal(form(torch.zeros(3)), torch.zeros(3))
+                assert form(torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16
+                assert torch.isnan(form(torch.tensor([math.nan, 1.0]))[0])
+
+
+class TestModels:
+    @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "opt"])
+    @pytest.mark.parametrize("name", ["float8_e5m2", "bfloat16"])
+    def test_weights_as_if_they_had_been_stored_so(self, family: str, name: str) -> None:
+        model, batch = tiny(family, 2), text_batch(tiny(family, 2))
+        mapping, before = mapping_of(model), weights(model)
+        stored = tiny(family, 2)
+        stored.load_state_dict(before)
+        with torch.no_grad():
+            for module in maps_of(stored, mapping):
+                module.weight.data = module.weight.data.to(getattr(torch, name)).float()  # type: ignore[union-attr]
+        with cast(model, mapping, Format(name, scaled=False), "weights"):
+            assert torch.equal(logits_of(model, batch), logits_of(stored, batch))
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        (found,) = casts(model, [batch], mapping, formats=[name], of=["weights"], scaled=[False], skip_first=SKIP)
+        assert found.loss.value == loss(stored, [batch]).mean
+        assert found.increase.value == pytest.approx(loss(stored, [batch]).mean - loss(model, [batch]).mean, abs=1e-12)
+        clean, noisy = streams(model, text_batch(model, 1)), streams(stored, text_batch(model, 1))
+        for got, x, y in zip(found.signal_to_noise, clean[1:], noisy[1:], strict=True):
+            x, y = x[:, SKIP:], y[:, SKIP:]
+            assert got == pytest.approx(10 * math.log10(float(x.square().sum() / (x - y).square().sum())), abs=1e-3)
+
+    def test_activations_are_what_maps_read(self) -> None:
+        model = tiny("llama", 1)
+        mapping, batch = mapping_of(model), text_batch(model)
+        reads: list[Tensor] = []
+        form = Format("float8_e4m3fn", scaled=True)
+        with cast(model, mapping, form, "activations"):
+            handle = model.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda _, a: reads.append(a[0]))
+            logits_of(model, batch)
+            handle.remove()
+        assert torch.equal(reads[0], form(reads[0]))  # casting twice changes nothing
+        levels = reads[0] / (reads[0].abs().max() / 448)
+        assert torch.allclose(levels.to(torch.float8_e4m3fn).float(), levels, rtol=1e-5)
+
+    def test_embeddings_head_and_norms_stay(self) -> None:
+        model = tiny("gpt2", 2)
+        named = {id(module): name for name, module in model.named_modules()}
+        found = [named[id(module)] for module in maps_of(model, mapping_of(model))]
+        assert found == [
+            f"transformer.h.{k}.{name}"
+            for k in range(2)
+            for name in ("attn.c_proj", "attn.c_attn", "mlp.c_fc", "mlp.c_proj")
+        ]  # fmt: skip
+
+    def test_everything_is_put_back_after_an_error(self) -> None:
+        model = tiny("llama", 2)
+        before = weights(model)
+
+        def fails(*_: Any) -> None:
+            raise RuntimeError("in the middle of a map")
+
+        handle = model.model.layers[1].mlp.up_proj.register_forward_hook(fails)
+        with (
+            pytest.raises(RuntimeError, match="in the middle"),
+            cast(model, mapping_of(model), Format("int8", scaled=True), "both"),
+        ):
+            logits_of(model, text_batch(model))
+        handle.remove()
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+    def test_finer_formats_are_less_noisy(self) -> None:
+        model, steps = tiny("llama", 3), []
+        found = casts(
+            model, [text_batch(model)], mapping_of(model), progress=lambda done, total: steps.append((done, total))
+        )
+        assert steps == [(k + 1, 21) for k in range(21)]  # bfloat16 is not scaled
+        worst = {(c.format, c.of, c.scaled): min(v for v in c.signal_to_noise if v is not None) for c in found}
+        for of in ("weights", "activations", "both"):
+            order = [("float8_e5m2", True), ("float8_e4m3fn", True), ("int8", True), ("bfloat16", False)]
+            values = [worst[name, of, scaled] for name, scaled in order]
+            assert values == sorted(values), (of, values)
+        for name, _ in order[:3]:
+            assert worst[name, "both", True] < min(worst[name, "weights", True], worst[name, "activations", True])
+
+    def test_outliers_are_cut_without_a_scale(self) -> None:
+        """A weight beyond the range of float8_e4m3fn: a scale per tensor holds it, at the cost of the small ones."""
+        model = tiny("llama", 2)
+        with torch.no_grad():
+            model.model.layers[1].self_attn.v_proj.weight[0, 0] = 4000.0
+        found = casts(model, [text_batch(model)], mapping_of(model), formats=["float8_e4m3fn"], of=["weights"])
+        bare, with_scale = (c.signal_to_noise[1] for c in found)
+        assert bare is not None and with_scale is not None and bare < 3 < with_scale
+
+    def test_unknown_formats(self) -> None:
+        model = tiny("llama", 1)
+        with pytest.raises(InputError, match="unknown format 'fp4'; formats: float8_e4m3fn, float8_e5m2, bf"):
+            casts(model, [text_batch(model)], mapping_of(model), formats=["fp4"])
+
+
+def test_signal_over_noise() -> None:
+    x = torch.tensor([3.0, 4.0])
+    assert ratio(x, x + torch.tensor([0.0, 0.5])) == pytest.approx(20.0)
+    assert ratio(x, x) is None and ratio(x, x * math.nan) is None and ratio(x * 0, x) is None
+    assert ratio(x, -x) == pytest.approx(10 * np.log10(0.25))

@@ -1,0 +1,292 @@
+"""Removing layers is exact: against models that transformers builds without them, and on layers that do nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import own_model
+import signalprop as sp
+from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
+from signalprop.data import Batch
+from signalprop.diagnose.removal import difference, prune, removal, save_pruned, without
+from signalprop.diagnose.result import Estimate
+from signalprop.diagnose.stream import LossResult, loss
+from signalprop.errors import InputError
+
+# which layers go, by family; layers of T5 and BART are counted through both stacks
+REMOVED = {
+    "gpt2": (0, 2), "llama": (1,), "qwen2": (0, 1), "gemma3": (1, 2), "bert": (3,), "opt": (2,), "t5": (1, 2, 5, 7),
+    "bart": (0, 5, 6),
+}  # fmt: skip
+N = 4
+
+
+def silent(model: nn.Module, layers: Sequence[int]) -> None:
+    """What the layers' branches end with becomes 0."""
+    with torch.no_grad():
+        for layer in layers:
+            for weight, _ in weights_of(model, layer, ("output", "down")):
+                weight.zero_()
+        for name, bias in model.named_parameters():
+            if name.endswith(("c_proj.bias", "out_proj.bias", "fc2.bias")) and any(f".{k}." in name for k in layers):
+                bias.zero_()
+
+
+def by_hand(family: str, model: Any, layers: Sequence[int]) -> Any:
+    """A fresh model of fewer layers, with the weights of those that are left."""
+    model_class, config_class, depths, options = FAMILIES[family]
+    kept = [[k for k in range(N) if k + N * stack not in layers] for stack in range(len(depths))]
+    numbers = {name: len(left) for name, left in zip(depths, kept, strict=True)}
+    if family in ("qwen2", "gemma3"):
+        numbers["layer_types"] = [model.config.layer_types[k] for k in kept[0]]  # type: ignore[assignment]
+    config = getattr(transformers, config_class)(**options | numbers)
+    fresh = getattr(transformers, model_class)(config).eval()
+    lists = [path.rpartition(".")[0] for path in mapping_of(model).layers[::N]]
+    state = model.state_dict()
+    wanted = {}
+    for name in fresh.state_dict():
+        source = name
+        for path, left in zip(lists, kept, strict=True):
+            if name.startswith(f"{path}."):
+                number, _, rest = name[len(path) + 1 :].partition(".")
+                source = f"{path}.{left[int(number)]}.{rest}"
+        wanted[name] = state[source]
+    fresh.load_state_dict(wanted)
+    return fresh
+
+
+@pytest.mark.parametrize("family", list(REMOVED))
+class TestExact:
+    def test_as_a_model_that_never_had_them(self, family: str) -> None:
+        model = tiny(family, N)
+        layers, batch = REMOVED[family], text_batch(tiny(family, N))
+        wanted = logits_of(by_hand(family, model, layers), batch)
+        before, config = logits_of(model, batch), copy.deepcopy(model.config.to_dict())
+        assert not torch.allclose(wanted, before, rtol=1e-3)
+        with without(model, mapping_of(model), layers):
+            assert torch.equal(logits_of(model, batch), wanted)
+        assert torch.equal(logits_of(model, batch), before)
+        assert model.config.to_dict() == config
+        assert torch.equal(logits_of(prune(model, mapping_of(model), layers), batch), wanted)
+        assert torch.equal(logits_of(model, batch), before)
+
+    def test_saved_checkpoints_load_in_plain_transformers(self, family: str, tmp_path: Path) -> None:
+        model = tiny(family, N)
+        layers, batch = REMOVED[family], text_batch(model)
+        save_pruned(model, mapping_of(model), layers, tmp_path / "pruned")
+        assert [path.name for path in tmp_path.iterdir()] == ["pruned"]
+        loaded = type(model).from_pretrained(tmp_path / "pruned").eval()
+        wanted = logits_of(prune(model, mapping_of(model), layers), batch)
+        assert torch.allclose(logits_of(loaded, batch), wanted, rtol=1e-6, atol=1e-6)
+        assert sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in model.parameters())
+
+    def test_generation_with_a_cache(self, family: str, tmp_path: Path) -> None:
+        if family == "bert":
+            pytest.skip("an encoder does not generate")
+        model = tiny(family, N)
+        save_pruned(model, mapping_of(model), REMOVED[family], tmp_path / "pruned")
+        loaded = type(model).from_pretrained(tmp_path / "pruned").eval()
+        given = torch.as_tensor(text_batch(model).tokens)
+        options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+        told = [
+            m.generate(given, attention_mask=torch.ones_like(given), use_cache=use_cache, **options)
+            for m in (loaded, prune(model, mapping_of(model), REMOVED[family]))
+            for use_cache in (True, False)
+        ]
+        with without(model, mapping_of(model), REMOVED[family]):
+            told.append(model.generate(given, attention_mask=torch.ones_like(given), **options))
+        assert all(torch.equal(told[0], other) for other in told[1:])
+
+
+class TestWorth:
+    @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "opt", "t5"])
+    def test_an_exact_identity_is_worth_nothing(self, family: str) -> None:
+        """To the last bit: the loss without it is the same number."""
+        model = tiny(family, N)
+        silent(model, [1])
+        found = {item.layers[0]: item for item in removal(model, [text_batch(model)], mapping_of(model)).single}
+        assert found[1].increase == Estimate(value=0.0, standard_error=0.0)
+        assert all(item.increase.value != 0.0 for layer, item in found.items() if layer != 1)
+        assert sorted(found) == ([1, 2, 3, 5, 6, 7] if family == "t5" else [0, 1, 2, 3])
+
+    def test_other_layers_in_other_places_are_not(self) -> None:
+        """A control: the order of layers matters, and so does which one goes."""
+        model = tiny("llama", 6, initializer_range=0.4)
+        batch = text_batch(model, 4)
+        whole = loss(model, [batch])
+        layers = model.model.layers
+        order = [3, 1, 5, 0, 4, 2]
+        model.model.layers = nn.ModuleList(layers[k] for k in order)
+        shuffled = loss(model, [batch])
+        assert abs(shuffled.mean - whole.mean) > 1e-3
+        found = removal(model, [batch], mapping_of(model)).single
+        model.model.layers = layers
+        straight = removal(model, [batch], mapping_of(model)).single
+        gaps = [abs((a.loss.value or 0) - (straight[k].loss.value or 0)) for a, k in zip(found, order, strict=True)]
+        assert min(gaps) > 1e-4
+
+    def test_errors_are_those_of_the_difference(self) -> None:
+        model = tiny("gpt2", N)
+        batches = [text_batch(model, 3, start=0), text_batch(model, 3, start=900)]
+        whole = loss(model, batches)
+        (first, *_) = removal(model, batches, mapping_of(model)).single
+        with without(model, mapping_of(model), [0]):
+            left = loss(model, batches)
+        assert first.loss.value == left.mean and first.loss.standard_error == left.standard_error
+        gaps = (left.sums - whole.sums) / LENGTH  # all sequences are of one length: a plain mean of their losses
+        assert first.increase.value == pytest.approx(gaps.mean(), rel=1e-12)
+        assert first.increase.standard_error == pytest.approx(gaps.std(ddof=1) / math.sqrt(6), rel=1e-9)
+
+    def test_errors_cover_the_truth(self) -> None:
+        """Of sequences of different lengths: the mean of the losses of all tokens, as often as errors say."""
+        generator = np.random.default_rng(0)
+        inside = 0
+        for _ in range(400):
+            counts = generator.integers(5, 30, 40).astype(float)
+            gaps = generator.normal(0.3, 0.2, 40)  # per token, of a sequence
+            found = difference(LossResult(gaps * counts + 1.0, counts), LossResult(np.ones(40), counts))
+            assert found.value is not None and found.standard_error is not None
+            inside += abs(found.value - 0.3) < 1.96 * found.standard_error
+        assert 0.91 < inside / 400 < 0.98
+
+    def test_one_sequence_has_no_error(self) -> None:
+        one = LossResult(np.array([2.0]), np.array([4.0]))
+        assert difference(one, LossResult(np.array([1.0]), np.array([4.0]))) == Estimate(value=0.25)
+
+
+class TestGroups:
+    def test_the_cheapest_go_first(self) -> None:
+        """Two layers do nothing at all: they are the first two, at no cost."""
+        model = tiny("llama", 6, initializer_range=0.4)
+        silent(model, [1, 4])
+        batch = text_batch(model)
+        batch = replace(batch, targets=logits_of(model, batch).argmax(-1).numpy())  # what the whole model says
+        steps: list[tuple[int, int]] = []
+        found = removal(
+            model, [batch], mapping_of(model), single=False, greedy=3,
+            progress=lambda done, total: steps.append((done, total)),
+        )  # fmt: skip
+        assert found.single == ()
+        assert sorted(found.greedy[0].layers) in ([1], [4]) and found.greedy[1].layers == (1, 4)
+        assert [item.increase.value for item in found.greedy[:2]] == [0.0, 0.0]
+        assert len(found.greedy[2].layers) == 3 and {1, 4} < set(found.greedy[2].layers)
+        assert steps == [(k + 1, 6 + 5 + 4) for k in range(15)]
+
+    def test_each_step_is_the_best_there_is(self) -> None:
+        model = tiny("gpt2", N)
+        batch = text_batch(model, 4)
+        found = removal(model, [batch], mapping_of(model), greedy=2)
+        cheapest = min(found.single, key=lambda item: item.loss.value or 0)
+        assert found.greedy[0] == cheapest
+        (first,) = cheapest.layers
+        costs = {}
+        for other in set(range(N)) - {first}:
+            with without(model, mapping_of(model), (first, other)):
+                costs[other] = loss(model, [batch]).mean
+        assert found.greedy[1].loss.value == min(costs.values())
+        assert set(found.greedy[1].layers) == {first, min(costs, key=costs.__getitem__)}
+
+    def test_a_score_beside_the_loss(self) -> None:
+        model = tiny("gpt2", N)
+        found = removal(
+            model,
+            [text_batch(model)],
+            mapping_of(model),
+            accuracy=lambda m: Estimate(value=float(len(m.transformer.h))),
+        )
+        assert [item.accuracy for item in found.single] == [Estimate(value=3.0)] * N
+
+
+class TestLayerNormScaling:
+    @pytest.mark.parametrize("folded", [False, True])
+    def test_survivors_keep_their_own_factor(self, folded: bool) -> None:
+        model = tiny("llama", N)
+        sp.apply(model, "lns", initialize=False)
+        plain = tiny("llama", N)
+        with torch.no_grad():
+            for k, layer in enumerate(plain.model.layers):
+                for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                    norm.weight /= math.sqrt(k + 1)
+        if folded:
+            sp.fold(model)
+        batch = text_batch(plain)
+        wanted = logits_of(by_hand("llama", plain, (0, 2)), batch)
+        mapping = mapping_of(model)
+        with without(model, mapping, (0, 2)):
+            assert torch.allclose(logits_of(model, batch, mapping), wanted, rtol=1e-4, atol=1e-5)
+        if folded:
+            assert torch.allclose(
+                logits_of(prune(model, mapping_of(model), (0, 2)), batch), wanted, rtol=1e-4, atol=1e-5
+            )
+        else:
+            with pytest.raises(InputError, match=r"carries scheme 'lns', .* fold it first \(signalprop fold\)"):
+                prune(model, mapping_of(model), (0, 2))
+
+    def test_scores_over_the_number_of_the_layer(self) -> None:
+        """GPT-2's own option computes with the number, so that the survivors keep theirs, and saving is refused."""
+        model = tiny("gpt2", N, scale_attn_by_inverse_layer_idx=True)
+        silent(model, [1])
+        batch = text_batch(model)
+        wanted = logits_of(model, batch)
+        with without(model, mapping_of(model), (1,)):
+            assert torch.equal(logits_of(model, batch), wanted)
+        with pytest.raises(InputError, match="divides scores by the number of the layer"):
+            prune(model, mapping_of(model), (1,))
+
+
+class TestRefused:
+    def test_layers_that_are_not_there(self) -> None:
+        model = tiny("llama", N)
+        for layers, message in (((4,), "no layer 4; .* 0 to 3"), ((-1,), "no layer -1"), (range(N), "at least one")):
+            with pytest.raises(InputError, match=message), without(model, mapping_of(model), layers):
+                pass
+        with pytest.raises(InputError, match="greedy is 4; expected a number of layers from 0 to 3"):
+            removal(model, [text_batch(model)], mapping_of(model), greedy=4)
+
+    def test_the_layer_that_holds_the_bias(self) -> None:
+        model = tiny("t5", 2)
+        for layer in (0, 2):
+            with pytest.raises(InputError, match=f"layer {layer} holds the position bias"):
+                prune(model, mapping_of(model), (layer,))
+
+    def test_models_that_do_not_say_where_layers_are(self) -> None:
+        own = own_model.own_model()
+        with pytest.raises(InputError, match=r"does not say where the layers are; give Mapping.layers"):
+            prune(own, mapping_of(own), (0,))
+        named = replace(mapping_of(own), layers=["blocks.0.attn", "blocks.1", "blocks.2"])
+        with pytest.raises(InputError, match="names them by path in a list"):
+            prune(own, named, (0,))
+
+    def test_an_own_model(self, tmp_path: Path) -> None:
+        own = own_model.own_model()
+        named = replace(mapping_of(own), layers=[f"blocks.{i}" for i in range(3)])
+        left = prune(own, named, (1,))
+        assert len(left.blocks) == 2 and left.blocks[1].up.weight is own.blocks[2].up.weight
+        with pytest.raises(InputError, match="has no checkpoint form that transformers reads"):
+            save_pruned(own, named, (1,), tmp_path / "own")
+
+    def test_a_directory_that_holds_something(self, tmp_path: Path) -> None:
+        (tmp_path / "kept").touch()
+        model = tiny("llama", N)
+        with pytest.raises(InputError, match="exists and is not empty"):
+            save_pruned(model, mapping_of(model), (1,), tmp_path)
+        with pytest.raises(InputError, match="cannot write"):
+            save_pruned(model, mapping_of(model), (1,), tmp_path / "kept" / "pruned")
+
+    def test_everything_is_put_back_after_an_error(self) -> None:
+        model = tiny("qwen2", N)
+        before, config = logits_of(model, text_batch(model)), copy.deepcopy(model.config.to_dict())
+        bad = Batch(np.full((1, 8), VOCABULARY), np.zeros((1, 8), np.int64))
+        with pytest.raises(IndexError), without(model, mapping_of(model), (0,)):
+            loss(model, [bad])
+        assert torch.equal(logits_of(model, text_batch(model)), before) and model.config.to_dict() == config

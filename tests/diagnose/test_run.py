@@ -1,0 +1,317 @@
+"""A whole diagnosis: its sections, its JSON, and its words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import own_model
+import signalprop as sp
+from diagnose.test_removal import silent
+from diagnosing import VOCABULARY, diagnosed, findings, mapping_of, text_batch, tiny
+from signalprop.data import Batch
+from signalprop.diagnose import Diagnosis, diagnose
+from signalprop.diagnose.result import (
+    SCHEMA,
+    Cast,
+    Data,
+    Estimate,
+    Identity,
+    LayerSignal,
+    Removal,
+    Removed,
+    Verdict,
+    Weights,
+)
+from signalprop.diagnose.stream import loss
+from signalprop.diagnose.verdict import ranges, verdicts
+from signalprop.errors import InputError
+
+
+class TestSections:
+    @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "bart"])
+    def test_everything(self, family: str) -> None:
+        model = tiny(family, 2)
+        n = 4 if family in ("t5", "bart") else 2
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        steps: list[tuple[str, int, int]] = []
+        found = diagnosed(
+            model, name="tiny", remove=1, cast=["float8_e5m2", "bfloat16"], cast_of=["both"],
+            progress=lambda *step: steps.append(step),
+        )  # fmt: skip
+        assert (found.model, found.family, found.schema_) == ("tiny", family, SCHEMA)
+        assert found.n_parameters == sum(p.numel() for p in model.parameters())
+        assert found.data == Data(source="words", sequences=2, tokens=48, length=24, skip_first=4)
+        whole = loss(model, [text_batch(model)])
+        assert found.loss is not None and found.loss.value == whole.mean and found.perplexity == whole.perplexity
+        assert len(found.signal) == len(found.weights) == n
+        assert [s.layer for s in found.signal] == [w.layer for w in found.weights] == list(range(n))
+        assert [s.stack for s in found.signal] == [w.stack for w in found.weights]
+        assert found.identity is not None and len(found.identity.jacobian) == n
+        assert found.removal is not None and len(found.removal.greedy) == 1
+        assert [(c.format, c.scaled) for c in found.casts] == [
+            ("float8_e5m2", False), ("float8_e5m2", True), ("bfloat16", False)
+        ]  # fmt: skip
+        assert list(dict.fromkeys(section for section, _, _ in steps)) == [
+            "signal",
+            "loss",
+            "identity",
+            "removal",
+            "casts",
+        ]
+        assert all(done <= total for _, done, total in steps)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert json.loads(json.dumps(found.to_json())) == found.to_json()
+        assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+    def test_no_more_than_asked_for(self) -> None:
+        found = diagnosed(tiny("llama", 2), jacobian_sequences=0)
+        assert found.removal is None and found.identity is None and found.casts == ()
+
+    def test_the_mode_is_put_back(self) -> None:
+        model = tiny("bert", 1).train()
+        diagnosed(model)
+        assert model.training
+
+    def test_without_a_head(self) -> None:
+        from models.test_families import theirs
+
+        found = diagnosed(theirs("bert-bare").float(), remove=0)
+        assert found.loss is None and found.removal is None and found.identity is not None
+        assert any("no finite loss" in note for note in found.notes)
+
+    def test_an_own_model(self) -> None:
+        """Without Mapping.layers there is the signal alone; with it, everything."""
+        own = own_model.own_model()
+        ids = own_model.own_ids().numpy()
+        batch = Batch(ids, (ids + 1) % own_model.VOCABULARY)
+        found = diagnose(own, [batch], cast=["bfloat16"])
+        assert found.identity is None and len(found.signal) == 3 and found.casts[0].signal_to_noise == ()
+        with pytest.raises(InputError, match=r"give Mapping.layers"):
+            diagnose(own, [batch], remove=0)
+        named = replace(mapping_of(own), layers=[f"blocks.{i}" for i in range(3)])
+        found = diagnose(own, [batch], mapping=named, remove=1, cast=["bfloat16"])
+        assert found.removal is not None and len(found.removal.single) == 3
+        assert found.identity is not None and len(found.casts[0].signal_to_noise) == 3
+
+    def test_a_model_that_carries_a_scheme(self) -> None:
+        model = tiny("llama", 3)
+        sp.apply(model, "deepnorm", initialize=False)
+        found = diagnosed(model, remove=0)
+        assert found.weights[0].predicted_variance is not None
+        assert found.removal is not None and len(found.removal.single) == 3
+
+    def test_compiled_models_run_as_they_are(self) -> None:
+        model = tiny("gpt2", 1)
+        assert diagnosed(torch.compile(model)).signal == diagnosed(model).signal  # type: ignore[arg-type]
+
+    def test_predictions_stand_beside(self) -> None:
+        """Fresh weights: what is measured is what theory says of their sizes, but for the few tokens here."""
+        model = tiny("gpt2", 4, initializer_range=0.05, n_embd=128)
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.ndim == 1:
+                    p.fill_(1.0 if float(p.mean()) > 0.5 else 0.0)
+        found = diagnosed(model, skip_first=0)
+        for signal, weights in zip(found.signal, found.weights, strict=True):
+            assert weights.predicted_variance == pytest.approx(signal.variance, rel=0.25)
+            assert weights.predicted_gradient == pytest.approx(signal.gradient, rel=0.35)
+        near = found.identity.jacobian if found.identity else ()
+        for estimate, weights in zip(near, found.weights, strict=True):
+            assert weights.identity == pytest.approx(estimate.value, rel=0.35)
+        assert found.weights[0].std["up"] == pytest.approx(0.05, rel=0.05)
+
+
+class TestRefused:
+    def test_no_data(self) -> None:
+        with pytest.raises(InputError, match="there is no data"):
+            diagnose(tiny("llama", 1), [])
+
+    def test_formats(self) -> None:
+        with pytest.raises(InputError, match="unknown format 'fp4'"):
+            diagnosed(tiny("llama", 1), cast=["fp4"])
+
+    def test_families(self) -> None:
+        with pytest.raises(InputError, match="Linear is not known; known families"):
+            diagnose(nn.Linear(2, 2), [text_batch(tiny("llama", 1))])
+
+    def test_ids_beyond_the_vocabulary(self) -> None:
+        bad = Batch(np.full((1, 8), VOCABULARY), np.zeros((1, 8), np.int64))
+        with pytest.raises(InputError, match=r"the vocabulary is 0\.\.96"):
+            diagnose(tiny("llama", 1), [bad])
+
+
+class TestFiles:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        found = diagnosed(tiny("llama", 2), remove=1, cast=["int8"])
+        found.save(tmp_path / "found.json")
+        assert Diagnosis.load(tmp_path / "found.json") == found
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"schema": "signalprop/diagnosis/2"}, "expected schema 'signalprop/diagnosis/1'"),
+            ({"layers": 3}, "there is no such field"),
+            ({"n_parameters": "many"}, "n_parameters"),
+        ],
+    )
+    def test_other_files(self, change: dict[str, Any], message: str) -> None:
+        data = diagnosed(tiny("llama", 1), jacobian_sequences=0).to_json() | change
+        with pytest.raises(InputError, match=message) as caught:
+            Diagnosis.from_json(data)
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match="a list, expected schema"):
+            Diagnosis.from_json([data])
+
+    def test_reading_needs_no_torch(self, tmp_path: Path) -> None:
+        diagnosed(tiny("llama", 1)).save(tmp_path / "found.json")
+        code = (
+            "import sys; from signalprop.diagnose import Diagnosis; "
+            "from signalprop.report.diagnosis_tables import diagnosis_text; "
+            f"assert diagnosis_text(Diagnosis.load({str(tmp_path / 'found.json')!r})); "
+            "assert 'torch' not in sys.modules"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def healthy(n: int = 12, **changes: Any) -> Diagnosis:
+    """A diagnosis in which nothing stands out; `changes` are fields of every layer's signal, by name."""
+    signal = {
+        "variance_in": 1.0, "variance": 1.0, "token_correlation": 0.2, "effective_rank": 30.0, "attention_share": 0.1,
+        "feed_forward_share": 0.1, "gradient": 1.0, "entropy": (0.6, 0.7), "score_std": (1.0, 1.2),
+        "head_share": (0.5, 0.5), "norm_factor": (1.0, 1.0),
+    } | changes  # fmt: skip
+    rows = tuple(
+        LayerSignal(layer=k, stack="decoder", **{name: v(k) if callable(v) else v for name, v in signal.items()})
+        for k in range(n)
+    )
+    weights = tuple(
+        Weights(layer=k, stack="decoder", std={"query": 0.02, "value": 0.02, "up": 0.02}, norm_scale=(1.0, 1.0))
+        for k in range(n)
+    )
+    return Diagnosis(
+        schema=SCHEMA, model="m", family="llama", n_parameters=1, signal=rows, weights=weights,
+        data=Data(source="text", sequences=1, tokens=10, length=10, skip_first=4), loss=Estimate(value=3.0),
+    )  # fmt: skip
+
+
+def said(found: Diagnosis, **fields: Any) -> tuple[Verdict, ...]:
+    return verdicts(found.model_copy(update=fields))
+
+
+class TestWords:
+    def test_nothing_to_say(self) -> None:
+        assert verdicts(healthy()) == ()
+
+    @pytest.mark.parametrize(
+        ("severity", "kind", "changes", "words"),
+        [
+            (
+                "warning",
+                "one-hot attention",
+                {"entropy": lambda k: (0.01, 0.02) if k > 9 else (0.5,)},
+                "layers 10-11",
+            ),
+            ("warning", "rank collapse", {"token_correlation": lambda k: 0.99 if k == 5 else 0.2}, "layer 5: tokens"),
+            ("warning", "exploding gradients", {"gradient": lambda k: 10.0 ** (11 - k)}, "a factor 1e+11"),
+            ("warning", "vanishing gradients", {"gradient": lambda k: 10.0 ** (k - 11)}, "a factor 1e+11"),
+            ("note", "variance growth", {"variance": lambda k: (k + 1.0) ** 2}, "from 1 to 144; as layer^2.00"),
+            ("note", "massive activations", {"first_variance": lambda k: 500.0 if k > 3 else 1.0}, "the first 4 pos"),
+            ("fault", "dead heads", {"head_share": lambda k: (1.0, 0.0) if k == 2 else (0.5, 0.5)}, "2: head 1 of 2"),
+            (
+                "fault",
+                "silent layers",
+                dict.fromkeys(("attention_share", "feed_forward_share"), lambda k: float(k != 7)),
+                "layer 7: exactly nothing",
+            ),
+        ],
+    )
+    def test_signals(self, severity: str, kind: str, changes: dict[str, Any], words: str) -> None:
+        (verdict,) = verdicts(healthy(**changes))
+        assert (verdict.kind, verdict.severity) == (kind, severity)
+        assert words in verdict.text and (verdict.cause or verdict.advice)
+
+    def test_idle_layers_by_removal(self) -> None:
+        costs = [Estimate(value=0.005 if k > 7 else 0.4, standard_error=0.001) for k in range(12)]
+        removal = Removal(
+            single=tuple(Removed(layers=(k,), loss=Estimate(value=3.0), increase=cost) for k, cost in enumerate(costs))
+        )
+        (verdict,) = said(healthy(), removal=removal)
+        assert (verdict.kind, verdict.severity, verdict.layers) == ("idle layers", "warning", (8, 9, 10, 11))
+        assert "layers 8-11: removing any one of them raises the loss by at most 0.005 nats" in verdict.text
+        assert "lns" in verdict.advice and "deepscalelm" in verdict.advice
+        unsure = removal.model_copy(
+            update={
+                "single": tuple(
+                    item.model_copy(update={"increase": Estimate(value=0.005, standard_error=0.05)})
+                    for item in removal.single
+                )
+            }
+        )
+        assert [(v.kind, v.severity) for v in said(healthy(), removal=unsure)] == [("few tokens", "note")]
+        few = removal.model_copy(update={"single": removal.single[:9]})
+        assert [v.severity for v in said(healthy(), removal=few)] == ["note"]
+
+    def test_near_identity_layers_without_removal(self) -> None:
+        near = Identity(
+            cosine=(1.0,) * 12,
+            angular=(),
+            jacobian=tuple(Estimate(value=0.05 if k in (3, 4, 8) else 0.5) for k in range(12)),
+        )
+        (verdict,) = said(healthy(), identity=near)
+        assert (verdict.kind, verdict.layers) == ("near-identity layers", (3, 4, 8)) and "3-4, 8" in verdict.text
+
+    def test_casts_in_one_verdict_per_format(self) -> None:
+        def row(form: str, of: Any, scaled: bool, increase: float | None) -> Cast:
+            return Cast(
+                format=form, of=of, scaled=scaled, loss=Estimate(value=3.0), increase=Estimate(value=increase),
+                signal_to_noise=(30.0, 12.0, 20.0),
+            )  # fmt: skip
+
+        casts = (
+            row("float8_e4m3fn", "weights", False, 0.2), row("float8_e4m3fn", "both", False, None),
+            row("float8_e4m3fn", "weights", True, 0.001), row("bfloat16", "both", False, 0.001),
+            row("int8", "weights", False, 5.0), row("int8", "weights", True, 0.002),
+        )  # fmt: skip
+        (verdict,) = said(healthy(), casts=casts)
+        assert verdict.kind == "low precision" and verdict.layers == (1,)
+        assert "weights +0.2, both not finite; least signal over noise behind layer 1 (12 dB)" in verdict.text
+        assert verdict.advice == "a scale per tensor mends it"
+
+    def test_the_most_severe_come_first(self) -> None:
+        found = verdicts(
+            healthy(
+                variance=lambda k: (k + 1.0) ** 2,
+                token_correlation=0.99,
+                head_share=lambda k: (1.0, 0.0) if k == 1 else (0.5, 0.5),
+            )
+        )
+        assert [v.severity for v in found] == ["fault", "warning", "note"]
+
+    def test_ranges(self) -> None:
+        assert ranges([3]) == "3" and ranges([9, 7, 8, 3, 3]) == "3, 7-9" and ranges([]) == ""
+
+
+def test_a_layer_that_does_nothing_is_found_idle() -> None:
+    """End to end, on the model's own words: the others cost something."""
+    from diagnosing import logits_of
+
+    model = tiny("llama", 8, initializer_range=0.4)
+    silent(model, [2])
+    batch = text_batch(model, 4)
+    batch = replace(batch, targets=logits_of(model, batch).argmax(-1).numpy())
+    found = diagnose(model, [batch], remove=0)
+    assert ("idle layers", (2,)) in findings(found, "note")
+    assert ("zero weights", (2,)) in findings(found, "fault")
