@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from signalprop.diagnose.result import Diagnosis
+from signalprop.diagnosis.result import Diagnosis
 from signalprop.report.diagnosis_plots import diagnosis_figure
 from signalprop.report.diagnosis_tables import verdict_text
 from signalprop.report.plots import save_figure

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from signalprop.data import Batch, load_text, word_ids
-from signalprop.diagnose.result import Diagnosis
-from signalprop.diagnose.run import diagnose
+from signalprop.diagnosis.result import Diagnosis
+from signalprop.diagnosis.run import diagnose
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
 
@@ -107,7 +107,7 @@ def findings(found: Diagnosis, *severities: str) -> list[tuple[str, tuple[int, .
 
 def weights_of(model: nn.Module, layer: int, roles: Sequence[str]) -> list[tuple[torch.Tensor, Any]]:
     """(weight, rows or None) of some roles in a layer; rows are columns where a map is turned."""
-    from signalprop.diagnose.layers import groups
+    from signalprop.diagnosis.layers import groups
     from signalprop.layout import layout
     from signalprop.probes.mapping import find_any, split
     from signalprop.probes.reading import is_transposed

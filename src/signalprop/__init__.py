@@ -7,8 +7,8 @@
     profile = sp.predict(parametrization)
 
 `sp.trace(parametrization)` follows whole token kernels instead of their averages.
-`sp.apply(model, "deepscalelm")` gives a PyTorch model the scheme, in place. That, `measure`, `simulate`, `build` and
-`Probe` need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
+`sp.apply(model, "deepscalelm")` gives a PyTorch model the scheme, in place; `sp.diagnose(model, batches)` says what the
+layers of a trained one do. Those, `measure`, `simulate`, `build`, `Probe` and the callbacks need PyTorch (`pip install 'signalprop[models]'`) and are imported when first used.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from signalprop.schemes import Scheme as Scheme
 from signalprop.schemes import scheme as scheme
 
 if TYPE_CHECKING:
+    from signalprop.diagnosis import diagnose as diagnose
     from signalprop.kernels.trace import Trace as Trace
     from signalprop.kernels.trace import attention_only as attention_only
     from signalprop.kernels.trace import trace as trace
@@ -56,6 +57,7 @@ __version__ = "0.1.0"
 
 _NEEDS_TORCH = {
     "build": "signalprop.models",
+    "diagnose": "signalprop.diagnosis.run",
     "Probe": "signalprop.probes",
     "measure": "signalprop.probes",
     "simulate": "signalprop.simulation",

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from commandline import Command
 from diagnosing import tiny, transformers
 from signalprop.data import load_text
-from signalprop.diagnose import Diagnosis, diagnose, load, token_batches
-from signalprop.diagnose.tasks import harness, multiple_choice, read_task
+from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
+from signalprop.diagnosis.tasks import harness, multiple_choice, read_task
 from signalprop.errors import InputError, MissingExtra
 from signalprop.probes.families import mapping_of
 

@@ -18,8 +18,8 @@ from torch import nn
 import monitored
 from monitored import gpt2, hooks, other, sequences, train
 from signalprop.data import Batch
-from signalprop.diagnose.identity import identity
-from signalprop.diagnose.signal import observe
+from signalprop.diagnosis.identity import identity
+from signalprop.diagnosis.signal import observe
 from signalprop.errors import InputError
 from signalprop.monitoring import SignalMonitor
 from signalprop.parametrization import Parametrization

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from signalprop.data import Batch
-    from signalprop.diagnose.loading import Loaded
-    from signalprop.diagnose.result import Diagnosis, Estimate
+    from signalprop.diagnosis.loading import Loaded
+    from signalprop.diagnosis.result import Diagnosis, Estimate
     from signalprop.probes.mapping import Mapping
 
 
@@ -98,7 +98,7 @@ def diagnose(
     Example:
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
-    from signalprop.diagnose.result import Diagnosis
+    from signalprop.diagnosis.result import Diagnosis
     from signalprop.errors import InputError, require
     from signalprop.report import diagnosis_tables
 
@@ -120,8 +120,8 @@ def diagnose(
         if is_stored(source):
             return Diagnosis.load(source)
         require("torch", "models")
-        from signalprop.diagnose.loading import load
-        from signalprop.diagnose.run import diagnose as diagnosed
+        from signalprop.diagnosis.loading import load
+        from signalprop.diagnosis.run import diagnose as diagnosed
         from signalprop.probes.families import mapping_for
 
         loaded = load(source, dtype=dtype, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def _batches(
     batch_size: int,
     seed: int,
 ) -> Iterator[Batch]:
-    from signalprop.diagnose.stream import DEFAULT_LENGTH, token_batches
+    from signalprop.diagnosis.stream import DEFAULT_LENGTH, token_batches
 
     a = mapping.architecture
     length = seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
@@ -201,13 +201,13 @@ def _batches(
 
 
 def _formats(names: list[str] | None) -> list[str]:
-    from signalprop.diagnose.casts import FORMATS
+    from signalprop.diagnosis.casts import FORMATS
 
     return list(FORMATS) if names and "all" in names else list(names or [])
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
-    from signalprop.diagnose.tasks import harness, multiple_choice, read_task
+    from signalprop.diagnosis.tasks import harness, multiple_choice, read_task
     from signalprop.errors import InputError
 
     if loaded.tokenizer is None:
@@ -220,7 +220,7 @@ def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
 
 def _saver(loaded: Loaded, mapping: Mapping, prune: str | None, target: Path) -> Callable[[Diagnosis], None]:
     """What writes the pruned model once the diagnosis is there; all that could be wrong with it is found now."""
-    from signalprop.diagnose.removal import check_save, save_pruned
+    from signalprop.diagnosis.removal import check_save, save_pruned
 
     layers = layers_of(prune, len(mapping.layers)) if prune else ()
     check_save(loaded.model, mapping, layers, target)

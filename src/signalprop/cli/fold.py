@@ -28,7 +28,7 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
     require("torch", "models")
     require("transformers", "models")
     from signalprop import surgery
-    from signalprop.diagnose.loading import quiet
+    from signalprop.diagnosis.loading import quiet
     from signalprop.surgery.record import the_record
 
     quiet()

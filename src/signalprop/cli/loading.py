@@ -13,7 +13,7 @@ import numpy as np
 from signalprop.architecture import Architecture
 from signalprop.cli.options import shortened
 from signalprop.data import MASK, Batch, image_batch, load_text, text_batch, word_ids
-from signalprop.diagnose.loading import first_line, folder_of
+from signalprop.diagnosis.loading import first_line, folder_of
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
 
@@ -25,7 +25,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "") -> nn.Module:
-    """The model in a directory in float32, as `signalprop.diagnose.loading.read_model` reads it.
+    """The model in a directory in float32, as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
         hint: what to do instead, where there are no weights that could be read.
@@ -33,7 +33,7 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     Raises:
         InputError: no config, no weights (unless random_init), or a class that transformers does not have.
     """
-    from signalprop.diagnose.loading import read_model
+    from signalprop.diagnosis.loading import read_model
 
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
     return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)

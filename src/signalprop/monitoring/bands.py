@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.diagnose.layers import groups
-from signalprop.diagnose.verdict import ranges
+from signalprop.diagnosis.layers import groups
+from signalprop.diagnosis.verdict import ranges
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.layout import layout

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.layers import groups, layer_modules
+from signalprop.diagnosis.layers import groups, layer_modules
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.layout import layout

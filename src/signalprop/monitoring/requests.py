@@ -1,4 +1,4 @@
-"""What a monitor measures on a fixed batch when it is asked to: quantities of `signalprop.diagnose`, by layer."""
+"""What a monitor measures on a fixed batch when it is asked to: quantities of `signalprop.diagnosis`, by layer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from torch import nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.casts import casts
-from signalprop.diagnose.identity import identity
-from signalprop.diagnose.removal import removal
-from signalprop.diagnose.result import LayerSignal, Number
-from signalprop.diagnose.signal import observe
+from signalprop.diagnosis.casts import casts
+from signalprop.diagnosis.identity import identity
+from signalprop.diagnosis.removal import removal
+from signalprop.diagnosis.result import LayerSignal, Number
+from signalprop.diagnosis.signal import observe
 from signalprop.probes.mapping import Mapping
 from signalprop.surgery.observing import evaluating
 

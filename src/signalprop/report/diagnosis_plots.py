@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.diagnose.result import Diagnosis, LayerSignal, Number
+from signalprop.diagnosis.result import Diagnosis, LayerSignal, Number
 from signalprop.errors import require
 from signalprop.report.plots import COLOURS
 

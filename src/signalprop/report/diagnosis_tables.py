@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from signalprop.diagnose.result import Diagnosis, Estimate, Number
+from signalprop.diagnosis.result import Diagnosis, Estimate, Number
 from signalprop.report.tables import number, text_table
 
 _WIDTH = 110

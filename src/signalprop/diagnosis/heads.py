@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.diagnose.result import Numbers, number
+from signalprop.diagnosis.result import Numbers, number
 from signalprop.moments import FloatArray
 from signalprop.probes.mapping import SublayerMap, find_any, split
 from signalprop.probes.reading import is_transposed

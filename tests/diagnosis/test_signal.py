@@ -17,10 +17,10 @@ import signalprop as sp
 from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny
 from models.test_families import NAMES, theirs
 from signalprop.data import Batch, default_statistics
-from signalprop.diagnose.heads import HeadSums
-from signalprop.diagnose.layers import groups
-from signalprop.diagnose.result import LayerSignal
-from signalprop.diagnose.signal import effective_rank, observe
+from signalprop.diagnosis.heads import HeadSums
+from signalprop.diagnosis.layers import groups
+from signalprop.diagnosis.result import LayerSignal
+from signalprop.diagnosis.signal import effective_rank, observe
 from signalprop.errors import InputError
 from signalprop.layout import layout
 from signalprop.models.synthetic import synthetic_batch
@@ -213,7 +213,7 @@ class TestAttention:
     def test_many_rows_are_taken_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny("llama", 2)
         whole = observed(model, gradient_sequences=0)
-        monkeypatch.setattr("signalprop.diagnose.heads._SCORES", 4 * LENGTH * 5)
+        monkeypatch.setattr("signalprop.diagnosis.heads._SCORES", 4 * LENGTH * 5)
         parts = observed(model, gradient_sequences=0)
         for a, b in zip(whole, parts, strict=True):
             assert a.entropy == pytest.approx(b.entropy, rel=1e-6) and a.score_std == pytest.approx(b.score_std)

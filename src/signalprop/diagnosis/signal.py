@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.heads import HeadSums, Watch
-from signalprop.diagnose.layers import Positions, Progress, groups, run, sequences
-from signalprop.diagnose.result import LayerSignal, Number, number
+from signalprop.diagnosis.heads import HeadSums, Watch
+from signalprop.diagnosis.layers import Positions, Progress, groups, run, sequences
+from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.errors import InputError
 from signalprop.layout import KINDS, PLACEMENTS, STACKS
 from signalprop.moments import FloatArray

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagnose.test_removal import silent
 from torch import nn
 
 import own_model
 import signalprop as sp
-from diagnose.test_removal import silent
 from diagnosing import VOCABULARY, diagnosed, findings, mapping_of, text_batch, tiny
 from signalprop.data import Batch
-from signalprop.diagnose import Diagnosis, diagnose
-from signalprop.diagnose.result import (
+from signalprop.diagnosis import Diagnosis, diagnose
+from signalprop.diagnosis.result import (
     SCHEMA,
     Cast,
     Data,
@@ -32,8 +32,8 @@ from signalprop.diagnose.result import (
     Verdict,
     Weights,
 )
-from signalprop.diagnose.stream import loss
-from signalprop.diagnose.verdict import ranges, verdicts
+from signalprop.diagnosis.stream import loss
+from signalprop.diagnosis.verdict import ranges, verdicts
 from signalprop.errors import InputError
 
 
@@ -175,7 +175,7 @@ class TestFiles:
     def test_reading_needs_no_torch(self, tmp_path: Path) -> None:
         diagnosed(tiny("llama", 1)).save(tmp_path / "found.json")
         code = (
-            "import sys; from signalprop.diagnose import Diagnosis; "
+            "import sys; from signalprop.diagnosis import Diagnosis; "
             "from signalprop.report.diagnosis_tables import diagnosis_text; "
             f"assert diagnosis_text(Diagnosis.load({str(tmp_path / 'found.json')!r})); "
             "assert 'torch' not in sys.modules"

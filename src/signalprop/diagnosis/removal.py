@@ -15,9 +15,9 @@ import numpy as np
 from torch import nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.layers import Progress
-from signalprop.diagnose.result import Estimate, Removal, Removed, number
-from signalprop.diagnose.stream import LossResult, loss
+from signalprop.diagnosis.layers import Progress
+from signalprop.diagnosis.result import Estimate, Removal, Removed, number
+from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping, find
 from signalprop.surgery.record import record_of
@@ -139,7 +139,7 @@ def removal(
 
     Args:
         greedy: how many layers the largest group has. whole: the loss of the whole model, where it is known.
-        accuracy: what else to measure of each model, e.g. `signalprop.diagnose.tasks.multiple_choice`.
+        accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.multiple_choice`.
         progress: called with (models done, all).
 
     Raises:

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from signalprop.diagnose.result import Cast, Diagnosis, LayerSignal, Verdict, Weights
+from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Verdict, Weights
 from signalprop.moments import FloatArray
 
 # A weight's standard deviation over the median of its neighbours': trained layers stay within a factor of 2.2.

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
-from signalprop.diagnose.result import Estimate, Identity, Number, number
+from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
+from signalprop.diagnosis.result import Estimate, Identity, Number, number
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping
 from signalprop.probes.measuring import arguments_of

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from signalprop.diagnose.result import Estimate
+from signalprop.diagnosis.result import Estimate
 from signalprop.errors import InputError, require
 from signalprop.storage import read_text
 from signalprop.validation import Value

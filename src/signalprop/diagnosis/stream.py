@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from signalprop.architecture import ADDED, Architecture
 from signalprop.data import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
-from signalprop.diagnose.result import number
+from signalprop.diagnosis.result import number
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
 from signalprop.moments import FloatArray

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.casts import FORMATS, Of, casts
-from signalprop.diagnose.identity import identity
-from signalprop.diagnose.removal import check_removal, estimate, removal
-from signalprop.diagnose.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
-from signalprop.diagnose.signal import observe
-from signalprop.diagnose.stream import loss
-from signalprop.diagnose.verdict import verdicts
-from signalprop.diagnose.weights import live_weights
+from signalprop.diagnosis.casts import FORMATS, Of, casts
+from signalprop.diagnosis.identity import identity
+from signalprop.diagnosis.removal import check_removal, estimate, removal
+from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
+from signalprop.diagnosis.signal import observe
+from signalprop.diagnosis.stream import loss
+from signalprop.diagnosis.verdict import verdicts
+from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
@@ -45,12 +45,12 @@ def diagnose(
     The model is left as it is. The signal is streamed; only token ids are kept, for sections that need several passes.
 
     Args:
-        batches: sequences of one length (see `signalprop.diagnose.stream.token_batches`).
+        batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
-        cast: formats of `signalprop.diagnose.casts.FORMATS` to cast to. cast_of: what is cast.
+        cast: formats of `signalprop.diagnosis.casts.FORMATS` to cast to. cast_of: what is cast.
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
-        accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnose.tasks`).
+        accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnosis.tasks`).
         expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
         progress: called with (section, done, all).
 

@@ -16,8 +16,8 @@ import transformers
 from torch import Tensor
 
 import signalprop as sp
-from signalprop.diagnose import loading
-from signalprop.diagnose.loading import load, read_model
+from signalprop.diagnosis import loading
+from signalprop.diagnosis.loading import load, read_model
 from signalprop.errors import InputError, MissingExtra
 
 IDS = torch.arange(12)[None] % 50

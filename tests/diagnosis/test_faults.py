@@ -13,8 +13,8 @@ import own_model
 import signalprop as sp
 from diagnosing import diagnosed, findings, mapping_of, tiny, weights_of
 from signalprop.data import Batch
-from signalprop.diagnose.result import Diagnosis, Verdict
-from signalprop.diagnose.run import diagnose
+from signalprop.diagnosis.result import Diagnosis, Verdict
+from signalprop.diagnosis.run import diagnose
 from signalprop.layout import ROLES
 from signalprop.probes.mapping import Mapping
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from signalprop.diagnose.layers import groups
-from signalprop.diagnose.result import Number, Weights, number
+from signalprop.diagnosis.layers import groups
+from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.layout import KINDS, ROLES, STACKS, layout, roles_of

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.data import Batch
-from signalprop.diagnose.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
-from signalprop.diagnose.removal import difference, estimate
-from signalprop.diagnose.result import Cast, Number, number
-from signalprop.diagnose.stream import LossResult, loss
+from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
+from signalprop.diagnosis.removal import difference, estimate
+from signalprop.diagnosis.result import Cast, Number, number
+from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping, find_any, split
 from signalprop.probes.measuring import arguments_of

@@ -18,9 +18,9 @@ import own_model
 import signalprop as sp
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
 from signalprop.data import Batch
-from signalprop.diagnose.removal import difference, prune, removal, save_pruned, without
-from signalprop.diagnose.result import Estimate
-from signalprop.diagnose.stream import LossResult, loss
+from signalprop.diagnosis.removal import difference, prune, removal, save_pruned, without
+from signalprop.diagnosis.result import Estimate
+from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 
 # which layers go, by family; layers of T5 and BART are counted through both stacks

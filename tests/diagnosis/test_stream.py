@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import signalprop as sp
 from signalprop.architecture import Architecture
 from signalprop.data import load_text
-from signalprop.diagnose import stream
-from signalprop.diagnose.stream import LossResult, frame_of, loss, pieces, stretches, token_batches
+from signalprop.diagnosis import stream
+from signalprop.diagnosis.stream import LossResult, frame_of, loss, pieces, stretches, token_batches
 from signalprop.errors import InputError, MissingExtra
 from signalprop.probes.families import mapping_of
 
@@ -375,7 +375,7 @@ class TestMemory:
 import json, resource, sys
 import numpy as np
 from signalprop.architecture import Architecture
-from signalprop.diagnose.stream import token_batches
+from signalprop.diagnosis.stream import token_batches
 
 class Sparse:  # a token for every 64th character
     eos_token_id = None
