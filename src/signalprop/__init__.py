@@ -6,10 +6,10 @@
     parametrization = sp.scheme("deepscalelm")(architecture)
     profile = sp.predict(parametrization)
 
-`sp.trace(parametrization)` follows whole token kernels instead of their averages. `sp.apply(model, "deepscalelm")` gives
-a PyTorch model the scheme, in place; `sp.diagnose(model, batches)` says what the layers of a trained one do. Those,
-`measure`, `simulate`, `build`, `Probe` and the callbacks need PyTorch (`pip install 'signalprop[models]'`) and are
-imported when first used.
+`sp.trace(parametrization)` follows whole token kernels instead of their averages. `sp.apply(model, "deepscalelm")`
+gives a PyTorch model the scheme, in place; `sp.diagnose(model, batches)` says what the layers of a trained one do.
+Those, `measure`, `simulate`, `build`, `Probe` and the callbacks need PyTorch (`pip install 'signalprop[models]'`) and
+are imported when first used.
 """
 
 from __future__ import annotations
