@@ -230,9 +230,9 @@ class HuggingFaceDefault(Scheme):
     BERT, RoBERTa, MPNet, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 3, ViT, OPT, OLMo 2, Phi, Falcon, DeiT,
     BART, Whisper, Speech2Text: normal 0.02 everywhere, convolutions too (ViT's truncation lies 100 standard deviations
     out). DeiT's positions and class tokens are zero; sinusoidal positions are plain sines and cosines, of mean square
-    1/2. GPT-2: output projections 0.02 / sqrt(2N). T5: queries (d d_head)^-1/2; keys, values and feed-forward inputs d^-1/2;
-    outputs fan_in^-1/2; embeddings 1, and a tied head reads its input times d^-1/2. Biases are zero. T5's random bias
-    on scores, of standard deviation d^-1/2, has no column in the table.
+    1/2. GPT-2: output projections 0.02 / sqrt(2N). T5: queries (d d_head)^-1/2; keys, values and feed-forward inputs
+    d^-1/2; outputs fan_in^-1/2; embeddings 1, and a tied head reads its input times d^-1/2. Biases are zero. T5's
+    random bias on scores, of standard deviation d^-1/2, has no column in the table.
 
     Raises:
         InputError: the architecture has no family, or one whose initialisation is not known here.
