@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diagnose.test_signal import streams
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from diagnosing import logits_of, mapping_of, text_batch, tiny
+from diagnosis.test_signal import streams
 from signalprop.diagnosis.casts import FORMATS, Format, cast, casts, maps_of, ratio
 from signalprop.diagnosis.stream import loss
 from signalprop.errors import InputError

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from diagnose.test_removal import silent
-from diagnose.test_signal import counted, padded, streams
 from torch import Tensor, nn
 
 import own_model
 from diagnosing import mapping_of, text_batch, tiny
+from diagnosis.test_removal import silent
+from diagnosis.test_signal import counted, padded, streams
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.result import Identity
 from signalprop.errors import InputError

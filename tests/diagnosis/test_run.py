@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diagnose.test_removal import silent
 from torch import nn
 
 import own_model
 import signalprop as sp
 from diagnosing import VOCABULARY, diagnosed, findings, mapping_of, text_batch, tiny
+from diagnosis.test_removal import silent
 from signalprop.data import Batch
 from signalprop.diagnosis import Diagnosis, diagnose
 from signalprop.diagnosis.result import (
