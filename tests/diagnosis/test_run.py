@@ -224,6 +224,12 @@ class TestWords:
                 {"entropy": lambda k: (0.01, 0.02) if k > 9 else (0.5,)},
                 "layers 10-11",
             ),
+            (
+                "note",
+                "outlier features",
+                {"effective_rank": lambda k: 1.2 if k == 5 else 20.0, "outlier": lambda k: 30.0},
+                "layer 5: a few features",
+            ),
             ("warning", "rank collapse", {"token_correlation": lambda k: 0.99 if k == 5 else 0.2}, "layer 5: tokens"),
             ("warning", "exploding gradients", {"gradient": lambda k: 10.0 ** (11 - k)}, "a factor 1e+11"),
             ("warning", "vanishing gradients", {"gradient": lambda k: 10.0 ** (k - 11)}, "a factor 1e+11"),

@@ -28,6 +28,8 @@ _NORM_OFF = 0.05
 _ONE_HOT = 0.02
 # Token correlation, and effective rank, at which tokens have grown alike.
 _ALIKE, _FEW = 0.98, 1.5
+# Largest entry over the root mean square from which a few features are what tokens share (Gemma 3: 26 to 131).
+_FEW_FEATURES = 20.0
 # Variance of the first positions over that of the others.
 _MASSIVE = 100.0
 # Loss that removing an idle layer costs at most, in nats per token; its standard error has to be below that, too.
@@ -266,12 +268,26 @@ def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _collapse(d: Diagnosis) -> Iterable[Verdict]:
-    alike = tuple(
-        s.layer
+    """Tokens that have grown alike; apart from those whose likeness is a few huge features, which norms' gains undo."""
+    found = [
+        s
         for s in d.signal
         if (s.token_correlation is not None and s.token_correlation > _ALIKE)
         or (s.effective_rank is not None and s.effective_rank < _FEW)
-    )
+    ]
+    few = tuple(s.layer for s in found if s.outlier is not None and s.outlier > _FEW_FEATURES)
+    alike = tuple(s.layer for s in found if s.layer not in few)
+    if few:
+        largest = max(s.outlier or 0.0 for s in d.of_layers(few))
+        yield Verdict(
+            severity="note",
+            kind="outlier features",
+            layers=few,
+            text=f"{_named(few)}: a few features carry most of the stream (largest entry {largest:.3g} times its root "
+            "mean square), which makes tokens look alike there: cosines and ranks speak of those features",
+            cause="trained models keep constants in single features; the gains of their norms make up for it",
+            advice="keep those features in high precision when quantising",
+        )
     if alike:
         worst = max((s for s in d.of_layers(alike)), key=lambda s: s.token_correlation or 0.0)
         yield Verdict(
