@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,18 @@ ROLES: tuple[str, ...] = get_args(Role)
 ATTENTION_ROLES = ROLES[:4]
 FEED_FORWARD_ROLES = ROLES[4:]
 IntColumn = NDArray[np.int8]
+
+
+class HasLayers(Protocol):
+    """Rows of sublayers that know their layer and their stack."""
+
+    @property
+    def stack(self) -> IntColumn:
+        """Of each sublayer."""
+
+    @property
+    def layer(self) -> NDArray[np.int32]:
+        """Of each sublayer, within its stack."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,11 @@ def layout(architecture: Architecture) -> Layout:
     placement = np.concatenate([np.repeat(codes[:n], 2), np.repeat(codes[n:], 3)])
     parallel = (kinds == 2) & architecture.parallel
     return Layout(stack, layer, kinds, placement, parallel)
+
+
+def layer_starts(rows: HasLayers) -> NDArray[np.intp]:
+    """Index of every layer's first sublayer; of a Layout, or of a Parametrization, which has the same columns."""
+    return np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1))
 
 
 def fan(architecture: Architecture, role: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.layout import KINDS, STACKS, layout
+from signalprop.layout import KINDS, STACKS, layer_starts, layout
 from signalprop.moments import FloatArray
 from signalprop.storage import finite, read_json, write_json
 from signalprop.validation import Value
@@ -238,7 +238,7 @@ class Profile:
         if stream.ndim != 1:
             raise InputError("sensitivity needs a single profile, this is a sweep; select one of its members")
         rows = layout(self.architecture)
-        starts = np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1))
+        starts = layer_starts(rows)
         entering = np.repeat(stream[starts], np.diff(starts, append=len(stream)))
         with np.errstate(invalid="ignore"):
             shift = np.where(stream == entering, 0.0, stream - entering)

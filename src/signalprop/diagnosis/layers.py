@@ -7,13 +7,12 @@ from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from signalprop.data import Batch
 from signalprop.errors import InputError
-from signalprop.layout import Layout, layout
+from signalprop.layout import Layout, layer_starts, layout
 from signalprop.probes.mapping import Mapping, find
 
 Progress = Callable[[int, int], None]
@@ -21,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 def groups(rows: Layout) -> list[list[int]]:
     """The sublayers of every layer, the encoder's layers first."""
-    starts = np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1)).tolist()
+    starts = layer_starts(rows).tolist()
     return [list(range(a, b)) for a, b in zip(starts, [*starts[1:], len(rows.kind)], strict=True)]
 
 

@@ -23,7 +23,7 @@ from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
-from signalprop.layout import KINDS, PLACEMENTS
+from signalprop.layout import KINDS, PLACEMENTS, layer_starts
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
@@ -356,7 +356,7 @@ class _Reader:
 
     def __init__(self, p: Parametrization, t: int, depths: Sequence[int], keep: bool, rank: bool | None) -> None:
         n = p.architecture.n_layers
-        firsts = np.flatnonzero(np.diff(p.layer, prepend=-1))
+        firsts = layer_starts(p)
         self.depth_of = {int(i): depth for depth, i in enumerate(firsts)} | {p.n_sublayers: n}
         self.lags = [lag for lag in LAGS if lag < t]
         self.kept = set(depths) if keep else set()

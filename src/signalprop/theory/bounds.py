@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
-from signalprop.layout import PLACEMENTS
+from signalprop.layout import PLACEMENTS, layer_starts
 from signalprop.moments import Array, FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
@@ -103,26 +103,21 @@ def _as_run(p: Parametrization, profile: Profile) -> Parametrization:
     return replace(p, architecture=p.architecture.replace(**lengths))
 
 
-def _starts(p: Parametrization) -> Rowset:
-    """Index of every layer's first sublayer."""
-    return np.flatnonzero((np.diff(p.layer, prepend=-1) != 0) | (np.diff(p.stack, prepend=-1) != 0))
-
-
 def _by_layer(p: Parametrization, column: FloatArray) -> FloatArray:
     """Sums over the sublayers of every layer."""
-    return np.asarray(np.add.reduceat(column, _starts(p), axis=-1))
+    return np.asarray(np.add.reduceat(column, layer_starts(p), axis=-1))
 
 
 def _from_the_end(p: Parametrization, layers: FloatArray) -> FloatArray:
     """Sums from every layer to the end of its stack."""
-    stack = p.stack[_starts(p)]
+    stack = p.stack[layer_starts(p)]
     parts = [np.cumsum(layers[..., stack == s][..., ::-1], axis=-1)[..., ::-1] for s in np.unique(stack)]
     return np.concatenate(parts, axis=-1)
 
 
 def _places(p: Parametrization) -> list[tuple[Rowset, Rowset]]:
     """(layers, their sublayers) at the first place within a layer, the second, the third."""
-    starts = _starts(p)
+    starts = layer_starts(p)
     sizes = np.diff(starts, append=p.n_sublayers)
     return [(np.flatnonzero(sizes > k), starts[sizes > k] + k) for k in range(int(sizes.max()))]
 
@@ -179,7 +174,7 @@ def _removed(p: Parametrization, back: Returned, places: Sequence[tuple[Rowset, 
 
 def _log_gain(p: Parametrization, skip2: FloatArray, noise: BranchBackward) -> FloatArray:
     """ln of the gain from the end of its stack to every layer's input, of a gradient that is white at the end."""
-    stack = p.stack[_starts(p)].tolist()
+    stack = p.stack[layer_starts(p)].tolist()
     columns = [np.moveaxis(column, -1, 0) for column in (skip2, *noise)]
     rows: Any = list(zip(*(c.tolist() if c.ndim == 1 else c for c in columns), strict=True))  # plain floats are fast
     out = np.empty(columns[0].shape)
@@ -468,7 +463,7 @@ def depth_bounds(parametrization: Parametrization, profile: Profile, *, form: Fo
     if others:
         names = " or ".join(PLACEMENTS[k] for k in allowed)
         raise InputError(f"Theorem 1 ({form}) needs norm placement {names}; this network has {', '.join(others)}")
-    a, starts = p.architecture, _starts(p)
+    a, starts = p.architecture, layer_starts(p)
     constants = theorem_constants(a.d_model, a.d_ff, a.n_heads, a.d_head, a.seq_len, p.weights, form=form)
     if form == "printed":
         variance = safe_exp(profile.forward["stream_in"].log_variance[..., starts])
