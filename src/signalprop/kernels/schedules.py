@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
 from signalprop.kernels.shaping import gamma_of
@@ -93,6 +94,18 @@ def largest_uniform_skip(n_layers: int, last: float, first: float = 0.0) -> floa
     return math.sqrt(1 - step / (1 - last + step))
 
 
+def step_bound(decay: ArrayLike, decay_out: ArrayLike, *, exact: bool) -> FloatArray:
+    """The largest normalised skip for a step of E-SPA from one decay to another, of any shape.
+
+    By the paper's rule (below it) the diagonal of the plain matrix; exactly (up to it)
+    (tanh(gamma_out / 2) / tanh(gamma / 2))^1/2.
+    """
+    r, s = np.asarray(decay, np.float64), np.asarray(decay_out, np.float64)
+    if exact:
+        return np.asarray(np.sqrt((1 - s) / (1 + s) / ((1 - r) / (1 + r))))
+    return np.asarray(np.sqrt((1 - s) * (1 + s) / ((1 - r) * (1 + r))))
+
+
 def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
     """The filter of the attention branch beside a normalised skip by the paper's rule (SPA appendix F).
 
@@ -106,7 +119,9 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
     own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
     gain2 = (out2 / own2 - skip**2) / (1 - skip**2)
     if gain2 <= 0:
-        raise InputError(_too_large(decay, decay_out, skip, f"below {math.sqrt(out2 / own2):.6g}"))
+        raise InputError(
+            _too_large(decay, decay_out, skip, f"below {float(step_bound(decay, decay_out, exact=False)):.6g}")
+        )
     return Filter(decay, math.sqrt(1 - gain2 * own2), math.sqrt(gain2))
 
 
@@ -120,9 +135,9 @@ def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
         InputError: skip^2 > tanh(gamma_out / 2) / tanh(gamma / 2).
     """
     _check_skip(skip)
-    slow, slow_out = (1 - decay) / (1 + decay), (1 - decay_out) / (1 + decay_out)  # tanh(gamma / 2)
-    if skip**2 > slow_out / slow * (1 + 1e-12):
-        raise InputError(_too_large(decay, decay_out, skip, f"at most {math.sqrt(slow_out / slow):.6g}"))
+    bound = float(step_bound(decay, decay_out, exact=True))
+    if skip**2 > bound**2 * (1 + 1e-12):
+        raise InputError(_too_large(decay, decay_out, skip, f"at most {bound:.6g}"))
     own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
     kept, over = skip**2, (1 - skip**2) * own2
     even = (out2 * (1 + decay**2) - kept * own2 * (1 + decay_out**2)) / over

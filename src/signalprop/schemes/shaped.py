@@ -248,7 +248,7 @@ class USPA(_Spa):
     """
 
     name: ClassVar[str] = "u-spa"
-    paper: ClassVar[str] = "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.1; appendices B, C, H"
+    paper: ClassVar[str] = "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.2; appendices B, C, H"
     summary: ClassVar[str] = "no skips, no norms: attention shaped so that all tokens correlate alike, up to rho = 0.8"
     rho: float = 0.8
 
@@ -369,8 +369,7 @@ class ESPA(_Spa):
     def _largest_skip(self, n_layers: int, gamma: float) -> float:
         """The skip that the step of the schedule that binds allows."""
         decay = schedules.decay_schedule(n_layers, gamma, self.schedule)
-        kept = (1 - decay) / (1 + decay) if self.skip_rule == "exact" else (1 - decay) * (1 + decay)
-        return float(np.sqrt(kept[1:] / kept[:-1]).min())
+        return float(schedules.step_bound(decay[:-1], decay[1:], exact=self.skip_rule == "exact").min())
 
     def _check_skip(self, n_layers: int) -> None:
         bound = self._largest_skip(n_layers, self.gamma)
