@@ -63,6 +63,12 @@ class Batch:
         """What it holds: tokens, patches or frames (see `Architecture.input`)."""
         return next(name for name in ("tokens", "patches", "frames") if getattr(self, name) is not None)
 
+    @property
+    def inputs(self) -> IntArray | FloatArray:
+        """What the (first) stack reads: its tokens, patches or frames."""
+        found: IntArray | FloatArray = getattr(self, self.input)
+        return found
+
     def statistics(self, architecture: Architecture) -> InputStatistics:
         """The exact input statistics of this batch for an architecture."""
         if self.frames is not None:

@@ -94,7 +94,7 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
     """Logits, or what else the model gives out first, in evaluation mode."""
     import torch
 
-    from signalprop.surgery.observing import evaluating
+    from signalprop.probes.recording import evaluating
 
     with evaluating(model), torch.no_grad():
         out: Any = model(**arguments)

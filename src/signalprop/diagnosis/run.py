@@ -18,8 +18,7 @@ from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import unwrapped
-from signalprop.surgery.observing import evaluating
+from signalprop.probes.recording import evaluating, unwrapped
 from signalprop.surgery.record import record_of
 
 Stage = Callable[[str, int, int], None]
@@ -77,7 +76,7 @@ def diagnose(
         finite = all(item.finite for item in signal)
         whole = None
         if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
-            tell, n = step("loss"), sum(_size(batch) for batch in held)
+            tell, n = step("loss"), sum(len(batch.inputs) for batch in held)
             whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         weights, said = live_weights(model, mapping, inputs, _length(held))
@@ -109,8 +108,8 @@ def diagnose(
         n_parameters=sum(p.numel() for p in model.parameters()),
         data=Data(
             source=held[0].source,
-            sequences=sum(_size(b) for b in held),
-            tokens=sum(_size(b) * _length([b]) for b in held),
+            sequences=sum(len(b.inputs) for b in held),
+            tokens=sum(len(b.inputs) * _length([b]) for b in held),
             length=_length(held),
             skip_first=skip_first,
         ),
@@ -128,12 +127,7 @@ def diagnose(
     return found.model_copy(update={"verdicts": verdicts(found, scheme)})
 
 
-def _size(batch: Batch) -> int:
-    arrays = (batch.tokens, batch.patches, batch.frames)
-    return next(len(x) for x in arrays if x is not None)
-
-
 def _length(batches: Sequence[Batch]) -> int:
+    """Tokens of a sequence, of the decoder where there is one."""
     first = batches[0]
-    arrays = (first.decoder_tokens, first.tokens, first.patches, first.frames)
-    return int(next(x.shape[1] for x in arrays if x is not None))
+    return int((first.inputs if first.decoder_tokens is None else first.decoder_tokens).shape[1])

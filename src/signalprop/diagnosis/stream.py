@@ -34,8 +34,7 @@ from signalprop.inputs import IntArray
 from signalprop.moments import FloatArray
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import unwrapped
-from signalprop.surgery.observing import evaluating, placed
+from signalprop.probes.recording import evaluating, placed, unwrapped
 
 PIECE = 1 << 16  # characters that are tokenized at a time
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer

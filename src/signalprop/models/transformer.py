@@ -335,7 +335,7 @@ def batch_tensors(batch: Batch) -> dict[str, Tensor | None]:
         return None if values is None else torch.as_tensor(np.ascontiguousarray(values))
 
     return {
-        "inputs": ids(next(x for x in (batch.tokens, batch.patches, batch.frames) if x is not None)),
+        "inputs": ids(batch.inputs),
         "segments": ids(batch.segments),
         "keep": ids(batch.keep),
         "decoder_tokens": ids(batch.decoder_tokens),

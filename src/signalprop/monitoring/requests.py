@@ -14,7 +14,7 @@ from signalprop.diagnosis.removal import removal
 from signalprop.diagnosis.result import LayerSignal, Number
 from signalprop.diagnosis.signal import observe
 from signalprop.probes.mapping import Mapping
-from signalprop.surgery.observing import evaluating
+from signalprop.probes.recording import evaluating
 
 Layers = dict[str, list[Number]]
 _OF_SIGNAL = ("attention", "rank", "alignment", "outliers")

@@ -18,7 +18,7 @@ from signalprop.data import Batch
 from signalprop.errors import InputError
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping, plan
-from signalprop.probes.recording import Recorder, unwrapped
+from signalprop.probes.recording import Recorder, placed, unwrapped
 from signalprop.probes.result import not_finite, profile_of, tables
 from signalprop.profile import Profile
 
@@ -93,12 +93,11 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
         arguments = dict(mapping.arguments(batch))
     else:
         arguments = dict(batch)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if device.type == "meta":
+    if next((p.is_meta for p in model.parameters()), False):
         raise InputError(
             "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
         )
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}
+    return placed(model, arguments)
 
 
 class Probe:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from collections.abc import Mapping as Dictionary
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -276,3 +277,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
+    """The arguments that are not None, on the model's device."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.layout import PLACEMENTS, Layout
 from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
-from signalprop.probes.recording import unwrapped
-from signalprop.surgery.observing import ROUNDINGS, Tape, arguments_for, like, on_meta, placed, rms, same
+from signalprop.probes.recording import placed, unwrapped
+from signalprop.surgery.observing import ROUNDINGS, Tape, arguments_for, like, on_meta, rms, same
 from signalprop.surgery.record import carrier_of, record_of
 from signalprop.surgery.sums import Sum, Value, explained, has_children, values_of
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from signalprop.data import Batch
 from signalprop.errors import InputError
 from signalprop.inputs import IntArray
 from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import first_tensor, uncompiled
+from signalprop.probes.recording import evaluating, first_tensor, placed, uncompiled
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result
@@ -97,18 +96,6 @@ class Tape:
             self.events.append((module, side, kept))
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode it was in."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
 def on_meta(model: nn.Module) -> bool:
     """Whether any parameter is on the meta device."""
     return any(p.is_meta for p in model.parameters())
@@ -143,12 +130,6 @@ def arguments_for(model: nn.Module, mapping: Mapping, given: Dictionary[str, Any
             raise InputError("the mapping has no `arguments` to make the model's inputs with; give arguments=")
         given = mapping.arguments(tiny_batch(mapping.architecture))
     return placed(model, given)
-
-
-def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
-    """The arguments that are not None, on the model's device."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}
 
 
 def rms(tensor: Tensor) -> float:
