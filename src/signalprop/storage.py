@@ -9,6 +9,8 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,30 @@ def _replace(target: Path, data: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def written_whole(out: Path) -> Iterator[Path]:
+    """A new directory beside `out`, which takes its name when all went well, and goes otherwise.
+
+    Raises:
+        InputError: the disk is full, or the directory cannot be made.
+    """
+    target = out.resolve()
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        beside.mkdir()
+        yield beside
+        if target.is_dir():
+            target.rmdir()  # empty, or it was refused; one that was filled meanwhile stays
+        beside.rename(target)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == errno.ENOTEMPTY:
+            reason = "it has been filled meanwhile"
+        raise InputError(f"cannot write {out}: {reason}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from signalprop.errors import InputError
+from signalprop.storage import written_whole as written_whole
 
 if TYPE_CHECKING:
     import torch
@@ -46,30 +43,6 @@ def check_out(out: Path) -> None:
         raise InputError(f"cannot write {out}: there is no directory {parent}")
     if not os.access(parent, os.W_OK):
         raise InputError(f"cannot write {out}: the directory {parent} is not writable")
-
-
-@contextmanager
-def written_whole(out: Path) -> Iterator[Path]:
-    """A new directory beside `out`, which takes its name when all went well, and goes otherwise.
-
-    Raises:
-        InputError: the disk is full, or the directory cannot be made.
-    """
-    target = out.resolve()
-    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        beside.mkdir()
-        yield beside
-        if target.is_dir():
-            target.rmdir()  # empty, or it was refused; one that was filled meanwhile stays
-        beside.rename(target)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.ENOTEMPTY:
-            reason = "it has been filled meanwhile"
-        raise InputError(f"cannot write {out}: {reason}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def copy_companions(source: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ import json
 import lzma
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import chain, islice
@@ -76,11 +76,11 @@ def pieces(source: str | Path | None = None, field: str = "text") -> Iterator[Pi
         elif path.is_dir():
             raise InputError(f"cannot read {source}: it is a directory; expected a file of text, JSON lines or Parquet")
         elif kind in _LINES:
-            found = _rows(_json_lines(path), field, str(source))
+            found = _rows(json_lines(path), field, str(source))
         elif kind in _TABLES:
-            found = _rows(_parquet(path, field), field, str(source))
+            found = _rows(parquet_rows(path, [field]), field, str(source))
         else:
-            found = _cut(_characters(path))
+            found = _cut(characters(path))
     empty = True
     for text, ends in found:
         empty = empty and not text.strip()
@@ -102,7 +102,7 @@ def _is_name(source: str | Path) -> bool:
     )
 
 
-def _characters(path: Path) -> Iterator[str]:
+def characters(path: Path) -> Iterator[str]:
     """The characters of a UTF-8 file, plain or packed, block by block, with plain line ends.
 
     Raises:
@@ -174,9 +174,14 @@ def _rows(rows: Iterable[tuple[str, Any]], field: str, source: str) -> Iterator[
         yield from _cut([text])
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The values of a file of JSON lines, plain or packed, each with its place for messages.
+
+    Raises:
+        InputError: as `characters`, or a line that is no JSON.
+    """
     left, number = "", 0
-    for block in chain(_characters(path), ["\n"]):
+    for block in chain(characters(path), ["\n"]):
         *lines, left = (left + block).split("\n")
         for line in lines:
             number += 1
@@ -188,19 +193,26 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 raise InputError(f"{path}: line {number} is not JSON: {' '.join(str(error).split())}") from None
 
 
-def _parquet(path: Path, field: str) -> Iterator[tuple[str, Any]]:
+def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """The rows of a Parquet file with some of their columns, each with its place for messages.
+
+    Raises:
+        InputError: unreadable, or a column that is not there.
+        MissingExtra: without pyarrow.
+    """
     require("pyarrow", "datasets")
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        if field not in names:
-            raise InputError(
-                f"{path} has no column {field!r}; its columns: {', '.join(names[:12])}; name one with field="
-            )
+        for column in columns:
+            if column not in names:
+                raise InputError(
+                    f"{path} has no column {column!r}; its columns: {', '.join(names[:12])}; name one with field="
+                )
         number = 0
-        for batch in file.iter_batches(batch_size=64, columns=[field]):
+        for batch in file.iter_batches(batch_size=64, columns=list(columns)):
             for row in batch.to_pylist():
                 number += 1
                 yield f"row {number}", row

@@ -7,9 +7,12 @@ from typing import Any, Literal
 from torch import nn
 
 from signalprop.errors import InputError
+from signalprop.models.transformer import Transformer
+from signalprop.parametrization import Parametrization
+from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import unwrapped
 from signalprop.surgery.assigning import assignments
-from signalprop.surgery.record import the_record, vanilla_mapping
+from signalprop.surgery.record import Record, the_record, vanilla_mapping
 
 Optimizer = Literal["adamw", "adam", "sgd"]
 
@@ -22,7 +25,7 @@ def parameter_groups(
     eps: float = 1e-8,
     optimizer: Optimizer = "adamw",
 ) -> list[dict[str, Any]]:
-    """Every trainable parameter of an applied model, in groups for a PyTorch optimizer.
+    """Every trainable parameter of an applied model, or of one from `build`, in groups for a PyTorch optimizer.
 
     Learning-rate factors of the Parametrization (muP) multiply `lr`; there `weight_decay` is divided by the factor, so
     that lr times weight decay is what it would be without (decoupled decay). In absorbed mode a parameter that was
@@ -41,10 +44,8 @@ def parameter_groups(
     if optimizer not in ("adamw", "adam", "sgd"):
         raise InputError(f"optimizer is {optimizer!r}; expected 'adamw', 'adam' or 'sgd'")
     inner = unwrapped(model)
-    record = the_record(inner)
-    p = record.parametrization
-    found = {item.name: item.parts for item in assignments(inner, vanilla_mapping(inner), p)}
-    rates = _own_rates(record, p)
+    p, mapping, rates, multiplied = _described(inner)
+    found = {item.name: item.parts for item in assignments(inner, mapping, p)}
     groups: dict[tuple[float, float, float], dict[str, Any]] = {}
     for name, parameter in inner.named_parameters():
         if not parameter.requires_grad:
@@ -58,7 +59,7 @@ def parameter_groups(
             )
         factor = factors.pop()
         decays = any(part.decays for part in parts) if parts else parameter.ndim > 1
-        c = record.factors.get(name, 1.0)
+        c = multiplied.get(name, 1.0)
         key = (
             lr * factor * (c**2 if optimizer == "sgd" else c),
             _decay(weight_decay, factor, c, optimizer) if decays else 0.0,
@@ -73,6 +74,20 @@ def parameter_groups(
     ]
 
 
+def _described(model: nn.Module) -> tuple[Parametrization, Mapping, dict[str, float], dict[str, float]]:
+    """What a model is: its numbers, its mapping, learning-rate factors of added parameters, and absorbed factors."""
+    if isinstance(model, Transformer):
+        p = model.parametrization
+        own = {
+            f"{item.branch.removesuffix('.branch')}.multiplier": float(p.learning_rates["vectors"][i])
+            for i, item in enumerate(model.signalprop_mapping().sublayers)
+            if isinstance(item.branch, str)
+        }
+        return p, model.signalprop_mapping(), own, {}
+    record = the_record(model)
+    return record.parametrization, vanilla_mapping(model), _own_rates(record, record.parametrization), record.factors
+
+
 def _decay(weight_decay: float, factor: float, c: float, optimizer: Optimizer) -> float:
     """Weight decay of a tensor with a learning-rate factor that was multiplied with c."""
     if optimizer == "adamw":
@@ -80,7 +95,7 @@ def _decay(weight_decay: float, factor: float, c: float, optimizer: Optimizer) -
     return weight_decay / c**2  # an L2 penalty is part of the gradient
 
 
-def _own_rates(record: Any, p: Any) -> dict[str, float]:
+def _own_rates(record: Record, p: Parametrization) -> dict[str, float]:
     """Learning-rate factors of the parameters that the scheme added, by name."""
     rates = {}
     for name in record.added:

@@ -1,4 +1,4 @@
-"""Save a model with the scheme that it carries, and load it again as the same function.
+"""Save a model with the scheme that it carries, or one that `build` made, and load it again as the same function.
 
 Beside the weights lies `signalprop.json` (the Parametrization and how it was applied) and, where the scheme added
 parameters, `signalprop.safetensors`. A Hugging Face checkpoint stays one: the names in its files are transformers' own.
@@ -20,6 +20,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from signalprop.errors import InputError, require
+from signalprop.models import build
+from signalprop.models.transformer import Transformer
 from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
@@ -40,7 +42,8 @@ class _Document(Value):
     """signalprop.json.
 
     Attributes:
-        kind: `transformers` (a checkpoint of theirs beside it), or `module` (model.safetensors holds the state dict).
+        kind: `transformers` (a checkpoint of theirs beside it), `module` (model.safetensors holds the state dict), or
+            `built` (likewise, of a network that the parametrization alone describes).
         id: digest of the rest and of the added tensors, which the other files repeat.
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
@@ -48,11 +51,11 @@ class _Document(Value):
 
     model_config = ConfigDict(title=RECORD)
     schema_: Literal["signalprop/applied/1"] = Field(alias="schema")
-    kind: Literal["transformers", "module"]
+    kind: Literal["transformers", "module", "built"]
     class_name: str
     id: str
-    mode: Literal["gauge", "absorbed"]
-    match_eps: bool
+    mode: Literal["gauge", "absorbed"] = "gauge"
+    match_eps: bool = False
     parametrization: dict[str, Any]
     tensors: list[str]
     shared: dict[str, str] = Field(default_factory=dict)
@@ -62,7 +65,7 @@ class _Document(Value):
 
 
 def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
-    """Save an applied model with its scheme, for `load`.
+    """Save an applied or a built model with its scheme, for `load`.
 
     A Hugging Face model is saved by its own `save_pretrained` (`options` go there), any other as `model.safetensors`.
     Files of our own are written whole or not at all, the record last; nothing is pickled.
@@ -71,7 +74,8 @@ def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
         InputError: the model carries no scheme, its weights were not drawn yet, or the directory cannot be written.
     """
     inner = unwrapped(model)
-    the_record(inner)
+    if not isinstance(inner, Transformer):
+        the_record(inner)
     if is_pretrained(type(inner)):
         vanilla: Any = inner._vanilla if isinstance(inner, Splice) else type(inner)
         save_pretrained(inner, partial(vanilla.save_pretrained, inner), directory, **options)
@@ -161,6 +165,19 @@ def _document(
     return document | {"id": _digest(document, tensors)}
 
 
+def _built_document(model: Transformer, shared: dict[str, str]) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "kind": "built",
+        "class_name": type(model).__name__,
+        "parametrization": model.parametrization.to_json(),
+        "tensors": [],
+        "shared": shared,
+    }
+    document = finite(document)
+    return document | {"id": _digest(document, {})}
+
+
 def _digest(document: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     """A short name for the contents."""
     plain = {key: value for key, value in document.items() if key != "id"}
@@ -187,8 +204,6 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
 
 
 def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
-    record = the_record(model)
-    _refuse_pending(record)
     if directory.is_file():
         raise InputError(f"{directory} is a file; expected a directory, or a path for a new one")
     directory.mkdir(parents=True, exist_ok=True)
@@ -197,8 +212,14 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
     shared = {name: first[id(tensor)] for name, tensor in own.items() if first.setdefault(id(tensor), name) != name}
     given = state if state is not None else own
     tensors = {name: _whole(given[name]) for name in own if name not in shared}
-    added = added_tensors(model, record, state)
-    document = _document(model, record, "module", added, shared)
+    if isinstance(model, Transformer):
+        added: dict[str, Tensor] = {}
+        document = _built_document(model, shared)
+    else:
+        record = the_record(model)
+        _refuse_pending(record)
+        added = added_tensors(model, record, state)
+        document = _document(model, record, "module", added, shared)
     _write_tensors(directory / WEIGHTS, tensors, document["id"])
     _write_record(directory, document, added)
 
@@ -209,12 +230,12 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 def load(
     directory: str | Path, model: nn.Module | None = None, *, mapping: Mapping | None = None, **options: Any
 ) -> nn.Module:
-    """Load an applied model: the weights, the scheme, and its trained multipliers. The same function, bit by bit.
+    """Load an applied or a built model: weights, scheme, trained multipliers. The same function, bit by bit.
 
     Args:
         directory: that `save`, or `save_pretrained` of an applied model, wrote.
         model: for a module of your own: a fresh one, without scheme, which is filled. Leave it out for a checkpoint of
-            transformers, whose class `config.json` names.
+            transformers, whose class `config.json` names, and for a built model.
         mapping: where the model was mapped by hand.
         options: of `from_pretrained` (`dtype`, `device_map`, ...).
 
@@ -224,6 +245,10 @@ def load(
     folder = Path(directory)
     raw, document = _read_record(folder)
     table = _parametrization(folder, document)
+    if document.kind == "built":
+        if model is not None or mapping is not None or options:
+            raise InputError(f"{folder} holds a network that signalprop built; give the directory alone")
+        return _built(folder, raw, document, table)
     if document.kind == "module":
         if model is None:
             raise InputError(f"{folder} holds a {document.class_name}; give model=, a fresh one, to be filled")
@@ -302,6 +327,17 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
         delattr(loaded.config, _ENTRY)
     model: nn.Module = loaded
     return model
+
+
+def _built(folder: Path, raw: dict[str, Any], document: _Document, table: Parametrization) -> nn.Module:
+    """The network of a table with the stored weights, in the type that they have."""
+    if _digest(raw, {}) != document.id:
+        raise InputError(f"{folder / RECORD} has been changed since it was saved; save the model again")
+    types = {tensor.dtype for tensor in _read_tensors(folder / WEIGHTS, document.id).values()}
+    floating = [dtype for dtype in types if dtype.is_floating_point]
+    model = build(table, seed=0, dtype=floating[0] if len(floating) == 1 else torch.float32)
+    _fill_module(folder, document, model)
+    return model.eval()  # as a checkpoint of transformers is loaded
 
 
 def _fill_module(folder: Path, document: _Document, model: nn.Module) -> None:

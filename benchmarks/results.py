@@ -1,0 +1,63 @@
+"""The pages of sweeps: docs/results/NAME.md from docs/results/NAME.json, and docs/results/index.md.
+
+python -m benchmarks.results                       # write every page anew
+python -m benchmarks.results sweeps/NAME ...       # store what these sweeps have come to, then write every page
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from signalprop.errors import InputError
+from signalprop.storage import read_json, write_json, write_text
+from signalprop.training.grid import Sweep
+from signalprop.training.tables import SCHEMA, markdown_table, write_results_page
+
+FOLDER = Path("docs/results")
+
+
+def store(directories: list[Path]) -> None:
+    """Copy the results of sweeps to where they are kept."""
+    for directory in directories:
+        results = read_json(directory / "results.json")
+        write_json(FOLDER / f"{results['sweep']['name']}.json", results)
+
+
+def pages() -> list[tuple[str, str, str]]:
+    """Write the page of every stored sweep: their names, titles and verdicts."""
+    found = []
+    for file in sorted(FOLDER.glob("*.json")):
+        results = read_json(file)
+        if isinstance(results, dict) and results.get("schema") == SCHEMA:  # other benchmarks write pages of their own
+            verdict = write_results_page(file, file.with_suffix(".md"))
+            sweep = Sweep(**results["sweep"])
+            found.append((file.stem, sweep.title or sweep.name, verdict))
+    return found
+
+
+def index(found: list[tuple[str, str, str]]) -> str:
+    """The page that lists the others."""
+    rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
+    text = "Written by `python -m benchmarks.results` from the JSON files beside it: do not edit."
+    return f"# Results of sweeps\n\n{text}\n\n{markdown_table(['sweep', 'verdict on the claim'], rows)}\n"
+
+
+def main() -> None:
+    """Command line of the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweeps", nargs="*", type=Path, help="directories that `signalprop sweep` has written")
+    arguments = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        store(arguments.sweeps)
+        found = pages()
+        write_text(FOLDER / "index.md", index(found))
+    except InputError as error:
+        sys.exit(f"results: {error}")
+    print(f"wrote {len(found)} pages and {FOLDER / 'index.md'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""`signalprop sweep`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sweep(
+    source: Annotated[
+        str | None, typer.Argument(metavar="SWEEP", help="A YAML file, or a sweep that comes with the package.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Runs and results [default: sweeps/NAME].")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", metavar="URL", help="A database that machines share, e.g. postgresql://host/name."),
+    ] = None,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
+    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the sweeps that come with the package.")] = False,
+) -> None:
+    """Train every run of a sweep: schemes, sizes, learning rates, seeds.
+
+    What is finished stays: the same command goes on after an interruption, and more machines join with --storage.
+    DIR/table.md has the means, DIR/results.csv and results.parquet every run. Exit status 1 when runs failed.
+
+    \b
+    Example:
+      signalprop sweep --list
+    """
+    from signalprop.errors import InputError, require
+    from signalprop.training.grid import load_sweep, shipped_sweeps
+
+    require("yaml", "training")
+    if listed:
+        for name in shipped_sweeps():
+            typer.echo(f"{name:<28}{load_sweep(name).sweep.title}".rstrip())
+        return
+    if source is None:
+        raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
+    require("optuna", "training")
+    from signalprop.training.sweep import prepare
+    from signalprop.training.sweep import sweep as run
+    from signalprop.training.tables import FILES, results_table, write_results
+
+    grid = load_sweep(source)
+    folder = out or Path("sweeps") / grid.sweep.name
+    if table_only and storage is None and not (folder / "study.log").is_file():
+        raise InputError(f"there are no runs in {folder}; start them without --table-only, or name --out")
+    queue = prepare(grid, folder, storage)
+    try:
+        if not table_only:
+            run(grid, folder, jobs=jobs, storage=storage)
+    finally:  # also what was done until an interruption
+        store = write_results(grid, folder, queue.entries())
+    typer.echo(results_table(store))
+    for name in FILES:
+        typer.echo(f"{name.rpartition('.')[2]:<20}{folder / name}")
+    if store["failed"]:
+        first, n = store["failed"][0], len(store["failed"])
+        print(f"signalprop: {n} run{'s' * (n > 1)} failed; {first['cell']}: {first['error']}", file=sys.stderr)
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Training: recipes, their data, runs, sweeps. Runs are those of the Hugging Face Trainer."""
