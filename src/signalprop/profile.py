@@ -228,21 +228,25 @@ class Profile:
             log_ratio = np.where(branch == -np.inf, -np.inf, branch - stream)  # no branch: 0, also on no stream
         return np.asarray(gain * np.exp(np.minimum(log_ratio, 300)))
 
-    def sensitivity(self) -> dict[str, float]:
-        """Mean and median over layers of branch variance over stream variance, times the number of layers.
+    @property
+    def layer_sensitivities(self) -> FloatArray:
+        """Per layer (encoder first): the sum of its sublayers' branches over the stream that enters the layer.
 
-        A layer counts with the sum of its sublayers' branches over the stream that enters the layer. TGS section 4.6 by
-        the definition on `docs/theory/network.md` (the printed one inverts the ratio). Not for sweeps.
+        TGS section 4.6 by the definition on `docs/theory/network.md` (the printed one inverts the ratio). Not for
+        sweeps.
         """
         stream = self.forward["stream_in"].log_variance
         if stream.ndim != 1:
             raise InputError("sensitivity needs a single profile, this is a sweep; select one of its members")
-        rows = layout(self.architecture)
-        starts = layer_starts(rows)
+        starts = layer_starts(layout(self.architecture))
         entering = np.repeat(stream[starts], np.diff(starts, append=len(stream)))
         with np.errstate(invalid="ignore"):
             shift = np.where(stream == entering, 0.0, stream - entering)
-        layers = np.add.reduceat(self.sensitivity_ratios * np.exp(np.minimum(shift, 300)), starts)
+        return np.asarray(np.add.reduceat(self.sensitivity_ratios * np.exp(np.minimum(shift, 300)), starts))
+
+    def sensitivity(self) -> dict[str, float]:
+        """Mean and median over layers of `layer_sensitivities`, times the number of layers. Not for sweeps."""
+        layers = self.layer_sensitivities
         return {"mean": float(np.sum(layers)), "median": float(np.median(layers)) * len(layers)}
 
     def to_json(self) -> dict[str, Any]:

@@ -12,8 +12,11 @@ from signalprop.cli import run
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command line in process."""
+def command(
+    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """Run the command line in process, in an empty directory: some commands write a report into theirs."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("work"))
 
     def call(*arguments: str) -> Result:
         capsys.readouterr()

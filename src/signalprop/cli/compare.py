@@ -37,6 +37,7 @@ class _Outcome(NamedTuple):
     predicted: Profile
     measured: Profile
     read: str
+    table: tuple[tuple[str, Parametrization], ...] = ()  # by its name in the report, where networks were built from it
 
 
 def compare(
@@ -71,6 +72,8 @@ def compare(
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
+    report: opt.Report = None,
+    no_report: opt.NoReport = False,
 ) -> None:
     """Predict and measure a model's signal, and say how they agree.
 
@@ -88,6 +91,7 @@ def compare(
     from signalprop.report import findings, tables
 
     output.check_outputs(json_file, plot)
+    page = output.report_file(report, no_report, json_file)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
@@ -108,6 +112,7 @@ def compare(
         require("torch", "models")
         outcome = _built(p, run)
     result = compared(outcome.predicted, outcome.measured)
+    output.write_report(page, [(result.predicted.scheme, result), *outcome.table])
     if output.write_outputs(result, json_file, plot):
         typer.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
         typer.echo()
@@ -143,7 +148,7 @@ def _built(p: Parametrization, run: _Run) -> _Outcome:
                 model = build(p, seed=run.seed + k)
                 profiles.append(measure(model, batch, backward=backward, scheme=p.scheme))
             step(k + 1, run.seeds)
-    return _Outcome(predicted, average(profiles), read)
+    return _Outcome(predicted, average(profiles), read, ((p.scheme, p),))
 
 
 def _as_is(directory: Path, changed: dict[str, Any], run: _Run) -> _Outcome:

@@ -88,6 +88,8 @@ def diagnose(
     seed: opt.Seed = 0,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
+    report: opt.Report = None,
+    no_report: opt.NoReport = False,
 ) -> None:
     """Say what a trained model's layers do, and what is wrong.
 
@@ -103,6 +105,7 @@ def diagnose(
     from signalprop.report import diagnosis_tables
 
     output.check_outputs(json_file, plot)
+    page = output.report_file(report, no_report, json_file)
     if save is not None and not (prune or greedy):
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if prune and save is None:
@@ -152,6 +155,7 @@ def diagnose(
         from signalprop.report.plots import save_figure
 
         save_figure(plot, lambda: diagnosis_figure([found] if other is None else [found, other]))
+    output.write_report(page, [(d.model, d) for d in (found, other) if d is not None])
     value = found.to_json() if other is None else _pair(found, other)
     if output.write_result(json_file, value):
         typer.echo(diagnosis_tables.diagnosis_text(found))
@@ -207,12 +211,12 @@ def _formats(names: list[str] | None) -> list[str]:
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
-    from signalprop.diagnosis.tasks import harness, multiple_choice, read_task
+    from signalprop.diagnosis.tasks import harness, is_task_file, multiple_choice, read_task
     from signalprop.errors import InputError
 
     if loaded.tokenizer is None:
         raise InputError("--task needs the model's tokenizer, and the checkpoint brings none")
-    if Path(task).exists() or Path(task).suffix:
+    if not is_task_file(task) and (Path(task).exists() or Path(task).suffix):
         questions = read_task(task)
         return lambda model: multiple_choice(model, loaded.tokenizer, questions)
     return harness(task.split(","), loaded.tokenizer)

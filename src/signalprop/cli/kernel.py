@@ -100,6 +100,9 @@ def kernel(
     matrices: Annotated[
         Path | None, typer.Option("--matrices", metavar="FILE", help="Write the kernels as NumPy arrays (.npz).")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write an interactive page (.html).")
+    ] = None,
 ) -> None:
     """Follow token kernels through every layer: who becomes alike, how far apart, and where the rank collapses.
 
@@ -114,6 +117,7 @@ def kernel(
     for picture in (plot, plot_curves):
         output.check_outputs(json_file, picture)
     output.check_outputs(None if matrices is None else str(matrices))
+    page = output.report_file(report, report is None, json_file)
     if matrices is not None and matrices.suffix != ".npz":
         raise InputError(f"cannot write {matrices}: expected a name that ends in .npz")
     changed = opt.changes(
@@ -130,7 +134,7 @@ def kernel(
         raise InputError(f"{read.kind} is a kernel of {len(given)} tokens, --seq-len is {seq_len}; leave that out")
     networks = _networks(configs, scheme, changed, read, attention_only)
     depths = None if at is None else _depths(at)
-    keep: Matrices = "both" if matrices is not None else "none" if plot is None else "forward"
+    keep: Matrices = "both" if matrices is not None or report is not None else "none" if plot is None else "forward"
     traces: dict[str, Trace] = {}
     with output.progress("tracing") as step:
         for number, (name, p) in enumerate(networks.items()):
@@ -139,6 +143,7 @@ def kernel(
             traces[name] = found if given is None else replace(found, source=read.kind)
             step(number + 1, len(networks))
     _write(traces, plot, plot_curves, matrices)
+    output.write_report(page, list(traces.items()))
     if output.write_result(json_file, kernel_tables.to_json(traces, SCHEMA)):
         typer.echo(kernel_tables.table(traces))
         typer.echo()

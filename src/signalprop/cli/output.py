@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, MissingExtra, require
 from signalprop.storage import write_json
 
 if TYPE_CHECKING:
     from signalprop.comparison import Comparison
     from signalprop.profile import Profile
+    from signalprop.report.html import Item
+
+# Where commands write their report unless they are told.
+REPORT = "signalprop-report.html"
+
+
+class ReportFile(NamedTuple):
+    """Where a command writes its report, and whether it was asked to."""
+
+    path: Path
+    asked: bool
 
 
 def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
@@ -71,6 +82,40 @@ def echo_findings(lines: list[str], warnings: list[str], json_file: str | None, 
     for name, path in (("json", json_file), ("plot", plot)):
         if path is not None:
             typer.echo(f"{name:<20}{path}")
+
+
+def report_file(report: Path | None, no_report: bool, json_file: str | None) -> ReportFile | None:
+    """Where the report goes; None for no report, which is the default where JSON on standard output is for a program.
+
+    Raises:
+        InputError: both --report and --no-report, or a file that could not be written. MissingExtra: a report that was
+            asked for, without plotly.
+    """
+    if report is None:
+        return None if no_report or json_file == "-" else ReportFile(Path(REPORT), asked=False)
+    if no_report:
+        raise InputError("--report and --no-report exclude each other; leave one out")
+    if str(report) == "-":
+        raise InputError("--report needs the name of a file; standard output is for the result")
+    check_outputs(str(report))
+    require("plotly", "report")
+    return ReportFile(report, asked=True)
+
+
+def write_report(file: ReportFile | None, items: Sequence[tuple[str, Item]]) -> None:
+    """Write the report and say so on stderr; one that nobody asked for and that cannot be written costs a line only."""
+    if file is None:
+        return
+    from signalprop.report.html import write_report as written
+
+    try:
+        written(file.path, items)
+    except (InputError, MissingExtra) as error:
+        if file.asked:
+            raise
+        print(f"no report: {error}", file=sys.stderr)
+    else:
+        print(f"report: {file.path}", file=sys.stderr)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from signalprop.diagnosis.result import Diagnosis, Estimate, Number
 from signalprop.report.tables import number, text_table
 
 _WIDTH = 110
+Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
 def diagnosis_text(d: Diagnosis) -> str:
@@ -55,6 +56,11 @@ def verdict_text(d: Diagnosis) -> str:
 
 def layer_table(d: Diagnosis) -> str:
     """One row per layer."""
+    return text_table(*layer_rows(d))
+
+
+def layer_rows(d: Diagnosis) -> Rows:
+    """Header and cells of `layer_table`."""
     weights = {(w.stack, w.layer): w for w in d.weights}
     rows = []
     for k, s in enumerate(d.signal):
@@ -80,7 +86,7 @@ def layer_table(d: Diagnosis) -> str:
         )
     head = ["layer", "variance", "predicted", "first", "token r", "eff. rank", "attn share", "ff share", "gradient",
             "score sd", "entropy", "max/rms", "cosine", "|J-I|"]  # fmt: skip
-    return text_table(head, rows)
+    return head, rows
 
 
 def span_line(d: Diagnosis) -> str:
@@ -100,14 +106,25 @@ def span_line(d: Diagnosis) -> str:
 
 def removal_table(d: Diagnosis) -> str:
     """What the loss becomes without layers."""
+    header, rows = removal_rows(d)
+    return text_table(header, rows) if rows else ""
+
+
+def removal_rows(d: Diagnosis) -> Rows:
+    """Header and cells of `removal_table`."""
     assert d.removal is not None
     rows = [["without layer " + _layers(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in d.removal.single]
     rows += [["without layers " + _layers(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in d.removal.greedy]
-    return text_table(["removed", "loss", "increase", "accuracy"][: len(rows[0])], rows) if rows else ""
+    return ["removed", "loss", "increase", "accuracy"][: len(rows[0]) if rows else None], rows
 
 
 def cast_table(d: Diagnosis) -> str:
     """What casts cost."""
+    return text_table(*cast_rows(d))
+
+
+def cast_rows(d: Diagnosis) -> Rows:
+    """Header and cells of `cast_table`."""
     rows = []
     for cast in d.casts:
         known = [(value, k) for k, value in enumerate(cast.signal_to_noise) if value is not None]
@@ -120,7 +137,7 @@ def cast_table(d: Diagnosis) -> str:
                 worst,
             ]
         )
-    return text_table(["cast", "scale", "loss", "increase", "least signal / noise"], rows)
+    return ["cast", "scale", "loss", "increase", "least signal / noise"], rows
 
 
 def compared(d: Diagnosis, other: Diagnosis) -> str:

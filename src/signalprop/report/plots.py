@@ -132,7 +132,7 @@ def _colour(profiles: Sequence[Profile], index: int) -> str:
     return COLOURS[position % len(COLOURS)]
 
 
-def _depth(profile: Profile) -> FloatArray:
+def depths(profile: Profile) -> FloatArray:
     """Position of every sublayer's output, in layers; the decoder's layers follow the encoder's."""
     rows, a = layout(profile.architecture), profile.architecture
     in_decoder = (rows.stack == STACKS.index("decoder")) & (a.kind == "encoder-decoder")
@@ -155,7 +155,7 @@ def _draw(
     panel: Any, profiles: Sequence[Profile], index: int, label: str, y: FloatArray, error: FloatArray | None,
     by_kind: bool = False,
 ) -> None:  # fmt: skip
-    profile, colour, x = profiles[index], _colour(profiles, index), _depth(profiles[index])
+    profile, colour, x = profiles[index], _colour(profiles, index), depths(profiles[index])
     if profile.source == "theory":
         for number, (members, style) in enumerate(_lines(profile, by_kind)):
             panel.plot(

@@ -1,0 +1,42 @@
+"""`signalprop report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from signalprop.cli import output
+
+
+def report(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="JSON of predict, measure, compare, diagnose, kernel or schemes NAME --architecture; the .npz of "
+            "kernel --matrices; directories of training runs.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(output.REPORT),
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page (default: what it shows).")] = None,
+) -> None:
+    """Make one interactive HTML page of results: it opens offline, in any browser.
+
+    Profiles, comparisons and diagnoses are drawn on the same axes and switched on and off; a training run adds its
+    curves and the signal through time.
+
+    \b
+    Example:
+      signalprop report a.json b.json --out report.html
+    """
+    from signalprop.errors import require
+
+    require("plotly", "report")
+    output.check_outputs(str(out))
+    from signalprop.report.html import read, write_report
+
+    items = [item for source in sources for item in read(source).items()]
+    write_report(out, items, title=title)
+    typer.echo(f"{'report':<20}{out}")

@@ -1,0 +1,250 @@
+"""Trained models: what their layers do and are worth, one or two on the same axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from signalprop.diagnosis.result import Diagnosis, LayerSignal, Number, Numbers, Weights
+from signalprop.report import diagnosis_tables
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block, Scale
+
+_SOURCES: tuple[tuple[str, blocks.Style], ...] = (
+    ("measured", "line"), ("predicted from weights", "dashed"), ("first positions", "dotted"),
+    ("feed-forward", "dashed"),
+)  # fmt: skip
+MEASURED, PREDICTED, FIRST, FEED_FORWARD = range(4)
+
+
+def names_of(items: Mapping[str, Diagnosis]) -> list[str]:
+    """A label per diagnosis: the model, and the file's name where two are of one model."""
+    models = [d.model for d in items.values()]
+    return [d.model if models.count(d.model) == 1 else f"{d.model} ({name})" for name, d in items.items()]
+
+
+def diagnosis_section(items: Mapping[str, Diagnosis]) -> Block:
+    """Charts per layer, the angular matrix, removals and casts."""
+    found, names = list(items.values()), names_of(items)
+    drawn = [*_signal(found), *_identity(found), *_removals(found), *_greedy(found)]
+    used = {series["source"] for chart in drawn for series in chart["series"]}
+    sources = [source for k, source in enumerate(_SOURCES) if k in used]
+    for chart in drawn:
+        for series in chart["series"]:
+            series["source"] = sources.index(_SOURCES[series["source"]])
+    return blocks.section(
+        "layers",
+        "What the layers do",
+        [*drawn, *_angles(found, names), *_tables(found, names)],
+        lead=" ".join(_lead(d, name) for d, name in zip(found, names, strict=True)),
+        groups=names,
+        sources=sources,
+        places=[*(_place(d) for d in found), *(_counts(d) for d in found)],
+    )
+
+
+def _lead(d: Diagnosis, name: str) -> str:
+    loss = f" Loss {d.loss.value:.3f} nats per token." if d.loss is not None and d.loss.value is not None else ""
+    return (
+        f"{name}: {d.data.tokens:,} tokens of {d.data.source}; statistics leave out the first {d.data.skip_first} "
+        f"positions of every sequence.{loss}"
+    )
+
+
+def _place(d: Diagnosis) -> Block:
+    both = len({s.stack for s in d.signal}) > 1
+    return blocks.place(range(len(d.signal)), [f"{s.stack} " * both + f"layer {s.layer}" for s in d.signal])
+
+
+def _signal(items: Sequence[Diagnosis]) -> list[Block]:
+    def measured(value: Callable[[LayerSignal], Number], source: int = MEASURED) -> list[Block]:
+        return _known(
+            blocks.series(k, source, k, blocks.numbers([value(s) for s in d.signal])) for k, d in enumerate(items)
+        )
+
+    def predicted(value: Callable[[Weights], Number]) -> list[Block]:
+        out = []
+        for k, d in enumerate(items):
+            weights = {(w.stack, w.layer): value(w) for w in d.weights}
+            column = [weights.get((s.stack, s.layer)) for s in d.signal]
+            out.append(blocks.series(k, PREDICTED, k, blocks.numbers(column)))
+        return _known(out)
+
+    shares = measured(lambda s: s.attention_share) + measured(lambda s: s.feed_forward_share, FEED_FORWARD)
+    variances = measured(lambda s: s.variance) + predicted(lambda w: w.predicted_variance)
+    return [
+        chart
+        for chart in (
+            _chart("layer-variance", "Variance of the stream", variances + measured(lambda s: s.first_variance, FIRST),
+                   "variance", "log", "The first positions are apart, where trained models park huge activations."),
+            _chart("layer-gradient", "Variance of the gradient",
+                   measured(lambda s: s.gradient) + predicted(lambda w: w.predicted_gradient), "variance, last = 1",
+                   "log"),
+            _chart("layer-correlation", "Token correlation", measured(lambda s: s.token_correlation), "correlation"),
+            _chart("layer-rank", "Effective rank", measured(lambda s: s.effective_rank), "tokens", "log"),
+            _chart("layer-shares", "Share of the stream's variance that a branch adds", shares, "share", "log",
+                   "Attention, and the feed-forward as a dashed line."),
+            _chart("layer-entropy", "Entropy of attention", _heads(items, lambda s: s.entropy),
+                   "of equal weights' entropy", caption="Mean over heads, and their range."),
+            _chart("layer-scores", "Standard deviation of attention scores", _heads(items, lambda s: s.score_std),
+                   "standard deviation", "log", "Mean over heads, and their range."),
+            _chart("layer-outliers", "Outliers: largest entry over root mean square",
+                   measured(lambda s: s.outlier) + measured(lambda s: s.first_outlier, FIRST), "ratio", "log"),
+        )
+        if chart["series"]
+    ]  # fmt: skip
+
+
+def _chart(key: str, title: str, curves: list[Block], y: str, scale: Scale = "linear", caption: str = "") -> Block:
+    return blocks.chart(key, title, curves, x="layer", y=y, scale=scale, caption=caption)
+
+
+def _known(curves: Iterable[Block]) -> list[Block]:
+    return [item for item in curves if any(value is not None for value in item["y"])]
+
+
+def _heads(items: Sequence[Diagnosis], value: Callable[[LayerSignal], Numbers]) -> list[Block]:
+    out = []
+    for k, d in enumerate(items):
+        columns = [[v for v in value(s) if v is not None] or [np.nan] for s in d.signal]
+        mean, low, high = ([float(f(column)) for column in columns] for f in (np.mean, np.min, np.max))
+        out.append(blocks.series(k, MEASURED, k, mean, low=low, high=high))
+    return _known(out)
+
+
+def _identity(items: Sequence[Diagnosis]) -> list[Block]:
+    cosines, jacobians = [], []
+    for k, d in enumerate(items):
+        if d.identity is None:
+            continue
+        cosines.append(blocks.series(k, MEASURED, k, blocks.numbers(d.identity.cosine)))
+        near = d.identity.jacobian
+        if near:
+            values, errors = (
+                blocks.numbers(column) for column in zip(*((e.value, e.standard_error) for e in near), strict=True)
+            )
+            jacobians.append(blocks.series(k, MEASURED, k, values, error=np.nan_to_num(errors)))
+            weights = {(w.stack, w.layer): w.identity for w in d.weights}
+            predicted = [weights.get((s.stack, s.layer)) for s in d.signal]
+            jacobians.append(blocks.series(k, PREDICTED, k, blocks.numbers(predicted)))
+    made = [
+        _chart("layer-cosine", "Cosine of the stream before and behind a layer", _known(cosines), "cosine"),
+        _chart("layer-jacobian", "How far a layer is from the identity: |J - I|", _known(jacobians), "root mean square",
+               "log", "0: a change of its input passes unchanged."),
+    ]  # fmt: skip
+    return [chart for chart in made if chart["series"]]
+
+
+def _removals(items: Sequence[Diagnosis]) -> list[Block]:
+    out = []
+    for k, d in enumerate(items):
+        if d.removal is None:
+            continue
+        values: list[Number] = [None] * len(d.signal)
+        errors = [0.0] * len(d.signal)
+        for removed in d.removal.single:
+            values[removed.layers[0]] = removed.increase.value
+            errors[removed.layers[0]] = removed.increase.standard_error or 0.0
+        out.append(blocks.series(k, MEASURED, k, blocks.numbers(values), error=errors))
+    chart = blocks.chart(
+        "layer-removal", "What the loss rises by without a layer", _known(out), x="layer", y="nats per token",
+        scale="signed", caption="0: the layer could go. Near zero this axis is linear.",
+    )  # fmt: skip
+    return [chart] if chart["series"] else []
+
+
+def _greedy(items: Sequence[Diagnosis]) -> list[Block]:
+    out = []
+    for k, d in enumerate(items):
+        steps = () if d.removal is None else d.removal.greedy
+        if steps:
+            values, errors = (
+                blocks.numbers(column)
+                for column in zip(*((r.increase.value, r.increase.standard_error) for r in steps), strict=True)
+            )
+            out.append(blocks.series(k, MEASURED, len(items) + k, values, error=np.nan_to_num(errors)))
+    chart = blocks.chart(
+        "layer-greedy", "What the loss rises by without several layers", _known(out), x="layers left out",
+        y="nats per token", scale="signed", caption="The cheapest first, chosen greedily.",
+    )  # fmt: skip
+    return [chart] if chart["series"] else []
+
+
+def _counts(d: Diagnosis) -> Block:
+    steps = () if d.removal is None else d.removal.greedy
+    names = ["without layer" + "s" * (len(r.layers) > 1) + " " + ", ".join(map(str, r.layers)) for r in steps]
+    return blocks.place([len(r.layers) for r in steps], names)
+
+
+def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
+    """Signal over noise of every cast, layer by layer, and what the casts cost; None without casts."""
+    if not d.casts:
+        return None
+    names = [f"{cast.format} {cast.of}" + ", scaled" * cast.scaled for cast in d.casts]
+    curves = [blocks.series(k, 0, 0, blocks.numbers(cast.signal_to_noise)) for k, cast in enumerate(d.casts)]
+    chart = blocks.chart(f"{key}-noise", "Signal over noise behind a layer", _known(curves), x="layer", y="dB")
+    header, rows = diagnosis_tables.cast_rows(d)
+    return blocks.section(
+        key,
+        f"Few bits: {name}",
+        [*([chart] if chart["series"] else []), blocks.table("Casts", header, rows, left=2, caption="Nats per token.")],
+        lead="The model cast directly to a format, without any tuning.",
+        groups=names,
+        sources=[("measured", "line")],
+        places=[_place(d)],
+    )
+
+
+def _angles(items: Sequence[Diagnosis], names: Sequence[str]) -> list[Block]:
+    out = []
+    for k, (d, name) in enumerate(zip(items, names, strict=True)):
+        if d.identity is None or not d.identity.angular:
+            continue
+        rows = [blocks.numbers(row) for row in d.identity.angular]
+        width = max(len(row) for row in rows)
+        matrix = np.array([np.pad(row, (0, width - len(row)), constant_values=np.nan) for row in rows])
+        stride = blocks.every(max(matrix.shape), 1)
+        highest = float(np.nanmax(matrix)) if np.isfinite(matrix).any() else 1.0
+        title = "Angular distance of a stretch of layers" + (f", {name}" if len(items) > 1 else "")
+        block = blocks.heat_map(
+            f"layer-angles-{k}", title, {"all": matrix[::stride, ::stride]}, x="first layer", y="layers in the stretch",
+            limits=(0.0, highest or 1.0), origin=(0, 1), step=(stride, stride), value="angle / π",
+            caption="Dark: the stretch hardly turns the stream, and could be left out.",
+        )  # fmt: skip
+        out.append({**block, "group": k, "source": 0})
+    return out
+
+
+def _tables(items: Sequence[Diagnosis], names: Sequence[str]) -> list[Block]:
+    out = []
+    for d, name in zip(items, names, strict=True):
+        of = f", {name}" if len(items) > 1 else ""
+        header, rows = diagnosis_tables.layer_rows(d)
+        out.append(blocks.table(f"Layers{of}", header, rows, search=True))
+        if d.removal is not None:
+            header, rows = diagnosis_tables.removal_rows(d)
+            out.append(blocks.table(f"Without layers{of}", header, rows, search=True, caption="Nats per token."))
+    return out
+
+
+def diagnosis_findings(items: Mapping[str, Diagnosis]) -> list[Block]:
+    """A card per verdict; one that says so where nothing stands out."""
+    out: list[Block] = []
+    for name, d in zip(names_of(items), items.values(), strict=True):
+        for verdict in d.verdicts:
+            texts = [verdict.text] + ([f"likely cause: {verdict.cause}"] if verdict.cause else [])
+            out.append(
+                {
+                    "severity": verdict.severity,
+                    "subject": name,
+                    "title": verdict.kind,
+                    "texts": texts,
+                    "cure": verdict.advice,
+                }
+            )
+        if not d.verdicts:
+            out.append(
+                {"severity": "good", "subject": name, "title": "healthy", "texts": ["nothing stands out"], "cure": ""}
+            )
+    return out

@@ -1,0 +1,235 @@
+"""Token kernels in the report: what `signalprop kernel` writes, and its section with heat maps and a depth slider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict
+
+from signalprop.errors import InputError
+from signalprop.kernels.trace import Trace, normalised
+from signalprop.moments import FloatArray
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block
+from signalprop.report.tables import number
+from signalprop.storage import finite
+from signalprop.validation import Value
+
+SCHEMA = "signalprop/kernel/1"
+Number = float | None
+_LOWEST = 1e-16  # of 1 - cosine on a logarithmic axis: below is rounding
+
+
+class Curves(Value):
+    """Numbers of one configuration over depth, as the JSON form of a Trace has them (what the report draws)."""
+
+    model_config = ConfigDict(title="kernel", extra="ignore")
+    n_layers: int
+    n_tokens: int
+    scheme: str = ""
+    source: str = ""
+    collapse_depth: int | None = None
+    rank_collapse_depth: int | None = None
+    forward: dict[str, list[Number]]
+    gradient: dict[str, list[Number]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """One network's kernels: numbers over depth (None where only matrices were given), and raw kernels by depth."""
+
+    curves: Curves | None
+    forward: Mapping[int, FloatArray] = field(default_factory=dict)
+    gradient: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+def of_trace(trace: Trace) -> Kernels:
+    """What the report shows of a Trace."""
+    return Kernels(_curves(finite(trace.to_json())), trace.kernels, trace.gradients)
+
+
+def of_json(data: Mapping[str, Any]) -> dict[str, Kernels]:
+    """The configurations in the JSON form of `signalprop kernel`, by name.
+
+    Raises:
+        InputError: no configurations, or a column of a wrong length or type.
+    """
+    items = data.get("configurations")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise InputError("it has no list of configurations; write it with signalprop kernel --json")
+    return {str(item.get("name", "")): Kernels(_curves(item)) for item in items}
+
+
+def of_arrays(path: Path) -> dict[str, Kernels]:
+    """The matrices in a file of `signalprop kernel --matrices`, by configuration.
+
+    Raises:
+        InputError: no such file, another format, or arrays that are no kernels.
+    """
+    found: dict[str, dict[str, dict[int, FloatArray]]] = {}
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            for key in arrays.files:
+                name, direction, depth = key.rsplit("/", 2)
+                matrix = np.asarray(arrays[key], np.float64)
+                if direction not in ("forward", "gradient") or matrix.ndim != 2 or len(set(matrix.shape)) != 1:
+                    raise ValueError(f"{key} is no kernel")
+                found.setdefault(name, {"forward": {}, "gradient": {}})[direction][int(depth)] = matrix
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or 'it is no NumPy file'}") from None
+    except Exception as error:  # of zip files, NumPy's headers, and names of arrays
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path} holds no kernels ({reason:.80}); expected a file of kernel --matrices") from None
+    return {name: Kernels(None, item["forward"], item["gradient"]) for name, item in found.items()}
+
+
+def _curves(data: Mapping[str, Any]) -> Curves:
+    curves = Curves(**{str(key): value for key, value in data.items()})
+    for column in (*curves.forward.values(), *(curves.gradient or {}).values()):
+        if len(column) != curves.n_layers + 1:
+            raise InputError(f"a column has {len(column)} numbers; expected {curves.n_layers + 1}, one per depth")
+    return curves
+
+
+def kernel_section(items: Mapping[str, Kernels]) -> Block:
+    """Heat maps of cosines with a depth slider, and the numbers over depth."""
+    groups = list(items)
+    drawn = _charts(items)
+    matrices = _heat_maps(items)
+    depths = sorted({depth for item in items.values() for depth in (*item.forward, *item.gradient)})
+    slider = (
+        {"label": "depth", "values": [str(depth) for depth in depths], "start": len(depths) - 1} if depths else None
+    )
+    return blocks.section(
+        "kernels",
+        "Token kernels",
+        [*matrices, *drawn, *_table(items)],
+        lead="Who becomes alike: cosines of all pairs of tokens behind every layer. Rank collapse is a map of ones.",
+        groups=groups,
+        sources=[("signal", "line"), ("gradient", "dashed")],
+        places=[_depths(item) for item in items.values()],
+        slider=slider,
+    )
+
+
+def _depths(item: Kernels) -> Block:
+    n = 0 if item.curves is None else item.curves.n_layers
+    return blocks.place(range(n + 1), ["the input"] + [f"behind layer {layer}" for layer in range(n)])
+
+
+def _charts(items: Mapping[str, Kernels]) -> list[Block]:
+    def curves(name: str, *, directions: Sequence[str] = ("forward",), floor: float = 0.0) -> list[Block]:
+        out = []
+        for k, item in enumerate(items.values()):
+            for source, direction in enumerate(directions):
+                columns = None if item.curves is None else getattr(item.curves, direction)
+                if columns and any(value is not None for value in columns.get(name, ())):
+                    out.append(blocks.series(k, source, k, np.maximum(blocks.numbers(columns[name]), floor)))
+        return out
+
+    def diagonals() -> list[Block]:
+        out = []
+        for k, item in enumerate(items.values()):
+            for source, direction in enumerate(("forward", "gradient")):
+                columns = None if item.curves is None else getattr(item.curves, direction)
+                if columns and "log_diagonal" in columns:
+                    out.append(blocks.log_series(k, source, k, blocks.numbers(columns["log_diagonal"])))
+        return out
+
+    made = [
+        blocks.chart("kernel-distance", "How far apart tokens are", curves("distance", floor=_LOWEST), x="depth",
+                     y="1 - mean cosine", scale="log"),
+        blocks.chart("kernel-cosine", "Mean cosine of two tokens", curves("mean_cosine"), x="depth", y="cosine"),
+        blocks.chart("kernel-rank", "Effective rank", curves("effective_rank"), x="depth", y="tokens", scale="log"),
+        blocks.chart("kernel-diagonal", "Mean diagonal of the raw kernel", diagonals(), x="depth", y="mean diagonal",
+                     scale="log", caption="The gradient's is relative to that at the top."),
+    ]  # fmt: skip
+    return [item for item in made if item["series"]]
+
+
+def _heat_maps(items: Mapping[str, Kernels]) -> list[Block]:
+    shown = [
+        (k, name, direction, matrices)
+        for k, (name, item) in enumerate(items.items())
+        for direction, matrices in (("forward", item.forward), ("gradient", item.gradient))
+        if matrices
+    ]
+    frames = sum(len(matrices) for *_, matrices in shown)
+    out = []
+    for k, name, direction, matrices in shown:
+        stride = blocks.every(max(len(matrix) for matrix in matrices.values()), frames)
+        cosines = {str(depth): normalised(matrix)[::stride, ::stride] for depth, matrix in matrices.items()}
+        known = [value for matrix in cosines.values() for value in matrix[np.isfinite(matrix)].tolist()]
+        low = -1.0 if min(known, default=0.0) < 0 else 0.0
+        every = "" if stride == 1 else f"Every {_ordinal(stride)} token is shown."
+        block = blocks.heat_map(
+            f"kernel-map-{k}-{direction}", name if direction == "forward" else f"{name}, gradient", cosines, x="token",
+            y="token", limits=(low, 1.0), step=(stride, stride), caption=every, value="cosine",
+            down=True,
+        )  # fmt: skip
+        out.append({**block, "group": k, "source": 0 if direction == "forward" else 1})
+    return out
+
+
+def _table(items: Mapping[str, Kernels]) -> list[Block]:
+    rows = []
+    for name, item in items.items():
+        c = item.curves
+        if c is None:
+            continue
+        rows.append(
+            [
+                name, str(c.n_layers), str(c.n_tokens), c.source, number(_last(c.forward.get("mean_cosine"))),
+                number(_last(c.forward.get("effective_rank"))),
+                "none" if c.collapse_depth is None else str(c.collapse_depth),
+                "none" if c.rank_collapse_depth is None else str(c.rank_collapse_depth),
+            ]
+        )  # fmt: skip
+    header = ["network", "layers", "tokens", "input", "mean cosine at the top", "effective rank at the top",
+              "distances vanish from depth", "rank 1 from depth"]  # fmt: skip
+    return [blocks.table("Rank collapse", header, rows)] if rows else []
+
+
+def kernel_findings(items: Mapping[str, Kernels]) -> list[Block]:
+    """Cards for networks whose tokens become one."""
+    out = []
+    for name, item in items.items():
+        c = item.curves
+        depth = None if c is None else c.collapse_depth if c.rank_collapse_depth is None else c.rank_collapse_depth
+        if c is not None and depth is not None:
+            out.append(
+                {
+                    "severity": "warning", "subject": name, "title": "rank collapse",
+                    "texts": [f"from depth {depth} of {c.n_layers} on all tokens are one to the kernel"],
+                    "cure": "larger skips, smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)",
+                }
+            )  # fmt: skip
+    return out
+
+
+def _last(column: Sequence[Number] | None) -> Number:
+    return column[-1] if column else None
+
+
+def _ordinal(n: int) -> str:
+    return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10 if n % 100 not in (11, 12, 13) else 0, 'th') }"
+
+
+def merged(items: Sequence[tuple[str, Kernels]]) -> dict[str, Kernels]:
+    """Numbers and matrices of one configuration, which come from two files, as one; other names that clash get a #k."""
+    out: dict[str, Kernels] = {}
+    for name, item in items:
+        other = out.get(name)
+        if other is not None and (other.curves is None) != (item.curves is None):
+            first, second = (other, item) if other.curves is not None else (item, other)
+            out[name] = Kernels(first.curves, second.forward or first.forward, second.gradient or first.gradient)
+            continue
+        key, k = name, 2
+        while key in out:
+            key, k = f"{name} #{k}", k + 1
+        out[key] = item
+    return out

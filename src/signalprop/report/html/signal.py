@@ -1,0 +1,371 @@
+"""The signal over depth: profiles and comparisons on the same axes, in numbers and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from signalprop.architecture import Architecture
+from signalprop.comparison import Comparison
+from signalprop.data import default_statistics
+from signalprop.errors import InputError
+from signalprop.layout import KINDS, PLACEMENTS, STACKS, layer_starts, layout
+from signalprop.moments import FloatArray
+from signalprop.prediction import predict
+from signalprop.profile import Profile
+from signalprop.report import findings
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block, Style
+from signalprop.report.plots import depths
+from signalprop.report.tables import number, percent, variance
+from signalprop.schemes import scheme
+
+_WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}
+_KINDS = {"attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
+# Tried in this order as a cure; all are published for transformers of any task.
+CURES = ("deepscalelm", "lns", "deepnorm", "noci", "stable-resnet", "deepscalelm-simple")
+_SHOWN_CURES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A profile in the report.
+
+    Attributes:
+        group: what it describes, one colour each. source: how it was found, one kind of line each.
+    """
+
+    group: str
+    source: str
+    profile: Profile
+
+
+def curves_of(items: Mapping[str, Profile | Comparison]) -> list[Curve]:
+    """Profiles with their groups and sources.
+
+    The two of a Comparison share a group, and so do profiles of one scheme and shape that were found in different ways.
+    """
+    parts: list[tuple[str, str, Profile]] = []  # name of the item, key of its group, profile
+    for name, item in items.items():
+        profiles = [item.predicted, item.measured] if isinstance(item, Comparison) else [item]
+        key = _key(profiles[0])
+        sources = {(p.source, p.fidelity) for p in profiles}
+        taken = {(p.source, p.fidelity) for _, other, p in parts if other == key}
+        parts += [(name, f"{key} {name}" if taken & sources else key, p) for p in profiles]
+    labels = _labels({key: (name, p) for name, key, p in reversed(parts)})
+    fidelities = {p.fidelity for *_, p in parts if p.source == "theory"}
+    return [
+        Curve(
+            labels[key],
+            _WORDS[p.source] + (f" ({p.fidelity})" if p.source == "theory" and len(fidelities) > 1 else ""),
+            p,
+        )
+        for _, key, p in parts
+    ]
+
+
+def _key(p: Profile) -> str:
+    return "|".join([p.scheme, *_details(p.architecture).values()])
+
+
+def _details(a: Architecture) -> dict[str, str]:
+    """What tells two architectures apart, in words."""
+    placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
+    layers = f"{a.n_layers}+{a.n_decoder_layers}" if a.n_decoder_layers else str(a.n_layers)
+    return {
+        "kind": " ".join(word for word in (a.family or "", a.kind) if word),
+        "layers": f"{layers} layers",
+        "width": f"width {a.d_model}",
+        "norm": "no norm" if placement == "none" else f"{placement}-norm",
+        "activation": a.activation,
+        "tokens": f"{a.seq_len} tokens",
+        "dropout": f"dropout {a.dropout:g}",
+    }
+
+
+def _labels(firsts: Mapping[str, tuple[str, Profile]]) -> dict[str, str]:
+    """A label per group: its scheme, and what tells it from others of that scheme: of its architecture, or its name."""
+    out: dict[str, str] = {}
+    for key, (name, p) in reversed(list(firsts.items())):
+        rivals = [_details(other.architecture) for _, other in firsts.values() if other.scheme == p.scheme]
+        label = ", ".join([p.scheme, *_telling(_details(p.architecture), rivals)])
+        label = f"{label} ({name})" if label in out.values() else label
+        out[key] = next(text for k in count(1) if (text := label if k == 1 else f"{label} #{k}") not in out.values())
+    return out
+
+
+def _telling(own: Mapping[str, str], all_of: Sequence[Mapping[str, str]]) -> list[str]:
+    """As few details as tell one architecture from the others, in the order in which they are named."""
+    words, left = [], [other for other in all_of if other != own]
+    for name, text in own.items():
+        fewer = [other for other in left if other[name] == text]
+        if len(fewer) < len(left):
+            words.append(text)
+            left = fewer
+    return words
+
+
+def title_of(curves: Sequence[Curve]) -> str:
+    """What all profiles have in common, in words."""
+    details = [_details(curve.profile.architecture) for curve in curves]
+    common = [text for name, text in details[0].items() if all(other[name] == text for other in details[1:])]
+    return ", ".join(common)
+
+
+# --- charts ------------------------------------------------------------------------------------------------------
+
+
+def signal_section(curves: Sequence[Curve]) -> Block:
+    """Variance, gradient, token correlation and sensitivity over depth."""
+    groups = list(dict.fromkeys(curve.group for curve in curves))
+    sources = list(
+        dict.fromkeys(curve.source for curve in sorted(curves, key=lambda c: c.profile.source, reverse=True))
+    )
+    places, at = places_of(curves)
+    return blocks.section(
+        "signal",
+        "The signal over depth",
+        charts(curves, groups, sources, at),
+        lead="Behind every sublayer. A band is two standard errors to either side.",
+        groups=groups,
+        sources=[(source, _style(source, k)) for k, source in enumerate(sources)],
+        places=places,
+    )
+
+
+def _style(source: str, k: int) -> Style:
+    if not source.startswith("predicted"):
+        return "points"
+    return "line" if k == 0 else "dashed"
+
+
+def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str], at: Sequence[int]) -> list[Block]:
+    """The four charts; `at` names the place of every curve by sublayer, the place after it is that by layer."""
+    forward, gradient, correlation, sensitivity = [], [], [], []
+    for curve, k in zip(curves, at, strict=True):
+        p, ids = curve.profile, (groups.index(curve.group), sources.index(curve.source), k)
+        gap = _borders(p)
+        stream = p.forward["stream_out"]
+        forward.append(_log(ids, gap, stream.log_variance, stream.variance_se))
+        if p.gradient is not None:
+            inner = p.gradient["stream_in"]
+            gradient.append(_log(ids, gap, inner.log_variance, inner.variance_se))
+        se = stream.token_correlation_se
+        correlation.append(
+            blocks.series(*ids, _split(stream.token_correlation, gap), error=None if se is None else _split(se, gap))
+        )
+        with np.errstate(divide="ignore"):
+            logs = np.log(p.layer_sensitivities)
+        sensitivity.append(blocks.log_series(*ids[:2], k + 1, _split(logs, _layer_borders(p))))
+    lowest = min((float(c.profile.forward["stream_out"].token_correlation.min()) for c in curves), default=0.0)
+    marks = _marks(curves)
+    made = [
+        blocks.chart("forward-variance", "Variance of the residual stream", forward, x="layer", y="variance",
+                     scale=_scale([c.profile.forward["stream_out"].log_variance for c in curves]), positive=True,
+                     marks=marks),
+        blocks.chart("gradient-variance", "Variance of the gradient", gradient, x="layer", y="variance, last = 1",
+                     scale=_scale([c.profile.gradient["stream_in"].log_variance for c in curves if c.profile.gradient]),
+                     positive=True, marks=marks, caption="Relative to that behind the last sublayer."),
+        blocks.chart("token-correlation", "Token correlation of the residual stream", correlation, x="layer",
+                     y="correlation", limits=(min(0.0, 1.05 * lowest), 1.03), marks=marks,
+                     caption="1: all tokens have become the same vector."),
+        blocks.chart("sensitivity", "Sensitivity of the layers", sensitivity, x="layer",
+                     y="variance that a layer adds / of the stream it meets", scale="log", marks=marks,
+                     caption="Layers far below 1 / depth hardly matter; the sum is the network's sensitivity."),
+    ]  # fmt: skip
+    return [item for item in made if item["series"]]
+
+
+def _log(ids: tuple[int, int, int], gap: list[int], logs: FloatArray, se: FloatArray | None) -> Block:
+    return blocks.log_series(*ids, _split(logs, gap), relative=None if se is None else _split(se, gap))
+
+
+def _scale(logs: Sequence[FloatArray]) -> Any:
+    """Logarithmic where the values span more than a factor of ten."""
+    known = np.concatenate([values[np.isfinite(values)] for values in logs]) if logs else np.zeros(0)
+    return "log" if known.size and float(np.ptp(known)) > math.log(10) else "linear"
+
+
+def _borders(p: Profile) -> list[int]:
+    """Where a stack begins that is not the first: a line has a gap there."""
+    return [int(i) + 1 for i in np.flatnonzero(np.diff(layout(p.architecture).stack))]
+
+
+def _layer_borders(p: Profile) -> list[int]:
+    rows = layout(p.architecture)
+    return [int(i) + 1 for i in np.flatnonzero(np.diff(rows.stack[layer_starts(rows)]))]
+
+
+def _split(values: ArrayLike, gap: list[int]) -> FloatArray:
+    return np.insert(np.asarray(values, np.float64), gap, np.nan)
+
+
+def places_of(curves: Sequence[Curve]) -> tuple[list[Block], list[int]]:
+    """Places by sublayer and by layer for every architecture, and which every curve has."""
+    places: list[Block] = []
+    known: dict[str, int] = {}
+    at = []
+    for curve in curves:
+        key = curve.profile.architecture.model_dump_json(include={"kind", "n_layers", "n_decoder_layers", "parallel"})
+        if key not in known:
+            known[key] = len(places)
+            places += [_sublayers(curve.profile), _layers(curve.profile)]
+        at.append(known[key])
+    return places, at
+
+
+def _sublayers(p: Profile) -> Block:
+    rows, gap = layout(p.architecture), _borders(p)
+    both = p.architecture.kind == "encoder-decoder"
+    names = [
+        f"{STACKS[stack] + ' ' if both else ''}layer {layer}, {_KINDS[KINDS[kind]]}"
+        for stack, layer, kind in zip(rows.stack, rows.layer, rows.kind, strict=True)
+    ]
+    for offset, i in enumerate(gap):
+        names.insert(i + offset, "")
+    return blocks.place(_split(depths(p), gap), names)
+
+
+def _layers(p: Profile) -> Block:
+    rows, gap = layout(p.architecture), _layer_borders(p)
+    starts = layer_starts(rows)
+    both = p.architecture.kind == "encoder-decoder"
+    names = [
+        f"{STACKS[stack] + ' ' if both else ''}layer {layer}"
+        for stack, layer in zip(rows.stack[starts], rows.layer[starts], strict=True)
+    ]
+    for offset, i in enumerate(gap):
+        names.insert(i + offset, "")
+    return blocks.place(_split(np.arange(1.0, len(starts) + 1), gap), names)
+
+
+def _marks(curves: Sequence[Curve]) -> list[Block]:
+    borders = {c.profile.architecture.n_layers for c in curves if c.profile.architecture.n_decoder_layers}
+    return [{"x": border + 1 / 6, "label": "decoder"} for border in sorted(borders)]
+
+
+# --- tables and words --------------------------------------------------------------------------------------------
+
+
+def agreement_block(items: Mapping[str, Comparison], curves: Sequence[Curve]) -> Block | None:
+    """How well predictions and measurements agree, one line per quantity."""
+    labels = {id(curve.profile): curve.group for curve in curves}
+    rows = [
+        [
+            labels[id(item.predicted)], a.quantity, "-" if a.r_squared is None else f"{a.r_squared:.4f}",
+            percent(a.median), percent(a.percentile_95), percent(a.standard_error),
+        ]
+        for item in items.values()
+        for a in item.agreements
+    ]  # fmt: skip
+    header = ["scheme", "quantity", "R² (log)", "median error", "95th percentile", "measured ± se"]
+    caption = "Relative errors over sublayers; of a correlation, over at least 0.1."
+    return (
+        blocks.table("Agreement of prediction and measurement", header, rows, left=2, caption=caption) if rows else None
+    )
+
+
+def glance_block(curves: Sequence[Curve]) -> Block:
+    """Every profile in one line."""
+    rows = []
+    for curve in curves:
+        p, stream = curve.profile, curve.profile.forward["stream_out"]
+        seeds = f", {p.n_seeds} seed{'s' if p.n_seeds != 1 else ''}" if p.n_seeds else ""
+        rows.append(
+            [
+                curve.group, f"{curve.source}{seeds}", str(p.architecture.n_layers_total),
+                f"{number(p.input.get('variance'))} → {variance(stream, -1)}",
+                f"{number(p.input.get('token_correlation'))} → {number(float(stream.token_correlation[-1]))}",
+                "-" if p.gradient is None else variance(p.gradient["stream_in"], 0),
+                number(p.sensitivity()["mean"]),
+                ", ".join(dict.fromkeys(map(_kind, findings.warnings(p)))) or "nothing",
+            ]
+        )  # fmt: skip
+    header = [
+        "scheme",
+        "source",
+        "layers",
+        "variance",
+        "token correlation",
+        "gradient ratio",
+        "sensitivity",
+        "stands out",
+    ]
+    return blocks.table("At a glance", header, rows, left=2,
+                        caption="From the first to the last layer; gradient variance, first over last.")  # fmt: skip
+
+
+def notes(curves: Sequence[Curve]) -> list[str]:
+    """What the profiles say their reader should know, each once."""
+    return list(dict.fromkeys(note for curve in curves for note in curve.profile.notes))
+
+
+def signal_findings(curves: Sequence[Curve]) -> list[Block]:
+    """A card per group: what stands out, where, and which schemes are predicted to cure it."""
+    out = []
+    for group in dict.fromkeys(curve.group for curve in curves):
+        members = [curve for curve in curves if curve.group == group]
+        best = next((curve for curve in members if curve.profile.source == "measured"), members[0])
+        found = findings.warnings(best.profile)
+        if not found:
+            out.append(
+                {"severity": "good", "subject": group, "title": "healthy signal", "texts": [_healthy(best)], "cure": ""}
+            )
+            continue
+        out.append(
+            {
+                "severity": "warning", "subject": group, "title": ", ".join(dict.fromkeys(map(_kind, found))),
+                "texts": [f"{line} ({best.source})" for line in found], "cure": cure_of(best.profile),
+            }
+        )  # fmt: skip
+    return out
+
+
+def _kind(warning: str) -> str:
+    """The short name of a warning: what stands before its colon, less the article."""
+    return warning.partition(":")[0].removeprefix("the ")
+
+
+def _healthy(curve: Curve) -> str:
+    p = curve.profile
+    stream = p.forward["stream_out"]
+    gradient = (
+        "" if p.gradient is None else f", gradient variance first over last {variance(p.gradient['stream_in'], 0)}"
+    )
+    return (
+        f"variance {number(p.input.get('variance'))} → {variance(stream, -1)}, token correlation at the top "
+        f"{number(float(stream.token_correlation[-1]))}{gradient} ({curve.source})"
+    )
+
+
+def cure_of(p: Profile) -> str:
+    """Schemes that are predicted to do without any warning on the same architecture."""
+    found = list(_cures(p.architecture, p.scheme))
+    if not found:
+        return "no scheme that was tried is predicted to cure it: consider another norm placement or fewer layers"
+    return f"the prediction for the same depth and width shows none of this with {' or '.join(found)}"
+
+
+def _cures(a: Architecture, present: str) -> Iterable[str]:
+    inputs, shown = default_statistics(a), 0
+    for name in CURES:
+        if name == present or shown == _SHOWN_CURES:
+            continue
+        try:
+            table = scheme(name)(a, inputs)
+            p = predict(table, inputs, fidelity="moments")
+        except InputError:  # a scheme that does not know this architecture
+            continue
+        if not findings.warnings(p):
+            shown += 1
+            ratio = "" if p.gradient is None else f"gradient ratio {variance(p.gradient['stream_in'], 0)}, "
+            correlation = number(float(p.forward["stream_out"].token_correlation[-1]))
+            placements = sorted({PLACEMENTS[k] for k in table.placement})
+            moved = "" if placements == [a.norm_placement] else f"{' and '.join(placements)}-norm, "
+            yield f"{name} ({moved}{ratio}token correlation {correlation} at the top)"

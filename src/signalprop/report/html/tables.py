@@ -1,0 +1,60 @@
+"""The Parametrization table: every number of every sublayer, to be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from signalprop.parametrization import Parametrization
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block
+from signalprop.report.tables import number
+
+_WORDS = {"attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
+_FIRST = ("stack", "layer", "kind", "norm")
+_GROUPS = {"weights": "std", "biases": "bias std", "learning_rates": "rate"}
+
+
+def parametrization_section(items: Mapping[str, Parametrization]) -> Block:
+    """A searchable table per parametrization; the ends of the network stand above it."""
+    return blocks.section(
+        "parametrization",
+        "The numbers of the network",
+        [_table(name, p) for name, p in items.items()],
+        lead="Standard deviations, multipliers and norms of every sublayer. Type to search: a layer, a kind, a number.",
+    )
+
+
+def _table(name: str, p: Parametrization) -> Block:
+    rows = [_flat(row) for row in p.rows()]
+    extra = list(dict.fromkeys(key for row in rows for key in row if key not in _FIRST))
+    first = _FIRST if p.architecture.kind == "encoder-decoder" else _FIRST[1:]
+    cells = [[*(row[key] for key in first), *(row.get(key, "") for key in extra)] for row in rows]
+    options = ", ".join(f"{key} = {value}" for key, value in p.options.items())
+    title = p.scheme if p.scheme == name else f"{p.scheme} ({name})"
+    caption = f"Embedding: {_end(p.embedding)}. Head: {_end(p.head)}." + (f" Options: {options}." if options else "")
+    return blocks.table(title, [*first, *extra], cells, left=len(first), search=True, caption=caption)
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    for key, value in row.items():
+        if key in _GROUPS:
+            out |= {f"{_GROUPS[key]} {role.replace('_', ' ')}": number(item) for role, item in value.items()}
+        elif key != "index":
+            shown = value if isinstance(value, str) else str(value) if isinstance(value, (bool, int)) else number(value)
+            out[key if key in _FIRST else key.replace("_", " ")] = _WORDS.get(shown, shown)
+    return out
+
+
+def _end(row: Any) -> str:
+    """Embedding or head in words; what does nothing is left out."""
+    fields = {key: value for key, value in row.model_dump(mode="json").items() if value not in (None, 0.0, [], "")}
+    shown = (f"{key.replace('_', ' ')} {_shown(value)}" for key, value in fields.items())
+    return ", ".join(shown) or "none"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return "(" + ", ".join(map(_shown, value)) + ")"
+    return number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""`signalprop report`, and the report that other commands write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commandline import TINY, Command
+from reported import write_run
+from signalprop.storage import read_json
+
+pytest.importorskip("plotly")
+DEFAULT = "signalprop-report.html"
+
+
+def data_of(file: Path) -> dict[str, object]:
+    """The data in a report."""
+    text = file.read_text(encoding="utf-8")
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])
+
+
+def sections_of(file: Path) -> list[str]:
+    return [item["id"] for item in data_of(file)["sections"]]  # type: ignore[attr-defined]
+
+
+class TestReport:
+    def test_files_of_every_command_and_a_run(self, command: Command, tmp_path: Path) -> None:
+        table, profile = tmp_path / "table.json", tmp_path / "profile.json"
+        kernel, arrays = tmp_path / "kernel.json", tmp_path / "kernel.npz"
+        assert command("schemes", "noci", "--architecture", "tgs", "--layers", "2", "--json", str(table)).status == 0
+        assert command("predict", "tgs", *TINY, "--json", str(profile)).status == 0
+        assert command("kernel", "tgs", *TINY, "--json", str(kernel), "--matrices", str(arrays)).status == 0
+        run = write_run(tmp_path / "run", status="finished")
+        out = tmp_path / "page.html"
+        status, shown, err = command(
+            "report", *map(str, (profile, table, kernel, arrays, run)), "--out", str(out), "--title", "All of it"
+        )
+        assert (status, err) == (0, "") and str(out) in shown
+        assert "<title>All of it</title>" in out.read_text(encoding="utf-8")
+        wanted = ["signal", "numbers", "training", "through-time", "kernels", "parametrization"]
+        assert sections_of(out) == wanted
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["{}/none.json"], "cannot read"),
+            (["{}"], "is no directory of a training run"),
+            (["{}/new.json"], "newer than this version reads"),
+            (["{}/new.json", "--out", "{}/no/such.html"], "there is no directory"),
+            ([], "Missing argument"),
+        ],
+    )
+    def test_one_line_per_mistake(
+        self, refused: Callable[..., str], tmp_path: Path, arguments: list[str], message: str
+    ) -> None:
+        (tmp_path / "new.json").write_text('{"schema": "signalprop/profile/9"}')
+        assert message in refused("report", *(item.format(tmp_path) for item in arguments))
+
+    def test_without_plotly_the_extra_is_named(self, tmp_path: Path) -> None:
+        code = (
+            "import sys; sys.modules['plotly'] = None\n"
+            "from signalprop.cli import run\n"
+            f"sys.exit(run(['report', 'a.json', '--out', {str(tmp_path / 'x.html')!r}]))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2 and "pip install 'signalprop[report]'" in done.stderr
+
+
+class TestOtherCommands:
+    def test_compare_writes_one_unless_told(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        run = ["compare", "tgs", *TINY, "--seeds", "2"]
+        assert command(*run, "--no-report").status == 0
+        assert not (tmp_path / DEFAULT).exists()
+        status, out, err = command(*run)
+        assert status == 0 and DEFAULT not in out and f"report: {DEFAULT}\n" in err
+        assert sections_of(tmp_path / DEFAULT) == ["signal", "numbers", "parametrization"]
+        (tmp_path / DEFAULT).unlink()
+        assert command(*run, "--json", "-").status == 0
+        assert not (tmp_path / DEFAULT).exists()
+
+    def test_the_numbers_in_the_report_are_those_in_the_json(self, command: Command, tmp_path: Path) -> None:
+        file, page = tmp_path / "c.json", tmp_path / "c.html"
+        assert command("compare", "tgs", *TINY, "--seeds", "2", "--json", str(file), "--report", str(page)).status == 0
+        comparison = read_json(file)
+        chart = data_of(page)["sections"][0]["blocks"][0]  # type: ignore[index]
+        for series, side in zip(chart["series"], ("predicted", "measured"), strict=True):
+            wanted = [row["stream_out"]["variance"] for row in comparison[side]["sublayers"]]
+            assert np.allclose(series["y"], wanted, rtol=1e-7, atol=0)
+
+    def test_a_default_report_that_cannot_be_written_costs_a_line(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / DEFAULT).mkdir()
+        status, out, err = command("compare", "tgs", *TINY, "--seeds", "1")
+        assert status == 0 and "agreement" in out
+        assert "no report: cannot write" in err
+
+    def test_mistakes_are_found_before_the_work(self, refused: Callable[..., str], tmp_path: Path) -> None:
+        run = ["compare", "tgs", "--layers", "500", "--seeds", "100"]
+        assert "exclude each other" in refused(*run, "--report", "a.html", "--no-report")
+        assert "there is no directory" in refused(*run, "--report", str(tmp_path / "no" / "a.html"))
+        assert "needs the name of a file" in refused(*run, "--report", "-")
+
+    def test_kernel_draws_heat_maps_when_asked(self, command: Command, tmp_path: Path) -> None:
+        page = tmp_path / "k.html"
+        status, _, err = command("kernel", "tgs", *TINY, "--report", str(page))
+        assert status == 0 and f"report: {page}\n" in err
+        assert sections_of(page) == ["kernels"]
+        kinds = [block["type"] for block in data_of(page)["sections"][0]["blocks"]]  # type: ignore[index]
+        assert kinds.count("heatmap") == 2

@@ -1,0 +1,373 @@
+"""The report in a real browser: it draws without errors, its controls work, and its numbers are those of the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from browser import Page, browser, executable
+from diagnosing import diagnosed, tiny
+from reported import HOSTILE, as_measured, predicted, table_of, write_run
+from signalprop.comparison import compare
+from signalprop.kernels.trace import normalised, trace
+from signalprop.profile import Profile
+from signalprop.report.html import write_report
+from signalprop.report.html.runs import read_run
+
+pytest.importorskip("plotly")
+pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")
+
+VISIBLE = """(id) => document.querySelector(`#${id} .plot`).data
+  .filter((t) => t.hoverinfo !== "skip" && !(t.line.color || "").startsWith("rgba(0,0,0,0)"))"""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def profiles() -> dict[str, Profile]:
+    """Two schemes, each predicted and measured."""
+    out = {}
+    for k, name in enumerate(("xavier", "deepscalelm")):
+        out[name] = predicted(name, norm_placement="post")
+        out[f"{name} measured"] = as_measured(out[name], seed=k)
+    return out
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory, profiles: dict[str, Profile]) -> Path:
+    """A report of one of each kind."""
+    root = tmp_path_factory.mktemp("report")
+    runs = {name: read_run(write_run(root / name, status="finished")) for name in ("one", "two")}
+    p = profiles["xavier"]
+    items: list[tuple[str, Any]] = [
+        *((name, item) for name, item in profiles.items() if "xavier" not in name),
+        ("comparison", compare(p, profiles["xavier measured"])),
+        ("diagnosis", diagnosed(tiny("llama"), name="first", remove=2, cast=["int8"])),
+        ("against", diagnosed(tiny("llama", seed=1), name="second")),
+        *runs.items(),
+        ("network", trace(table_of("xavier"), at=[0, 3, 6])),
+        ("table", table_of("deepscalelm")),
+    ]
+    write_report(root / "report.html", items)
+    return root / "report.html"
+
+
+@pytest.fixture
+def opened(page: Page, everything: Path) -> Page:
+    page.open(everything)
+    return page
+
+
+def pressed(page: Page, section: str) -> dict[str, bool]:
+    """The switches of a section and whether they are on."""
+    return page.run(
+        f"Object.fromEntries([...document.querySelectorAll('#{section} .controls .toggle')]"
+        ".map((b) => [b.textContent, b.getAttribute('aria-pressed') === 'true']))"
+    )
+
+
+def press(page: Page, section: str, label: str) -> None:
+    """Click on a switch by its label."""
+    page.run(
+        f"[...document.querySelectorAll('#{section} .toggle')].forEach((b) => "
+        f"b.toggleAttribute('data-wanted', b.textContent === {json.dumps(label)}))"
+    )
+    page.click(f"#{section} .toggle[data-wanted]")
+
+
+def drawn(page: Page, chart: str) -> dict[str, list[float | None]]:
+    """Heights of the visible curves of a chart, by name."""
+    page.run(f"document.querySelector('#{chart}').scrollIntoView({{behavior: 'instant'}})")
+    page.wait(f"document.querySelector('#{chart} .plot').data")
+    return page.run(f"Object.fromEntries(({VISIBLE})('{chart}').map((t) => [t.name, [...t.y]]))")
+
+
+class TestLoading:
+    @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
+    def test_everything_is_drawn_without_an_error_or_a_request(
+        self, page: Page, everything: Path, width: int, dark: bool
+    ) -> None:
+        page.open(everything, width=width, dark=dark)
+        figures = page.run("[...document.querySelectorAll('figure.block')].map((f) => f.id)")
+        assert len(figures) > 25
+        for figure in figures:
+            page.run(f"document.getElementById('{figure}').scrollIntoView({{behavior: 'instant'}})")
+            page.wait(f"document.querySelector('#{figure} .plot .main-svg')")
+        assert page.messages == []
+        assert [address for address in page.requests if not address.startswith(("file:", "data:", "blob:"))] == []
+        assert page.run("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
+        ink = page.run("getComputedStyle(document.body).backgroundColor")
+        assert (np.mean([int(part) for part in ink[4:-1].split(",")]) < 60) == dark
+
+    def test_hostile_names_are_shown_and_not_run(self, page: Page, tmp_path: Path) -> None:
+        p = Profile.from_json({**predicted("xavier").to_json(), "scheme": HOSTILE[0], "notes": list(HOSTILE)})
+        run = read_run(write_run(tmp_path / "r", recipe=HOSTILE[1]))
+        items = [*((name, p) for name in HOSTILE), *((name, run) for name in HOSTILE)]
+        write_report(tmp_path / "report.html", items, title=HOSTILE[0])
+        page.open(tmp_path / "report.html")
+        drawn(page, "forward-variance")
+        drawn(page, "run-loss")
+        assert page.messages == []
+        assert page.run("window.broken") is None
+        assert page.run("document.title") == HOSTILE[0]
+        assert set(HOSTILE) == {name for name in pressed(page, "training") if name != "logged"}
+        assert page.run("document.querySelector('main img, main script, svg a, .plot b') === null")
+
+    def test_the_summary_needs_no_script(self, page: Page, everything: Path) -> None:
+        page.call("Emulation.setScriptExecutionDisabled", value=True)
+        try:
+            page.call("Page.navigate", url=everything.as_uri())
+            page.wait("document.querySelector('noscript p')")
+            assert page.run("document.querySelectorAll('.card').length") > 3
+        finally:
+            page.call("Emulation.setScriptExecutionDisabled", value=False)
+
+    def test_without_the_library_the_numbers_stay(self, page: Page, everything: Path, tmp_path: Path) -> None:
+        text = everything.read_text(encoding="utf-8").replace('id="library">H4', 'id="library">AA')
+        (tmp_path / "broken.html").write_text(text, encoding="utf-8")
+        page.call("Page.navigate", url=(tmp_path / "broken.html").as_uri())
+        page.wait("document.querySelector('[role=alert]')")
+        assert "cannot be drawn" in page.run("document.querySelector('[role=alert]').textContent")
+        assert page.run("document.querySelector('#forward-variance table').rows.length") == 13
+
+
+class TestCurves:
+    def test_heights_are_those_of_the_profiles(self, opened: Page, profiles: dict[str, Profile]) -> None:
+        curves = drawn(opened, "gradient-variance")
+        assert set(curves) == {f"{s}, {w}" for s in ("xavier", "deepscalelm") for w in ("predicted", "measured")}
+        for scheme in ("xavier", "deepscalelm"):
+            for word, key in (("predicted", scheme), ("measured", f"{scheme} measured")):
+                gradient = profiles[key].gradient
+                assert gradient is not None
+                assert curves[f"{scheme}, {word}"] == pytest.approx(gradient["stream_in"].variance, rel=1e-7)
+
+    def test_switches_take_curves_away_and_bring_them_back(self, opened: Page) -> None:
+        assert pressed(opened, "signal") == dict.fromkeys(("xavier", "deepscalelm", "predicted", "measured"), True)
+        before = drawn(opened, "token-correlation")
+        press(opened, "signal", "xavier")
+        assert set(drawn(opened, "token-correlation")) == {"deepscalelm, predicted", "deepscalelm, measured"}
+        press(opened, "signal", "measured")
+        assert set(drawn(opened, "token-correlation")) == {"deepscalelm, predicted"}
+        assert pressed(opened, "signal")["xavier"] is False
+        press(opened, "signal", "xavier")
+        press(opened, "signal", "measured")
+        assert drawn(opened, "token-correlation") == before
+
+    def test_switches_work_by_keyboard(self, opened: Page) -> None:
+        drawn(opened, "token-correlation")
+        opened.run("document.querySelector('#signal .toggle').focus()")
+        opened.key(" ", " ")
+        assert len(drawn(opened, "token-correlation")) == 2
+        opened.key("Enter", "\r")
+        assert len(drawn(opened, "token-correlation")) == 4
+
+    def test_the_scale_changes_the_axis(self, opened: Page) -> None:
+        before = drawn(opened, "gradient-variance")
+        kind = "document.querySelector('#gradient-variance .plot')._fullLayout.yaxis.type"
+        start = opened.run(kind)
+        other = {"log": "linear", "linear": "log"}[start]
+        index = {"linear": 1, "log": 2}
+        opened.click(f"#gradient-variance .scales button:nth-child({index[other]})")
+        assert opened.run(kind) == other
+        assert drawn(opened, "gradient-variance") == before
+        opened.click(f"#gradient-variance .scales button:nth-child({index[start]})")
+        assert opened.run(kind) == start
+
+    def test_the_band_is_two_standard_errors(self, opened: Page, profiles: dict[str, Profile]) -> None:
+        drawn(opened, "token-correlation")
+        bands = opened.run(
+            "document.querySelector('#token-correlation .plot').data.filter((t) => t.fill).map((t) => [...t.y])"
+        )
+        assert len(bands) == 2
+        stream = profiles["deepscalelm measured"].forward["stream_out"]
+        r, se = stream.token_correlation, stream.token_correlation_se
+        assert se is not None
+        edges = [*(r + 2 * se), *(r - 2 * se)[::-1]]
+        assert any(band == pytest.approx(edges, abs=1e-7) for band in bands)
+
+    def test_the_mouse_shows_exact_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
+        drawn(opened, "forward-variance")
+        x, y, width, height = opened.run(
+            "(() => { const r = document.querySelector('#forward-variance .nsewdrag').getBoundingClientRect();"
+            " return [r.x, r.y, r.width, r.height]; })()"
+        )
+        opened.move(x + 2, y + height / 2)
+        opened.move(x + width / 2, y + height / 2)
+        opened.wait("document.querySelector('#forward-variance .hoverlayer text')")
+        shown = opened.run(
+            "[...document.querySelectorAll('#forward-variance .hoverlayer text')].map((t) => t.textContent).join('|')"
+        )
+        variances = profiles["xavier"].forward["stream_out"].variance
+        assert "layer" in shown
+        value = float(shown.split("xavier, predicted: ")[1].split("|")[0])
+        assert min(abs(value / variance - 1) for variance in variances) < 1e-4
+
+    def test_arrow_keys_read_the_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
+        drawn(opened, "token-correlation")
+        opened.run("document.querySelector('#token-correlation .plot').focus()")
+        said = "document.querySelector('#token-correlation .reading').textContent"
+        r = profiles["xavier"].forward["stream_out"].token_correlation
+        for step, place in ((0, "layer 0, attention: "), (1, "layer 0, feed-forward: ")):
+            opened.key("ArrowRight")
+            text = opened.run(said)
+            assert text.startswith(place)
+            assert float(text.split("xavier, predicted ")[1].split(";")[0]) == pytest.approx(r[step], rel=1e-4)
+        opened.key("End")
+        assert opened.run(said).startswith("layer 5, feed-forward: ")
+        opened.key("Home")
+        assert opened.run(said).startswith("layer 0, attention: ")
+
+    def test_the_table_has_the_same_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
+        drawn(opened, "token-correlation")
+        opened.click("#token-correlation .numbers summary")
+        opened.wait("document.querySelector('#token-correlation table')")
+        rows = opened.run(
+            "[...document.querySelectorAll('#token-correlation table tr')]"
+            ".map((r) => [...r.cells].map((c) => c.textContent))"
+        )
+        column = rows[0].index("deepscalelm, predicted")
+        found = [float(row[column]) for row in rows[1:]]
+        assert found == pytest.approx(profiles["deepscalelm"].forward["stream_out"].token_correlation, rel=1e-5)
+        press(opened, "signal", "deepscalelm")
+        assert opened.run("document.querySelector('#token-correlation table tr').cells.length") == 3
+
+    def test_overflow_has_an_axis_of_exponents(self, page: Page, tmp_path: Path) -> None:
+        p = predicted("xavier", n_layers=60, norm_placement="none")
+        write_report(tmp_path / "deep.html", {"p": p})
+        page.open(tmp_path / "deep.html")
+        assert p.gradient is not None
+        (heights,) = drawn(page, "gradient-variance").values()
+        assert heights == pytest.approx(p.gradient["stream_in"].log_variance / np.log(10), rel=1e-6)
+        page.click("#gradient-variance .scales button:nth-child(1)")
+        assert "beyond 1e±290" in page.run("document.querySelector('#gradient-variance .caption').textContent")
+        assert page.messages == []
+
+
+class TestSliders:
+    def test_the_step_moves_the_signal_through_time(self, opened: Page, everything: Path) -> None:
+        run = read_run(everything.parent / "one")
+        for index, (step, profile) in enumerate(run.signal):
+            opened.run(
+                "(() => { const s = document.querySelector('#through-time input[type=range]');"
+                f" s.value = {index}; s.dispatchEvent(new Event('input', {{bubbles: true}})); }})()"
+            )
+            assert opened.run("document.querySelector('#through-time output').textContent") == f"step {step}"
+            curve = drawn(opened, "time-forward-variance")["one, at the step"]
+            assert curve == pytest.approx(profile.forward["stream_out"].variance, rel=1e-7)
+
+    def test_the_slider_works_by_keyboard(self, opened: Page) -> None:
+        slider = "document.querySelector('#kernels input[type=range]')"
+        opened.run(f"{slider}.focus()")
+        assert opened.run(f"{slider}.getAttribute('aria-valuetext')") == "6"
+        opened.key("ArrowLeft")
+        assert opened.run(f"{slider}.getAttribute('aria-valuetext')") == "3"
+
+    def test_the_depth_chooses_the_heat_map(self, opened: Page) -> None:
+        found = trace(table_of("xavier"), at=[0, 3, 6])
+        opened.run("document.querySelector('#kernel-map-0-forward').scrollIntoView({behavior: 'instant'})")
+        opened.wait("document.querySelector('#kernel-map-0-forward .plot').data")
+        for index, depth in ((1, 3), (0, 0), (2, 6)):
+            opened.run(
+                "(() => { const s = document.querySelector('#kernels input[type=range]');"
+                f" s.value = {index}; s.dispatchEvent(new Event('input', {{bubbles: true}})); }})()"
+            )
+            z = opened.run("document.querySelector('#kernel-map-0-forward .plot').data[0].z")
+            assert np.abs(np.array(z) - normalised(found.kernels[depth])).max() < 2e-5
+
+    def test_heat_maps_follow_the_switches(self, opened: Page) -> None:
+        hidden = "document.querySelector('#kernel-map-0-gradient').classList.contains('hidden')"
+        assert not opened.run(hidden)
+        press(opened, "kernels", "gradient")
+        assert opened.run(hidden)
+
+
+class TestTables:
+    def test_the_search_keeps_the_rows_that_match(self, opened: Page) -> None:
+        rows = "document.querySelectorAll('#parametrization tbody tr').length"
+        assert opened.run(rows) == 12
+        opened.run("document.querySelector('#parametrization input').focus()")
+        for letter in "feed 5":
+            opened.key(letter, letter)
+        assert opened.run(rows) < 12
+        found = opened.run("[...document.querySelectorAll('#parametrization tbody tr')].map((r) => r.textContent)")
+        assert found and all("feed" in row and "5" in row for row in found)
+        assert "of 12 rows" in opened.run("document.querySelector('#parametrization [role=status]').textContent")
+
+    def test_long_tables_are_shown_in_parts(self, page: Page, tmp_path: Path) -> None:
+        write_report(tmp_path / "t.html", {"t": table_of("xavier", n_layers=120)})
+        page.open(tmp_path / "t.html")
+        rows = "document.querySelectorAll('#parametrization tbody tr').length"
+        assert page.run(rows) == 100
+        page.click("#parametrization .more")
+        assert page.run(rows) == 240
+
+
+class TestAccess:
+    def test_everything_has_a_name_and_an_order(self, opened: Page) -> None:
+        assert opened.run("document.querySelectorAll('h1').length") == 1
+        assert opened.run("document.documentElement.lang") == "en"
+        unnamed = opened.run(
+            "[...document.querySelectorAll('button, input, .plot, [role=region], [role=group]')]"
+            ".filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim())).length"
+        )
+        assert unnamed == 0
+        levels = opened.run("[...document.querySelectorAll('h1, h2, h3')].map((h) => Number(h.tagName[1]))")
+        assert levels[0] == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+        ids = opened.run("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+        assert len(set(ids)) == len([item for item in ids if item])
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_texts_have_contrast(self, page: Page, everything: Path, dark: bool) -> None:
+        page.open(everything, dark=dark)
+        page.click("#signal .toggle")  # one that is off, too
+        pairs = page.run("""[...document.querySelectorAll('main *, nav a, header *, footer *')]
+          .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length
+                  && !e.closest('svg') && !e.closest('script, style'))
+          .map((e) => {
+            const back = (x) => getComputedStyle(x).backgroundColor;
+            let b = e;
+            while (back(b) === 'rgba(0, 0, 0, 0)' && b.parentElement) b = b.parentElement;
+            return [getComputedStyle(e).color, back(b), `${e.tagName}.${e.className}`];
+          })""")
+        assert len(pairs) > 100
+        for ink, back, where in pairs:
+            assert contrast(ink, back) >= 4.5, (where, ink, back)
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_lines_have_contrast(self, page: Page, everything: Path, dark: bool) -> None:
+        page.open(everything, dark=dark)
+        for k in range(7):
+            ink, back = (page.run(
+                "(() => { const e = document.createElement('p'); document.body.append(e); "
+                f"e.style.color = 'var(--{name})'; const c = getComputedStyle(e).color; e.remove(); return c; }})()"
+            ) for name in (f"group-{k}", "paper"))  # fmt: skip
+            assert contrast(ink, back) >= 3, k
+
+    def test_on_paper_everything_is_drawn_in_dark_ink(self, page: Page, everything: Path, tmp_path: Path) -> None:
+        page.open(everything, dark=True)
+        page.pdf(tmp_path / "report.pdf")
+        assert (tmp_path / "report.pdf").stat().st_size > 50_000
+        assert page.run("[...document.querySelectorAll('figure.block:not(.hidden) .plot')].every((p) => p.data)")
+        assert page.messages == []
+
+
+def contrast(ink: str, back: str) -> float:
+    """The ratio of WCAG 2.2 between two opaque CSS colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[4:-1].split(",")[:3]]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(ink), luminance(back)))
+    return (high + 0.05) / (low + 0.05)
