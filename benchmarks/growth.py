@@ -22,66 +22,19 @@ from signalprop.inputs import InputStatistics
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.profile import Profile
+from signalprop.reproduce.correlation import paper_fixed_point
+from signalprop.reproduce.orders import DEPTHS, TABLE_3, Orders, encoder, orders
 from signalprop.schemes import SCHEMES, scheme
 from signalprop.storage import read_json, write_json, write_text
-from signalprop.theory.growth import fixed_point, growth_orders
+from signalprop.theory.growth import fixed_point
 
 PAGE = Path("docs/growth.md")
 STORE = Path("docs/growth.json")
 SCHEMA = "signalprop/growth/1"
-DEPTHS = (12, 48, 192, 768, 2500, 10_000)
 QUANTITIES = ("forward", "gradient", "sensitivity_mean", "sensitivity_median")
-# TGS Table 3: (forward, gradient, sensitivity); its post-norm half has no forward column
-TABLE_3 = {
-    ("xavier", "pre"): ("O(N)", "O(N)", "O(log N)"),
-    ("xavier", "post"): ("", "O(e^{±N})", "O(N)"),
-    ("ds-init", "pre"): ("O(1)", "O(1)", "O(N^-1)"),
-    ("ds-init", "post"): ("", "O(1)", "O(N^-1)"),
-    ("layerscale", "pre"): ("O(1)", "O(1)", "O(βN)"),
-    ("layerscale", "post"): ("", "O(1)", "O(βN)"),
-    ("deepnorm", "post"): ("", "O(1)", "O(N^-0.5)"),
-    ("deepscalelm", "pre"): ("1", "O(1)", "O(1)"),
-    ("deepscalelm", "post"): ("", "O(1)", "O(1)"),
-}
-
-
-def architecture(n_layers: int, placement: str, dropout: float = 0.1) -> Architecture:
-    """The bidirectional model of all tables: width 256, 128 tokens, ReLU."""
-    return Architecture.preset(
-        "tgs", n_layers=n_layers, d_model=256, seq_len=128, dropout=dropout, norm_placement=placement
-    )
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Orders:
-    """One row: growth laws of a scheme under a placement, or why there are none."""
-
-    scheme: str
-    placement: str
-    laws: dict[str, str]
-    refused: str = ""
-
-
-def orders(name: str, asked: str, depths: Sequence[int] = DEPTHS) -> Orders:
-    """Growth of a scheme on an architecture of the asked placement; the scheme may have a placement of its own."""
-    profiles: dict[int, Profile] = {}
-    placement = asked
-    try:
-        for n in depths:
-            p = scheme(name)(architecture(n, asked))
-            placement = ", ".join(dict.fromkeys(p.architecture.placements))
-            profiles[n] = predict(p, fidelity="moments")
-    except InputError as error:
-        return Orders(name, asked, {}, str(error))
-    found = {key: str(law) for key, law in growth_orders(profiles).items()}
-    last = profiles[depths[-1]].sensitivity()
-    for kind in ("mean", "median"):
-        if last[kind] == 0:
-            found[f"sensitivity_{kind}"] = "0"
-    return Orders(name, placement, found)
 
 
 def all_orders() -> Iterator[Orders]:
@@ -190,7 +143,7 @@ def query_key_shows() -> list[Show]:
     """Queries and keys at twice Xavier's standard deviation."""
     out = []
     for n, seeds in ((24, 48), (192, 8)):
-        p = scheme("xavier", qk_gain=2.0)(architecture(n, "pre"))
+        p = scheme("xavier", qk_gain=2.0)(encoder(n, "pre"))
         out.append(Show(f"qk-text-{n}", f"{n} layers, real text", p, seeds, backward=True))
         out.append(Show(f"qk-gaussian-{n}", f"{n} layers, Gaussian tokens", p, seeds, gaussian=True, backward=True))
     return out
@@ -201,7 +154,7 @@ def noci_values(n_layers: int, placement: str, dropout: float) -> Parametrizatio
 
     TGS v1 appendix F: what makes tokens collapse is not the depth alone but attention that outweighs feed-forwards.
     """
-    a = architecture(n_layers, placement, dropout)
+    a = encoder(n_layers, placement, dropout)
     theirs = scheme("noci")(a).weights
     return scheme("xavier")(a).with_columns(weight__value=theirs["value"], weight__output=theirs["output"])
 
@@ -217,19 +170,9 @@ def collapse_shows() -> list[Show]:
             what = f"{placement}-norm, p = {dropout:g}"
             p = noci_values(COLLAPSE_LAYERS, placement, dropout)
             out.append(Show(f"noci-{placement}-{dropout:g}", f"values and outputs at Noci's, {what}", p, 4))
-            p = scheme("xavier")(architecture(COLLAPSE_LAYERS, placement, dropout))
+            p = scheme("xavier")(encoder(COLLAPSE_LAYERS, placement, dropout))
             out.append(Show(f"xavier-{placement}-{dropout:g}", f"all Xavier, {what}", p, 4))
     return out
-
-
-def paper_fixed_point(attention: float, feed_forward: float, *, by_variance: bool, dropout: float = 0.1) -> float:
-    """r of TGS v1 appendix F with their C1 and C2: attention weighed by C1 as printed, or by its variance C1 r."""
-    r = 0.5
-    for _ in range(1000):
-        relu = r + (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
-        weight = attention * (r if by_variance else 1.0)
-        r = (1 - dropout) * (weight + feed_forward * relu) / (weight + feed_forward)
-    return r
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -274,11 +217,11 @@ def fixed_point_lines(measured: dict[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- |",
     ]
     for placement in ("pre", "post"):
-        r = fixed_point(scheme("xavier")(architecture(1, placement))).token_correlation
+        r = fixed_point(scheme("xavier")(encoder(1, placement))).token_correlation
         shows = {show.name: show for show in collapse_shows()}
         show = shows[f"xavier-{placement}-0.1"]
         here = show.predicted().forward["stream_out"].token_correlation[-1]
-        deep = predict(scheme("xavier")(architecture(10_000, placement)), fidelity="moments", backward=False)
+        deep = predict(scheme("xavier")(encoder(10_000, placement)), fidelity="moments", backward=False)
         found = measured[show.name]
         lines.append(
             f"| {placement}-norm | {r:.3f} | {here:.3f} | {found['r'][-1]:.3f} ± {found['r_se'][-1]:.3f} "
@@ -292,7 +235,7 @@ def papers_size() -> str:
     found: dict[float, list[str]] = {1.0: [], 2.0: []}
     for gain, numbers in found.items():
         for r_g in (0.03, 0.1, 0.3):
-            p = scheme("xavier", qk_gain=gain)(architecture(192, "pre"))
+            p = scheme("xavier", qk_gain=gain)(encoder(192, "pre"))
             inputs = InputStatistics(kind="stream", token_correlation=0.3, target_correlation=r_g)
             gradient = predict(p, inputs, fidelity="moments").gradient
             assert gradient is not None

@@ -11,28 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from signalprop.architecture import Architecture
-from signalprop.inputs import InputStatistics, from_tokens
 from signalprop.kernels.gallery import e_spa, figure_6, figure_7, u_spa, uncorrected
-from signalprop.kernels.inputs import sampled_tokens
 from signalprop.kernels.shaping import uniform_kernel
 from signalprop.kernels.trace import Trace, trace
 from signalprop.report.kernel_plots import curves, diagonal_bands, heat_maps, kernel_row
+from signalprop.reproduce.kernels import DEPTHS, LENGTH, REPEATS, sampled_kernel, sequences
 from signalprop.schemes import scheme
 from signalprop.storage import read_json, write_bytes, write_text
 
 PAGE, PICTURES = Path("docs/kernels.md"), Path("docs/pictures")
 # What an independent simulation gives, to as many digits as it was noted with; the tests read it too.
 REFERENCE = Path("docs/kernels.json")
-DEPTHS = (1, 10, 30, 100)
-LENGTH, REPEATS, SAMPLES = 100, 0.02, 32
-
-
-def sequences(repeats: float, n: int, seed: int = 0) -> InputStatistics:
-    """Sampled tokens, of which a share of the pairs is equal."""
-    return from_tokens(sampled_tokens(LENGTH, repeats, n, seed), causal=True, source="sampled")
+SAMPLES = 32
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -148,11 +139,6 @@ def pictures() -> None:
         "kernels-figure-6.png",
         lambda: diagonal_bands(bands, title="E-SPA, one sampled sequence, r = 0.05, last gamma = 0.02"),
     )
-
-
-def sampled_kernel(repeats: float) -> Any:
-    ids = sampled_tokens(LENGTH, repeats)[0]
-    return np.equal.outer(ids, ids).astype(np.float64)
 
 
 TEXT = """# Kernel traces

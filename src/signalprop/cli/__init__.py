@@ -18,12 +18,19 @@ from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.predict import predict
+from signalprop.cli.report import report
+from signalprop.cli.reproduce import reproduce
 from signalprop.cli.schemes import schemes
+from signalprop.cli.sweep import sweep
+from signalprop.cli.train import train
 from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED = 130
-COMMANDS = (predict, measure, compare, verify, apply, check, fold, kernel, diagnose, schemes, compute)
+COMMANDS = (
+    predict, measure, compare, verify, apply, check, fold, kernel, diagnose, train, sweep, report, reproduce, schemes,
+    compute,
+)  # fmt: skip
 
 app = typer.Typer(
     name="signalprop",

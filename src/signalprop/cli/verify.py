@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
-
-if TYPE_CHECKING:
-    from signalprop.verification import Row
-
-ROUNDING = 0.05  # Table 20 prints one digit after the point
-# 50th, 90th and 99th percentile of |N(0, 1)|: what a formula without error shows, in standard errors of the simulation.
-NOISE = (0.674, 1.645, 2.576)
 
 
 def verify(
@@ -49,7 +42,7 @@ def verify(
     effort = "quick" if quick else "thorough" if thorough else "default"
     report = verified(component, effort=effort, seed=seed, progress=lambda line: print(line, file=sys.stderr))
 
-    verdicts = [_verdict(row) for row in report.rows]
+    verdicts = [row.standing for row in report.rows]
     if output.write_result(json_file, report.as_json()):
         header = ["component", "quantity", "error %: 50, 90, 99", "s.e. %", "papers' Table 20", "configurations", ""]
         rows = [
@@ -62,18 +55,6 @@ def verify(
     if worse:
         print(f"signalprop: worse than the papers' Table 20 in {len(worse)} cells: {', '.join(worse)}", file=sys.stderr)
         raise typer.Exit(1)
-
-
-def _verdict(row: Row) -> str:
-    """Nothing where no percentile is above the papers'; else `worse`, or `noise` where the simulation explains it.
-
-    It does up to twice what it would show of a formula without error.
-    """
-    if row.paper is None:
-        return ""
-    triples = zip(row.percentiles, row.paper, NOISE, strict=True)
-    above = [own > 2 * noise * row.standard_error for own, theirs, noise in triples if own > max(theirs, ROUNDING)]
-    return "worse" if any(above) else "noise" if above else ""
 
 
 def _triple(values: tuple[float, float, float] | None) -> str:

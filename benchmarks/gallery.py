@@ -1,0 +1,137 @@
+"""The gallery of reproductions: docs/gallery/ (a picture and JSON of each) and docs/reproductions.md.
+
+    python -m benchmarks.gallery --checkpoint MODEL     # every figure and table that runs on any machine, then the page
+    python -m benchmarks.gallery tgs-fig1 cod-thm       # some of them anew, then the page
+    python -m benchmarks.gallery --page                 # only the page, from the JSON that is there
+
+MODEL is what cod-fig2 is shown on; without one its last result stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from signalprop.reproduce import ROWS, Row, Settings, find, run
+from signalprop.reproduce.pictures import save
+from signalprop.reproduce.result import slug
+from signalprop.storage import read_json, write_text
+
+PAGE, PICTURES = Path("docs/reproductions.md"), Path("docs/gallery")
+
+TEXT = """# The papers' figures and tables, reproduced
+
+Written by `python -m benchmarks.gallery`: do not edit. `signalprop reproduce --list` lists the same rows, `signalprop
+reproduce ID` computes one anew, and `signalprop reproduce --all --out DIR` all that run on any machine, with pictures
+and JSON. TGS is *Transformers Get Stable* (Kedia et al. 2024; v1: the arXiv version with the long appendix), SPA *Deep
+Transformers without Shortcuts* (He et al. 2023), COD *The Curse of Depth in Large Language Models* (Sun et al. 2025).
+
+A verdict is computed from numbers. Each check has bounds that come from what the paper prints, or from what its words
+can mean at most; a number beyond a bound fails, one that lies beyond it by less than two standard errors is open, and
+so is one that is known no better than the bounds are apart. *Confirmed*: every check holds. *Contradicted*: none holds,
+and one fails. *Partly*: anything else.
+
+{summary}
+
+{table}
+
+{sections}
+## Not run here
+
+| id | source | what must be seen | state |
+| --- | --- | --- | --- |
+{others}
+"""
+
+
+def page() -> str:
+    """docs/reproductions.md, from the JSON in docs/gallery."""
+    here = [row for row in ROWS if row.runs]
+    stored = {row.id: read_json(path) for row in here if (path := PICTURES / f"{slug(row.id)}.json").is_file()}
+    lines = ["| id | source | what must be seen | verdict | checks that hold | processor seconds |", "| --- " * 6 + "|"]
+    for row in here:
+        if row.id in stored:
+            one = stored[row.id]
+            held = sum(check["state"] == "holds" for check in one["checks"])
+            link = f"[{row.id}](#{slug(row.id)})"
+            cells = [
+                link,
+                row.source,
+                row.claim,
+                one["verdict"],
+                f"{held} of {len(one['checks'])}",
+                f"{one['processor_seconds']:.0f}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    counts = {
+        word: [one["id"] for one in stored.values() if one["verdict"] == word]
+        for word in ("confirmed", "partly", "contradicted")
+    }
+    summary = "; ".join(f"{len(ids)} {word}" for word, ids in counts.items())
+    seconds = sum(one["processor_seconds"] for one in stored.values())
+    others = [row for row in ROWS if row.id not in stored]
+    return TEXT.format(
+        summary=f"{len(stored)} of the {len(here)} rows that run anywhere, {seconds / 60:.0f} minutes of processor "
+        f"time together: {summary}.",
+        table="\n".join(lines),
+        sections="\n".join(section(row, stored[row.id]) for row in here if row.id in stored),
+        others="\n".join(f"| {row.id} | {row.source} | {row.claim} | {state_of(row)} |" for row in others),
+    )
+
+
+def state_of(row: Row) -> str:
+    """The state, with a link to the page of a result."""
+    page = row.result_page
+    return row.state if page is None else row.state.replace(page, f"[{slug(row.id)}](results/{slug(row.id)}.md)")
+
+
+def section(row: Row, one: dict[str, Any]) -> str:
+    """One row: checks, picture, what was reduced."""
+    lines = [
+        f'<a id="{slug(row.id)}"></a>',
+        "",
+        f"## {row.id}: {row.title}",
+        "",
+        f"{row.source}: {row.claim}. **{one['verdict'].capitalize()}**: {one['reason']}.",
+        "",
+        "| quantity | paper | ours | holds if | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for check in one["checks"]:
+        ours = "none" if check["ours"] is None else f"{check['ours']:.4g}"
+        ours += f" ± {check['standard_error']:.2g}" if check["standard_error"] else ""
+        cells = [check["what"], check["paper"], ours, check["criterion"], check["state"]]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    if (PICTURES / f"{slug(row.id)}.png").is_file():
+        lines += ["", f"![{row.title}](gallery/{slug(row.id)}.png)"]
+    lines += [
+        "",
+        f"Reduced: {one['reduced']}. {one['processor_seconds']:.0f} s of processor time. "
+        f"[JSON](gallery/{slug(row.id)}.json)",
+    ]
+    lines += ["", *one["notes"]] if one["notes"] else []
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ids", nargs="*", help="only these")
+    parser.add_argument("--checkpoint", help="for cod-fig2")
+    parser.add_argument("--page", action="store_true", help="run nothing")
+    given = parser.parse_args(arguments)
+    rows = [find(name) for name in given.ids] or ([] if given.page else [row for row in ROWS if row.runs])
+    PICTURES.mkdir(exist_ok=True)
+    for row in rows:
+        found = run(row, Settings(checkpoint=given.checkpoint))
+        print(f"{row.id}: {found.verdict}, {found.seconds:.0f} s: {found.reason}", file=sys.stderr, flush=True)
+        if found.checks:
+            save(PICTURES, found)
+    write_text(PAGE, page())
+
+
+if __name__ == "__main__":
+    main()
