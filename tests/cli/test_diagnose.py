@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from commandline import Command
 from diagnosing import tiny, transformers
 from signalprop.data import load_text
 from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
-from signalprop.diagnosis.tasks import harness, multiple_choice, read_task
+from signalprop.diagnosis.tasks import _name_in, harness, is_task_file, multiple_choice, read_task
 from signalprop.errors import InputError, MissingExtra
 from signalprop.probes.families import mapping_of
 
@@ -253,20 +254,29 @@ class TestTasks:
             read_task(self.written(tmp_path / "task.jsonl", good, row))
 
     def test_the_harness(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What lm-evaluation-harness is asked for and what is made of its answer; the package itself is not here."""
+        """What lm-evaluation-harness is asked for and what is made of its answer, without the package."""
         seen: list[Any] = []
         scores: dict[str, Any] = {
             "arc_easy": {"acc,none": 0.5, "acc_stderr,none": 0.03}, "piqa": {"acc,none": 0.7, "acc_stderr,none": 0.04},
             "wikitext": {"word_perplexity,none": 12.0},
         }  # fmt: skip
 
-        def simple_evaluate(model: Any, tasks: list[str]) -> Any:
+        def simple_evaluate(model: Any, tasks: list[str], task_manager: Any) -> Any:
             seen.append((model, tasks))
             return {"results": {task: scores[task] for task in tasks}}
 
+        def get_task_dict(tasks: list[str], task_manager: Any) -> None:
+            if "offline" in tasks:
+                raise ConnectionError("no\n connection")
+
         package = SimpleNamespace(simple_evaluate=simple_evaluate)
         inner = SimpleNamespace(HFLM=lambda pretrained, tokenizer: (pretrained, tokenizer))
-        for name, module in (("lm_eval", package), ("lm_eval.models", package), ("lm_eval.models.huggingface", inner)):
+        manager = SimpleNamespace(all_tasks=[*scores, "offline"])
+        tasks = SimpleNamespace(TaskManager=lambda include_path: manager, get_task_dict=get_task_dict)
+        for name, module in (
+            ("lm_eval", package), ("lm_eval.models", package), ("lm_eval.models.huggingface", inner),
+            ("lm_eval.tasks", tasks),
+        ):  # fmt: skip
             monkeypatch.setitem(sys.modules, name, module)
         model = tiny("llama", 1)
         found = harness(["arc_easy", "piqa"], "tokenizer")(model)
@@ -274,8 +284,52 @@ class TestTasks:
         assert found.value == pytest.approx(0.6) and found.standard_error == pytest.approx(0.025)
         with pytest.raises(InputError, match="the task wikitext gives no accuracy"):
             harness(["wikitext"], "tokenizer")(model)
-        with pytest.raises(InputError, match=r"lm_eval cannot run nothing: 'nothing'"):
-            harness(["nothing"], "tokenizer")(model)
+        with pytest.raises(InputError, match=r"has no task 'arc_eesy'; did you mean arc_easy\? .*\.jsonl"):
+            harness(["piqa", "arc_eesy"], "tokenizer")
+        with pytest.raises(InputError, match=r"lm_eval cannot run offline: no connection"):
+            harness(["offline"], "tokenizer")
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install lm-eval")
+    def test_the_real_harness(self, root: Path, tmp_path: Path) -> None:
+        """A task of one's own in a YAML file, its data beside it, scores as our own questions do."""
+        rows = [
+            {"prompt": prompt, "choices": [" a", " i", " o"], "answer": i % 3}
+            for i, prompt in enumerate(["Fellow citizens", "The state of", "We have", "In this year", "Congress"])
+        ]
+        questions = self.written(tmp_path / "questions.jsonl", *rows)
+        task = self.written(
+            tmp_path / "vowels.yaml", "task: vowels", "dataset_path: json", "dataset_kwargs:", "  data_files:",
+            f"    test: {questions}", "test_split: test", "output_type: multiple_choice", 'doc_to_text: "{{prompt}}"',
+            'target_delimiter: ""', 'doc_to_choice: "{{choices}}"', 'doc_to_target: "{{answer}}"', "metric_list:", "  - metric: acc",
+        )  # fmt: skip
+
+        def diagnosed(task: Path) -> Any:
+            done = subprocess.run(
+                [sys.executable, "-m", "signalprop", "diagnose", str(root / "llama"), *SMALL, "--remove", "--json", "-",
+                 "--task", str(task)],
+                capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+                cwd=tmp_path,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert all(
+                line.split(":")[0] in ("signal", "loss", "identity", "removal") for line in done.stderr.splitlines()
+            )
+            return json.loads(done.stdout)
+
+        theirs, ours = diagnosed(task), diagnosed(questions)
+        assert theirs["accuracy"]["value"] == pytest.approx(ours["accuracy"]["value"])
+        assert theirs["accuracy"]["standard_error"] == pytest.approx(ours["accuracy"]["standard_error"])
+        for a, b in zip(theirs["removal"]["single"], ours["removal"]["single"], strict=True):
+            assert a["accuracy"]["value"] == pytest.approx(b["accuracy"]["value"])
+
+    def test_task_files(self, tmp_path: Path) -> None:
+        """The name of a task is read where YAML of lm_eval's own would not be."""
+        good = self.written(tmp_path / "good.yaml", "x: !function a.b", "task: 'mine'  # here", "  task: other")
+        assert is_task_file("a/B.YML") and is_task_file(str(good)) and not is_task_file("arc_easy")
+        assert _name_in(good) == "mine"
+        with pytest.raises(InputError, match="names no task; expected a line `task: NAME`"):
+            _name_in(self.written(tmp_path / "bad.yaml", "group: all"))
 
     def test_without_the_harness(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "lm_eval", None)

@@ -173,10 +173,9 @@ class TestGroups:
         batch = replace(batch, targets=logits_of(model, batch).argmax(-1).numpy())  # what the whole model says
         steps: list[tuple[int, int]] = []
         found = removal(
-            model, [batch], mapping_of(model), single=False, greedy=3,
-            progress=lambda done, total: steps.append((done, total)),
-        )  # fmt: skip
-        assert found.single == ()
+            model, [batch], mapping_of(model), greedy=3, progress=lambda done, total: steps.append((done, total))
+        )
+        assert len(found.single) == 6
         assert sorted(found.greedy[0].layers) in ([1], [4]) and found.greedy[1].layers == (1, 4)
         assert [item.increase.value for item in found.greedy[:2]] == [0.0, 0.0]
         assert len(found.greedy[2].layers) == 3 and {1, 4} < set(found.greedy[2].layers)

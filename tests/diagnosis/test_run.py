@@ -256,7 +256,7 @@ class TestWords:
         )
         (verdict,) = said(healthy(), removal=removal)
         assert (verdict.kind, verdict.severity, verdict.layers) == ("idle layers", "warning", (8, 9, 10, 11))
-        assert "layers 8-11: removing any one of them raises the loss by at most 0.005 nats" in verdict.text
+        assert "layers 8-11: removing any one changes the loss by +0.005 to +0.005 nats" in verdict.text
         assert "lns" in verdict.advice and "deepscalelm" in verdict.advice
         unsure = removal.model_copy(
             update={
@@ -268,7 +268,26 @@ class TestWords:
         )
         assert [(v.kind, v.severity) for v in said(healthy(), removal=unsure)] == [("few tokens", "note")]
         few = removal.model_copy(update={"single": removal.single[:9]})
-        assert [v.severity for v in said(healthy(), removal=few)] == ["note"]
+        (note,) = said(healthy(), removal=few)
+        assert note.severity == "note" and "layer 8: removing it changes the loss by +0.005 nats" in note.text
+
+    def test_no_layer_counts(self) -> None:
+        """Idle layers are a finding where others are not idle."""
+        removal = Removal(
+            single=tuple(
+                Removed(
+                    layers=(k,),
+                    loss=Estimate(value=4.5),
+                    increase=Estimate(value=0.007 * k - 0.02, standard_error=0.01),
+                )
+                for k in range(12)
+            )
+        )
+        (verdict,) = said(healthy(), removal=removal)
+        assert (verdict.kind, verdict.severity) == ("no layer counts", "note")
+        assert (
+            "rises by at most 0.057 nats per token (of 3)" in verdict.text and "start of its training" in verdict.cause
+        )
 
     def test_near_identity_layers_without_removal(self) -> None:
         near = Identity(
@@ -291,10 +310,16 @@ class TestWords:
             row("float8_e4m3fn", "weights", True, 0.001), row("bfloat16", "both", False, 0.001),
             row("int8", "weights", False, 5.0), row("int8", "weights", True, 0.002),
         )  # fmt: skip
-        (verdict,) = said(healthy(), casts=casts)
+        verdict, note = said(healthy(), casts=casts)
         assert verdict.kind == "low precision" and verdict.layers == (1,)
         assert "weights +0.2, both not finite; least signal over noise behind layer 1 (12 dB)" in verdict.text
         assert verdict.advice == "a scale per tensor mends it"
+        assert (note.severity, note.kind) == ("note", "no scale")
+        assert "int8 without a scale" in note.text and note.text.endswith(": weights +5")
+        assert "weights below one half become 0" in note.cause
+        (verdict, _) = said(healthy(), casts=(*casts[4:5], row("int8", "weights", True, 0.3)))
+        assert verdict.severity == "warning" and verdict.text.startswith("int8: ")
+        assert "weights with a scale per tensor +0.3;" in verdict.text and "finer scales" in verdict.advice
 
     def test_the_most_severe_come_first(self) -> None:
         found = verdicts(

@@ -25,6 +25,7 @@ from signalprop.schemes import scheme
 from signalprop.simulation import simulate
 from signalprop.theory.bounds import (
     depth_bounds,
+    growth_exponent,
     growth_fit,
     log_bound_rate,
     log_jacobian_bound,
@@ -349,10 +350,26 @@ def test_distances_of_the_130m_shape(name: str, n_layers: int) -> None:
 
 def test_growth_fits_know_their_own_laws() -> None:
     x = np.arange(1.0, 30)
-    for name, y in (("linear", 3 + 2 * x), ("logarithmic", 1 + np.log(x)), ("exponential", np.exp(0.3 * x))):
+    laws = {
+        "linear": 3 + 2 * x,
+        "logarithmic": 1 + np.log(x),
+        "quadratic": (1 + 0.2 * x) ** 2,
+        "exponential": np.exp(0.3 * x),
+    }
+    for name, y in laws.items():
         assert growth_fit(y).best == name and getattr(growth_fit(y), name) == pytest.approx(1)
-    with pytest.raises(InputError, match="three or more layers"):
-        growth_fit([1.0, 2.0])
+    for bad in ([1.0, 2.0], [1.0, 0.0, 2.0], [1.0, math.inf, 2.0], [[1.0, 2.0, 3.0]]):
+        with pytest.raises(InputError, match="three or more layers"):
+            growth_fit(bad)
+
+
+@given(st.floats(-3, 3), st.floats(1e-6, 1e6), st.integers(3, 60))
+def test_exponents_of_powers(p: float, scale: float, n: int) -> None:
+    """The exponent is the power's, and the first quarter has no say."""
+    y = scale * np.arange(1.0, n + 1) ** p
+    assert growth_exponent(y) == pytest.approx(p, abs=1e-9)
+    y[: n // 4] = scale
+    assert growth_exponent(y) == pytest.approx(p, abs=1e-9) and growth_fit(y).exponent == growth_exponent(y)
 
 
 # --- nearness to the identity --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.data import Batch
-from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
+from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
 from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
@@ -126,7 +126,7 @@ def casts(
             raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
     whole = whole or loss(model, batches, mapping=mapping)
     first = next(sequences(batches[0]))
-    layered = bool(mapping.layers)
+    layered = has_modules(mapping)
     clean = _streams(model, first, mapping, skip_first) if layered else []
     combinations = [
         (Format(name, scale), part) for name in formats for part in of for scale in scaled

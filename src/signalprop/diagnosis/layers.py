@@ -30,13 +30,18 @@ def stacks_of(mapping: Mapping) -> list[int]:
     return [int(rows.stack[group[0]]) for group in groups(rows)]
 
 
+def has_modules(mapping: Mapping) -> bool:
+    """Whether every layer is one module that the mapping names; networks of `signalprop.build` have sublayers alone."""
+    return bool(mapping.layers) and not any(isinstance(item, tuple) for item in mapping.layers)
+
+
 def layer_modules(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
     """The module of every layer.
 
     Raises:
         InputError: the mapping does not say where the layers are, or a layer is no module of its own.
     """
-    if not mapping.layers or any(isinstance(item, tuple) for item in mapping.layers):
+    if not has_modules(mapping):
         raise InputError(
             "the mapping does not name one module per layer; give Mapping.layers, the path of every layer's module"
         )

@@ -125,10 +125,8 @@ def removal(
     batches: Sequence[Batch],
     mapping: Mapping,
     *,
-    single: bool = True,
     greedy: int = 0,
     whole: LossResult | None = None,
-    skip_first: int = 0,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
     progress: Progress | None = None,
 ) -> Removal:
@@ -147,22 +145,22 @@ def removal(
     """
     check_removal(model, mapping, greedy)
     n = len(mapping.layers)
-    whole = whole or loss(model, batches, mapping=mapping, skip_first=skip_first)
+    whole = whole or loss(model, batches, mapping=mapping)
     removable = [k for k in range(n) if _removable(model, mapping, k)]
-    total = (len(removable) if single or greedy else 0) + sum(len(removable) - step for step in range(1, greedy))
+    total = sum(len(removable) - step for step in range(max(greedy, 1)))
     done = 0
 
     def tried(layers: tuple[int, ...]) -> Removed:
         nonlocal done
         with without(model, mapping, layers):
-            found = loss(model, batches, mapping=mapping, skip_first=skip_first)
+            found = loss(model, batches, mapping=mapping)
             right = accuracy(model) if accuracy is not None else None
         done += 1
         if progress is not None:
             progress(done, total)
         return Removed(layers=layers, loss=estimate(found), increase=difference(found, whole), accuracy=right)
 
-    singles = tuple(tried((k,)) for k in removable) if single or greedy else ()
+    singles = tuple(tried((k,)) for k in removable)
     groups: list[Removed] = []
     chosen: tuple[int, ...] = ()
     for step in range(greedy):
@@ -173,7 +171,7 @@ def removal(
         best = min(options, key=lambda item: math.inf if item.increase.value is None else item.increase.value)
         chosen = best.layers
         groups.append(best)
-    return Removal(single=singles if single else (), greedy=tuple(groups))
+    return Removal(single=singles, greedy=tuple(groups))
 
 
 def check_removal(model: nn.Module, mapping: Mapping, greedy: int) -> None:

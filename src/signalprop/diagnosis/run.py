@@ -9,6 +9,7 @@ from torch import nn
 from signalprop.data import Batch
 from signalprop.diagnosis.casts import FORMATS, Of, casts
 from signalprop.diagnosis.identity import identity
+from signalprop.diagnosis.layers import has_modules
 from signalprop.diagnosis.removal import check_removal, estimate, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
 from signalprop.diagnosis.signal import observe
@@ -22,6 +23,7 @@ from signalprop.probes.recording import evaluating, unwrapped
 from signalprop.surgery.record import record_of
 
 Stage = Callable[[str, int, int], None]
+_BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
 def diagnose(
@@ -64,6 +66,7 @@ def diagnose(
     if remove is not None:
         check_removal(model, mapping, remove)
     held = list(batches)
+    n = sum(len(batch.inputs) for batch in held)
     if not held:
         raise InputError("there is no data to run the model on: not one sequence of the asked length")
 
@@ -72,21 +75,26 @@ def diagnose(
 
     notes: list[str] = []
     with evaluating(model):
-        signal = observe(model, held, mapping, skip_first=skip_first, progress=step("signal"), total=len(held))
+        signal = observe(
+            model, held, mapping, skip_first=skip_first, gradient_sequences=min(_BACKWARD_SEQUENCES, n),
+            progress=step("signal"), total=len(held),
+        )  # fmt: skip
         finite = all(item.finite for item in signal)
         whole = None
         if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
-            tell, n = step("loss"), sum(len(batch.inputs) for batch in held)
+            tell = step("loss")
             whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         weights, said = live_weights(model, mapping, inputs, _length(held))
         notes += [f"prediction: {line}" for line in said]
         score = accuracy(model) if accuracy is not None and finite else None
         near = None
-        if jacobian_sequences and mapping.layers and finite:
+        if jacobian_sequences and finite and has_modules(mapping):
             near = identity(
                 model, held, mapping, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity")
             )
+        elif jacobian_sequences and finite:
+            notes.append("no distances from the identity: the mapping does not name one module per layer")
         removed: Removal | None = None
         cast_rows: tuple[Cast, ...] = ()
         if whole is None and (remove is not None or cast):
@@ -108,7 +116,7 @@ def diagnose(
         n_parameters=sum(p.numel() for p in model.parameters()),
         data=Data(
             source=held[0].source,
-            sequences=sum(len(b.inputs) for b in held),
+            sequences=n,
             tokens=sum(len(b.inputs) * _length([b]) for b in held),
             length=_length(held),
             skip_first=skip_first,

@@ -255,6 +255,8 @@ def observe(
         InputError: the batches do not fit the model, there are none, or their sequences are not longer than skip_first.
     """
     places = plan(model, mapping)
+    if mapping.architecture.head == "none":
+        gradient_sequences = 0
     held: list[Batch] = []
     done = 0
     with _Observer(model, mapping, places, skip_first) as seen, ExitStack() as stack:
@@ -363,9 +365,7 @@ def _gradients(
     lengths: dict[int, int],
     progress: Callable[[int], None] | None,
 ) -> FloatArray | None:
-    """Gradient variance at stream_out of every sublayer, relative to the last one's; None where there is no loss."""
-    if mapping.architecture.head == "none":
-        return None
+    """Gradient variance at stream_out of every sublayer, relative to the last one's; None where that is 0 or NaN."""
     if mapping.architecture.head == "classes":  # which reads the first position
         skip_first = 0
     found = []

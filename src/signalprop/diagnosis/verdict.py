@@ -1,8 +1,9 @@
 """What the numbers of a diagnosis mean, in words: faults first, then what the depth does, with the numbers it rests on.
 
-Rules compare a layer with its neighbours, with what theory predicts from the live weights, or with a fixed bound; each
-says which. Bounds were set on the trained checkpoints of docs/diagnoses.md, none of which has a fault, and on planted
-faults.
+Rules compare a layer with its neighbours, with what theory predicts from the live weights, or with a fixed bound. The
+bounds stand here, each with what healthy models reach: six trained checkpoints, without a fault (docs/diagnoses.md,
+which lists how near each comes to every bound), and small ones at the start and after 200 steps (tests/diagnosis). The
+faults that they have to find are planted in tests/diagnosis/test_faults.py.
 """
 
 from __future__ import annotations
@@ -13,33 +14,42 @@ from functools import partial
 
 import numpy as np
 
-from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Verdict, Weights
+from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
 from signalprop.moments import FloatArray
+from signalprop.theory.bounds import growth_exponent
 
-# A weight's standard deviation over the median of its neighbours': trained layers stay within a factor of 2.2.
-_ODD_WEIGHT = 3.0
-# Layers on either side that a layer is compared with.
-_NEIGHBOURS = 4
-# Share of a head in its layer's output below which it is dead, relative to an equal share.
-_DEAD_HEAD = 1e-6
-# Relative error of the factor between a norm and the branch that reads it; rounding leaves 1e-2 in bfloat16.
-_NORM_OFF = 0.05
-# Entropy of attention over that of equal weights, mean over heads.
-_ONE_HOT = 0.02
-# Token correlation, and effective rank, at which tokens have grown alike.
-_ALIKE, _FEW = 0.98, 1.5
-# Largest entry over the root mean square from which a few features are what tokens share (Gemma 3: 26 to 131).
-_FEW_FEATURES = 20.0
-# Variance of the first positions over that of the others.
-_MASSIVE = 100.0
+# Layers on either side that a layer's weights are compared with.
+NEIGHBOURS = 4
+# A weight's standard deviation over the median of its neighbours': larger, and smaller. Trained: up to 2.58 (Qwen2.5,
+# layer 2, feed-forward; Whisper 1.92) and down to 0.346 (SmolLM2's first values; Qwen2.5 0.386).
+LARGE_WEIGHT, SMALL_WEIGHT = 3.0, 0.2
+# Share of a head in its layer's output, relative to an equal share, below which it is dead. Trained: 0.023 (Qwen2.5).
+DEAD_HEAD = 1e-6
+# Relative error of the factor between a norm and the branch that reads it. Trained: 1e-4 in float32, 5e-4 in bfloat16.
+NORM_OFF = 0.05
+# Entropy of attention over that of equal weights, mean over heads. Trained: 0.23 (SmolLM2).
+ONE_HOT = 0.02
+# Token correlation, and effective rank, at which tokens have grown alike. Trained: 0.964 and 1.19 (Gemma 3), 0.79 and
+# 2.8 (Whisper); of rank 1.24 is a small model that has learnt how frequent tokens are and little else.
+ALIKE, ONE_DIRECTION = 0.98, 1.1
+# Largest entry over the root mean square, and effective rank, where a few features are what tokens share (Gemma 3: 26
+# to 131, and 1.19 to 5.6). SmolLM2 has entries of 193 whose tokens stay apart.
+FEW_FEATURES, FEW_DIRECTIONS = 20.0, 1.5
+# Variance of the first positions over that of the others. SmolLM2 7,210, Qwen2.5 4,220; Gemma 3 67, Whisper 8.
+MASSIVE = 100.0
 # Loss that removing an idle layer costs at most, in nats per token; its standard error has to be below that, too.
-_IDLE_LOSS = 0.02
-# |J - I| of an idle layer, where layers were not removed.
-_IDLE_JACOBIAN = 0.1
-# Gradient variance over the layers, largest over smallest.
-_GRADIENT_RANGE = 1e4
-# Loss that a cast may cost, in nats per token.
-_CAST_LOSS = 0.01
+# Cheapest layers: 0.065 (SmolLM2), 0.30 (Gemma 3), 1.1 (Whisper), and -0.08 in Qwen2.5, whose layer 8 is idle there.
+IDLE_LOSS = 0.02
+# Loss that the dearest layer costs where any counts. Trained: 1.7 to 12; before training, and soon after, up to 0.07.
+COUNTING_LOSS = 0.1
+# |J - I| of an idle layer, where layers were not removed. Trained: 0.37 (Whisper).
+IDLE_JACOBIAN = 0.1
+# Gradient variance over the layers, largest over smallest. Trained: 6.0e3 (Gemma 3), 423 (Whisper).
+GRADIENT_RANGE = 1e5
+# Variance behind the last layer over that behind the first from which growth is told. Not a fault at any size.
+GROWN = 4.0
+# Loss that a cast may cost, in nats per token, beside three standard errors. bfloat16 costs SmolLM2 0.000.
+CAST_LOSS = 0.01
 
 
 def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
@@ -116,7 +126,7 @@ def _norms_off(d: Diagnosis) -> Iterable[Verdict]:
     off: dict[int, tuple[float, float]] = {}
     for signal, weights in _pairs(d):
         for measured, scale in zip(signal.norm_factor, weights.norm_scale, strict=False):
-            if measured is not None and scale and abs(measured / scale - 1) > _NORM_OFF:
+            if measured is not None and scale and abs(measured / scale - 1) > NORM_OFF:
                 off[signal.layer] = (measured, scale)
     if off:
         layers = tuple(off)
@@ -164,7 +174,7 @@ def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
         if (factor := _known(s.norm_factor[:1])) and (gain := _known(w.norm_gain[:1]) or [1.0])
     ]
     factors = {layer: factor[0] for layer, factor, _ in known}
-    off = tuple(layer for layer, value in factors.items() if abs(value * math.sqrt(layer + 1) - 1) > _NORM_OFF)
+    off = tuple(layer for layer, value in factors.items() if abs(value * math.sqrt(layer + 1) - 1) > NORM_OFF)
     if len(off) <= len(factors) / 2:
         return
     if len(known) > 2:
@@ -184,32 +194,40 @@ def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
     )
 
 
-def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
-    """Roles whose weights are much larger or smaller than in the layers around: one verdict per layer."""
+def weight_ratios(d: Diagnosis) -> dict[int, dict[str, float]]:
+    """Standard deviations of weights over the median of the same role's in the layers around, by layer and role."""
+    out: dict[int, dict[str, float]] = {}
     for stack in dict.fromkeys(w.stack for w in d.weights):
         rows = [w for w in d.weights if w.stack == stack]
-        odd: dict[int, dict[str, float]] = {}
         for role in dict.fromkeys(role for w in rows for role in w.std):
             held = [(w.layer, std) for w in rows if (std := w.std.get(role)) is not None]
             for (layer, std), around in zip(held, _neighbours([std for _, std in held]), strict=True):
-                if around > 0 and (std == 0 or abs(math.log(std / around)) > math.log(_ODD_WEIGHT)):
-                    odd.setdefault(layer, {})[role] = std / around
-        for layer, ratios in odd.items():
-            zero = [role for role, ratio in ratios.items() if ratio == 0]
-            listed = ", ".join(f"{role} x {ratio:.3g}" for role, ratio in ratios.items() if ratio > 0)
-            what = f"{', '.join(zero)} are 0" if zero else ""
-            scores = not zero and set(ratios) <= {"query", "key"}
-            yield Verdict(
-                severity="fault" if zero or max(ratios.values()) > _ODD_WEIGHT else "warning",
-                kind="zero weights" if zero else "scaled queries and keys" if scores else "scaled weights",
-                layers=(layer,),
-                text=f"layer {layer}: standard deviations of weights over those of the {_NEIGHBOURS} layers on either "
-                f"side: {'; '.join(part for part in (what, listed) if part)}",
-                cause="weights that were never loaded or trained"
-                if zero
-                else "a layer that was scaled, or initialised by another rule than the rest",
-                advice="compare with the checkpoint it came from; signalprop check compares with a scheme",
-            )
+                if around > 0:
+                    out.setdefault(layer, {})[role] = std / around
+    return out
+
+
+def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
+    """Roles whose weights are much larger or smaller than in the layers around: one verdict per layer."""
+    for layer, found in weight_ratios(d).items():
+        ratios = {role: ratio for role, ratio in found.items() if not SMALL_WEIGHT <= ratio <= LARGE_WEIGHT}
+        if not ratios:
+            continue
+        zero = [role for role, ratio in ratios.items() if ratio == 0]
+        listed = ", ".join(f"{role} x {ratio:.3g}" for role, ratio in ratios.items() if ratio > 0)
+        what = f"{', '.join(zero)} are 0" if zero else ""
+        scores = not zero and set(ratios) <= {"query", "key"}
+        yield Verdict(
+            severity="fault" if zero or max(ratios.values()) > LARGE_WEIGHT else "warning",
+            kind="zero weights" if zero else "scaled queries and keys" if scores else "scaled weights",
+            layers=(layer,),
+            text=f"layer {layer}: standard deviations of weights over those of the {NEIGHBOURS} layers on either "
+            f"side: {'; '.join(part for part in (what, listed) if part)}",
+            cause="weights that were never loaded or trained"
+            if zero
+            else "a layer that was scaled, or initialised by another rule than the rest",
+            advice="compare with the checkpoint it came from; signalprop check compares with a scheme",
+        )
 
 
 def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
@@ -230,7 +248,7 @@ def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
 def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
     dead = {
         s.layer: [
-            h for h, share in enumerate(s.head_share) if share is not None and share * len(s.head_share) < _DEAD_HEAD
+            h for h, share in enumerate(s.head_share) if share is not None and share * len(s.head_share) < DEAD_HEAD
         ]
         for s in d.signal
         if len(s.head_share) > 1 and s.finite and s.attention_share
@@ -242,7 +260,7 @@ def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
                 kind="dead heads",
                 layers=(layer,),
                 text=f"layer {layer}: {'head' if len(heads) == 1 else 'heads'} {ranges(heads)} of "
-                f"{len(d.of_layers([layer])[0].head_share)} add nothing (a share below {_DEAD_HEAD:g} of an equal one)",
+                f"{len(d.of_layers([layer])[0].head_share)} add nothing (a share below {DEAD_HEAD:g} of an equal one)",
                 cause="weights of the head are 0: pruned, never loaded, or decayed away",
                 advice="prune the heads, or initialise them again",
             )
@@ -253,7 +271,7 @@ def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
 
 def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
     entropies = {s.layer: float(np.mean(_known(s.entropy))) for s in d.signal if _known(s.entropy)}
-    sharp = tuple(layer for layer, entropy in entropies.items() if entropy < _ONE_HOT)
+    sharp = tuple(layer for layer, entropy in entropies.items() if entropy < ONE_HOT)
     if sharp:
         stds = [max(_known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
         yield Verdict(
@@ -269,14 +287,15 @@ def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
 
 def _collapse(d: Diagnosis) -> Iterable[Verdict]:
     """Tokens that have grown alike; apart from those whose likeness is a few huge features, which norms' gains undo."""
-    found = [
-        s
-        for s in d.signal
-        if (s.token_correlation is not None and s.token_correlation > _ALIKE)
-        or (s.effective_rank is not None and s.effective_rank < _FEW)
-    ]
-    few = tuple(s.layer for s in found if s.outlier is not None and s.outlier > _FEW_FEATURES)
-    alike = tuple(s.layer for s in found if s.layer not in few)
+
+    def below(s: LayerSignal, rank: float) -> bool:
+        r = s.token_correlation
+        return (r is not None and r > ALIKE) or (s.effective_rank is not None and s.effective_rank < rank)
+
+    few = tuple(
+        s.layer for s in d.signal if s.outlier is not None and s.outlier > FEW_FEATURES and below(s, FEW_DIRECTIONS)
+    )
+    alike = tuple(s.layer for s in d.signal if s.layer not in few and below(s, ONE_DIRECTION))
     if few:
         largest = max(s.outlier or 0.0 for s in d.of_layers(few))
         yield Verdict(
@@ -289,7 +308,7 @@ def _collapse(d: Diagnosis) -> Iterable[Verdict]:
             advice="keep those features in high precision when quantising",
         )
     if alike:
-        worst = max((s for s in d.of_layers(alike)), key=lambda s: s.token_correlation or 0.0)
+        worst = max(d.of_layers(alike), key=lambda s: s.token_correlation or 0.0)
         yield Verdict(
             severity="warning",
             kind="rank collapse",
@@ -307,7 +326,7 @@ def _gradients(d: Diagnosis) -> Iterable[Verdict]:
         return
     values = [g for _, g in known]
     spread = max(values) / min(values)
-    if spread > _GRADIENT_RANGE:
+    if spread > GRADIENT_RANGE:
         first, last = known[0], known[-1]
         grows = first[1] > last[1]
         yield Verdict(
@@ -324,47 +343,66 @@ def _gradients(d: Diagnosis) -> Iterable[Verdict]:
 def _idle(d: Diagnosis) -> Iterable[Verdict]:
     """Layers that cost nothing to remove; without removals, layers whose Jacobian is the identity's."""
     if d.removal is not None and d.removal.single:
-        known = [
-            (item.layers[0], item.increase.value, item.increase.standard_error or 0.0) for item in d.removal.single
-        ]
-        idle = [layer for layer, cost, error in known if cost is not None and max(cost, error) < _IDLE_LOSS]
-        unsure = [
-            layer for layer, cost, error in known
-            if cost is not None and error >= _IDLE_LOSS and cost < _IDLE_LOSS + 2 * error
-        ]  # fmt: skip
-        if unsure:
-            error = max(error for layer, _, error in known if layer in unsure)
-            yield Verdict(
-                severity="note",
-                kind="few tokens",
-                layers=tuple(sorted(unsure)),
-                text=f"{_named(unsure)}: whether the loss rises by less than {_IDLE_LOSS:g} nats per token without one "
-                f"of them cannot be told (errors up to {error:.3g})",
-                advice="more --tokens",
-            )
-        if idle:
-            costs = [cost or 0.0 for layer, cost, _ in known if layer in idle]
-            yield Verdict(
-                severity="warning" if len(idle) > 0.15 * max(len(d.signal), 1) else "note",
-                kind="idle layers",
-                layers=tuple(sorted(idle)),
-                text=f"{_named(idle)}: removing any one of them raises the loss by at most {max(costs):.3g} nats per "
-                f"token (mean {np.mean(costs):.3g}, of {d.loss.value if d.loss else math.nan:.3g})",
-                cause="what they add is small against the stream, or along it" + _depth_share(d, idle),
-                advice="diagnose --remove greedily finds how many can go together; for the next run LayerNorm Scaling "
-                "(lns) or deepscalelm keep deep layers' share up: compare with signalprop predict",
-            )
+        yield from _idle_by_removal(d, d.removal)
     elif d.identity is not None and d.identity.jacobian:
-        near = tuple(i for i, e in enumerate(d.identity.jacobian) if e.value is not None and e.value < _IDLE_JACOBIAN)
+        near = tuple(i for i, e in enumerate(d.identity.jacobian) if e.value is not None and e.value < IDLE_JACOBIAN)
         if near:
             yield Verdict(
                 severity="note",
                 kind="near-identity layers",
                 layers=near,
-                text=f"{_named(near)}: |J - I| below {_IDLE_JACOBIAN:g} (root mean square), so a change of their input "
+                text=f"{_named(near)}: |J - I| below {IDLE_JACOBIAN:g} (root mean square), so a change of their input "
                 "passes nearly unchanged",
                 advice="diagnose --remove measures what they are worth",
             )
+
+
+def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Verdict]:
+    known = [
+        (item.layers[0], item.increase.value, item.increase.standard_error or 0.0)
+        for item in removal.single
+        if item.increase.value is not None
+    ]
+    costs = {layer: cost for layer, cost, _ in known}
+    unsure = {layer: error for layer, cost, error in known if error >= IDLE_LOSS and cost < IDLE_LOSS + 2 * error}
+    if unsure:
+        yield Verdict(
+            severity="note",
+            kind="few tokens",
+            layers=tuple(unsure),
+            text=f"{_named(tuple(unsure))}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without "
+            f"one of them cannot be told (errors up to {max(unsure.values()):.3g})",
+            advice="more --tokens",
+        )
+    idle = tuple(layer for layer, cost, error in known if max(cost, error) < IDLE_LOSS)
+    if len(costs) > 1 and max(costs.values()) < COUNTING_LOSS:  # idle layers are none where nothing else is at work
+        if not unsure:
+            yield Verdict(
+                severity="note",
+                kind="no layer counts",
+                layers=tuple(costs),
+                text=f"whichever layer is removed, the loss rises by at most {max(costs.values()):.3g} nats per token "
+                f"(of {_loss(d):.3g})",
+                cause="a model at the start of its training, or a text that it can say little of",
+                advice="train on, or give --data that the model was made for",
+            )
+        return
+    if idle:
+        low, high = min(costs[layer] for layer in idle), max(costs[layer] for layer in idle)
+        yield Verdict(
+            severity="warning" if len(idle) > 0.15 * len(d.signal) else "note",
+            kind="idle layers",
+            layers=idle,
+            text=f"{_named(idle)}: removing {'it' if len(idle) == 1 else 'any one'} changes the loss by {low:+.3g}"
+            f"{'' if len(idle) == 1 else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})",
+            cause="what is added is small against the stream, or along it" + _depth_share(d, idle),
+            advice="diagnose --greedy finds how many can go together; for the next run LayerNorm Scaling (lns) or "
+            "deepscalelm keep deep layers' share up: compare with signalprop predict",
+        )
+
+
+def _loss(d: Diagnosis) -> float:
+    return math.nan if d.loss is None or d.loss.value is None else d.loss.value
 
 
 def _depth_share(d: Diagnosis, layers: Sequence[int]) -> str:
@@ -373,37 +411,28 @@ def _depth_share(d: Diagnosis, layers: Sequence[int]) -> str:
 
 
 def _growth(d: Diagnosis) -> Iterable[Verdict]:
-    """The exponent p of variance ~ layer^p over the deeper three quarters, against the laws of docs/theory/depth.md."""
-    known = [(s.layer, s.variance) for s in d.signal if s.variance]
-    if len(known) < 6:
-        return
-    deep = known[len(known) // 4 :]
-    at = np.log([layer + 1.0 for layer, _ in deep])
-    slope = float(np.polyfit(at, np.log([value for _, value in deep]), 1)[0])
-    first, last = known[0][1], known[-1][1]
-    if last > 4 * first:
-        sort = (
-            "faster than aligned branches of one size can (2)"
-            if slope > 2.3
-            else (
-                "between that of fresh weights (1) and of branches aligned with the stream (2)"
-                if slope > 1
-                else "slowly"
-            )
-        )
+    """The exponent p of variance ~ layer^p in every stack, against the laws of docs/theory/depth.md."""
+    for stack in dict.fromkeys(s.stack for s in d.signal):
+        rows = [s for s in d.signal if s.stack == stack]
+        values = [s.variance for s in rows if s.variance]
+        if len(values) < max(len(rows), 6) or values[-1] <= GROWN * values[0]:
+            continue
+        p = growth_exponent(values)
+        sort = "slowly" if p <= 1 else "between fresh weights (1) and branches aligned with the stream (2)"
+        layers = tuple(s.layer for s in rows)
         yield Verdict(
             severity="note",
             kind="variance growth",
-            layers=tuple(layer for layer, _ in known),
-            text=f"the stream's variance grows from {first:.3g} to {last:.3g}; as layer^{slope:.2f} over layers "
-            f"{ranges([layer for layer, _ in deep])}, {sort}",
-            advice="" if slope <= 1 else "low-precision formats see the largest layer: diagnose --cast",
+            layers=layers,
+            text=f"the stream's variance grows from {values[0]:.3g} to {values[-1]:.3g}; as layer^{p:.2f} over layers "
+            f"{ranges(layers[len(rows) // 4 :])}, {sort if p <= 2.3 else 'faster than like branches can, aligned (2)'}",
+            advice="" if p <= 1 else "low-precision formats see the largest layer: diagnose --cast",
         )
 
 
 def _massive(d: Diagnosis) -> Iterable[Verdict]:
     ratios = {s.layer: s.first_variance / s.variance for s in d.signal if s.first_variance and s.variance}
-    huge = tuple(layer for layer, ratio in ratios.items() if ratio > _MASSIVE)
+    huge = tuple(layer for layer, ratio in ratios.items() if ratio > MASSIVE)
     if huge:
         yield Verdict(
             severity="note",
@@ -417,39 +446,51 @@ def _massive(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _casts(d: Diagnosis) -> Iterable[Verdict]:
-    """One verdict per format whose cast costs something, its scaled form before its bare one.
+    """One verdict per format whose cast costs something.
 
-    int8 without a scale is left out: it holds whole numbers alone, and nobody means that.
+    int8 without a scale is a note by itself: it holds whole numbers alone, so what it costs says nothing of the model.
     """
     for form in dict.fromkeys(cast.format for cast in d.casts):
-        costly = [
-            cast for cast in d.casts
-            if cast.format == form and (cast.scaled or form != "int8") and _costs(cast)
-        ]  # fmt: skip
+        costly = [cast for cast in d.casts if cast.format == form and _costs(cast)]
+        whole_numbers = [cast for cast in costly if form == "int8" and not cast.scaled]
+        if whole_numbers:
+            yield Verdict(
+                severity="note",
+                kind="no scale",
+                layers=(),
+                text=f"int8 without a scale: the loss rises, in nats per token, by a direct cast of: "
+                f"{_listed(whole_numbers)}",
+                cause="it holds whole numbers alone, so that weights below one half become 0",
+                advice="a scale per tensor at the least; never cast to int8 without",
+            )
+        costly = [cast for cast in costly if cast not in whole_numbers]
         if not costly:
             continue
         worst = max(costly, key=lambda cast: math.inf if cast.increase.value is None else cast.increase.value)
         ratios = [(ratio, layer) for layer, ratio in enumerate(worst.signal_to_noise) if ratio is not None]
         at = f"; least signal over noise behind layer {min(ratios)[1]} ({min(ratios)[0]:.3g} dB)" if ratios else ""
-        listed = ", ".join(
-            f"{cast.of}{' with a scale per tensor' if cast.scaled else ''} "
-            + ("not finite" if cast.increase.value is None else f"+{cast.increase.value:.3g}")
-            for cast in costly
-        )
         helps = not any(cast.scaled for cast in costly) and any(c.format == form and c.scaled for c in d.casts)
         yield Verdict(
             severity="warning",
             kind="low precision",
             layers=(min(ratios)[1],) if ratios else (),
-            text=f"{form}: the loss rises, in nats per token, by a direct cast of: {listed}{at}",
+            text=f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}",
             cause="numbers below or above the format's range, or too few digits for outliers",
             advice="a scale per tensor mends it" if helps else "finer scales (per channel), or that layer in bfloat16",
         )
 
 
+def _listed(casts: Sequence[Cast]) -> str:
+    return ", ".join(
+        f"{cast.of}{' with a scale per tensor' if cast.scaled else ''} "
+        + ("not finite" if cast.increase.value is None else f"+{cast.increase.value:.3g}")
+        for cast in casts
+    )
+
+
 def _costs(cast: Cast) -> bool:
     increase, error = cast.increase.value, cast.increase.standard_error or 0.0
-    return increase is None or increase > max(_CAST_LOSS, 3 * error)
+    return increase is None or increase > max(CAST_LOSS, 3 * error)
 
 
 # --- arithmetic --------------------------------------------------------------------------------------------------
@@ -465,9 +506,12 @@ def _known(values: Sequence[float | None]) -> list[float]:
 
 
 def _neighbours(values: Sequence[float]) -> FloatArray:
-    """The median of up to four values on either side of each, itself left out; 0 where there are none."""
+    """The median of up to four values on either side of each, itself and zeros left out; 0 where there are none.
+
+    Of an even number it is the geometric mean of the middle two: one odd layer of three must not drag the others along.
+    """
     out = []
     for i in range(len(values)):
-        around = [*values[max(0, i - _NEIGHBOURS) : i], *values[i + 1 : i + 1 + _NEIGHBOURS]]
-        out.append(float(np.median(around)) if around else 0.0)
+        around = [x for x in (*values[max(0, i - NEIGHBOURS) : i], *values[i + 1 : i + 1 + NEIGHBOURS]) if x > 0]
+        out.append(math.exp(float(np.median(np.log(around)))) if around else 0.0)
     return np.array(out)

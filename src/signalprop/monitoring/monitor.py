@@ -34,6 +34,7 @@ from signalprop.probes.reading import read_parametrization
 from signalprop.probes.recording import Recorder, unwrapped
 from signalprop.probes.result import not_finite, profile_of, tables
 from signalprop.profile import Profile
+from signalprop.theory.bounds import growth_exponent
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -377,9 +378,7 @@ def summary(profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -
         "largest_token_correlation": max(value for value in layers["token_correlation"] if value is not None),
     }
     if len(variance) >= _GROWTH_LAYERS and rows.stack.min() == rows.stack.max() and (variance > 0).all():
-        deep = slice(len(variance) // 4, None)  # as the verdict on growth of a diagnosis
-        at = np.log(np.arange(1.0, len(variance) + 1))
-        out["growth_exponent"] = float(np.polyfit(at[deep], np.log(variance[deep]), 1)[0])
+        out["growth_exponent"] = growth_exponent(variance)
     if profile.gradient is not None:
         out["gradient_ratio"] = float(profile.gradient["stream_in"].variance[0])
     return {name: value for name, value in out.items() if math.isfinite(value)}
