@@ -52,13 +52,13 @@ def test_every_row_is_run_trained_or_says_what_it_needs() -> None:
     assert {row.id for row in ROWS if row.needs == "GPU"} == {"tgs-wall"}
     for row in ROWS:
         assert row.state
-        assert not (row.runs and row.sweep)
-        if not row.runs and row.sweep is None:
+        assert not (row.runs and row.trained_by)
+        if not row.runs and row.trained_by is None:
             assert row.state == f"not run: {row.why_not}"
 
 
 def test_a_trained_row_names_its_sweep_and_its_page() -> None:
-    row = replace(find("tgs-tab4"), sweep="depth-at-constant-size")
+    row = replace(find("tgs-tab4"), trained_by="signalprop sweep depth-at-constant-size")
     assert row.result_page == "docs/results/tgs-tab4-5.md"
     assert row.state == "trained by signalprop sweep depth-at-constant-size; result in docs/results/tgs-tab4-5.md"
     assert run(row, Settings()).reason == row.state

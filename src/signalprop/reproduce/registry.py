@@ -29,7 +29,8 @@ class Row:
         needs: `any machine`: minutes on two cores, run here. `training`: a sweep of small trainings. `GPU`.
         function: `module:function` of this package that runs it, from Settings to Findings; None where nothing does.
         checkpoint: it needs a trained model, `--checkpoint`.
-        sweep: the sweep that trains it; None: no sweep has been run for it yet.
+        trained_by: the command that trains it; None: that has not been done yet. page: with the result; default: the
+            sweep's page in docs/results.
         missing: what it takes, beside training.
     """
 
@@ -40,7 +41,8 @@ class Row:
     needs: Needs = "training"
     function: str | None = None
     checkpoint: bool = False
-    sweep: str | None = None
+    trained_by: str | None = None
+    page: str | None = None
     missing: str = ""
 
     @property
@@ -50,26 +52,26 @@ class Row:
 
     @property
     def result_page(self) -> str | None:
-        """The page with the result of its sweep, from the root of the repository."""
-        return None if self.sweep is None else f"docs/results/{slug(self.id)}.md"
+        """The page with the result of its training, from the root of the repository."""
+        return None if self.trained_by is None else self.page or f"docs/results/{slug(self.id)}.md"
 
     @property
     def state(self) -> str:
         """Where it stands, in words."""
         if self.runs:
             return "runs here, with --checkpoint MODEL" if self.checkpoint else "runs here"
-        return self.why_not if self.sweep else f"not run: {self.why_not}"
+        return self.why_not if self.trained_by else f"not run: {self.why_not}"
 
     @property
     def why_not(self) -> str:
         """Why `run` does not compute it, and where its result is, if there is one."""
-        if self.sweep is not None:
-            return f"trained by signalprop sweep {self.sweep}; result in {self.result_page}"
-        return self.missing or "it needs training, and no sweep of it has been run yet"
+        if self.trained_by is not None:
+            return f"trained by {self.trained_by}; result in {self.result_page}"
+        return self.missing or "it needs training, which has not been done yet"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
-        keys = ("id", "title", "source", "claim", "needs", "state", "sweep", "result_page")
+        keys = ("id", "title", "source", "claim", "needs", "state", "trained_by", "result_page")
         return {key: getattr(self, key) for key in keys}
 
     def not_run(self, settings: Settings, reason: str | None = None) -> Reproduction:
@@ -122,6 +124,7 @@ ROWS: tuple[Row, ...] = (
         "Predictions from the weights of trained models",
         "TGS Fig 5–6",
         "after training, a prediction from the live weights' variances still fits",
+        trained_by="python -m benchmarks.trained",
     ),
     Row(
         "tgs-fig7",
@@ -144,6 +147,7 @@ ROWS: tuple[Row, ...] = (
         "Gradient after training under two residual weights",
         "TGS Fig 9–10",
         "vanishes with λ² = 0.9, β² = 0.1, is conserved with β² = 1/N",
+        trained_by="python -m benchmarks.trained",
     ),
     Row(
         "tgs-fig11",
@@ -182,25 +186,40 @@ ROWS: tuple[Row, ...] = (
         "BERT at constant N d², from 12 to 768 layers",
         "TGS Tables 4–5",
         "the baseline worsens or diverges with depth, DeepScaleLM improves; 768 layers train",
+        trained_by="signalprop sweep sweep-tgs-tab4-5",
     ),
     Row("tgs-tab6/7", "Fine-tuning and LoRA", "TGS Tables 6–7", "fine-tuning and LoRA keep the gain"),
-    Row("tgs-tab8", "Decoder-only models", "TGS Table 8", "DeepScaleLM improves Pre-LN and Post-LN decoders"),
+    Row(
+        "tgs-tab8",
+        "Decoder-only models",
+        "TGS Table 8",
+        "DeepScaleLM improves Pre-LN and Post-LN decoders",
+        trained_by="signalprop sweep sweep-tgs-tab8",
+    ),
     Row(
         "tgs-tab9", "Encoder-decoder, speech to text", "TGS Table 9", "four times deeper at fewer parameters is better"
     ),
     Row("tgs-tab10", "Vision transformer", "TGS Table 10", "four times deeper at equal parameters is better"),
-    Row("tgs-tab11", "Ten prior methods", "TGS Table 11", "DeepScaleLM is ahead of ten prior methods on one task"),
+    Row(
+        "tgs-tab11",
+        "Ten prior methods",
+        "TGS Table 11",
+        "DeepScaleLM is ahead of ten prior methods on one task",
+        trained_by="signalprop sweep sweep-tgs-tab11",
+    ),
     Row(
         "tgs-tab12",
         "Direct cast to FP8",
         "TGS Table 12",
         "cast to E5M2 and E4M3, DeepScaleLM loses less than the baseline",
+        trained_by="python -m benchmarks.trained",
     ),
     Row(
         "tgs-tab13/14",
         "Ablations of DeepScaleLM",
         "TGS Tables 13–14",
         "residual scaling, learnable β, Xavier, σ = 0.02, the simple version",
+        trained_by="signalprop sweep sweep-tgs-tab13-14",
     ),
     Row(
         "tgs-tab20",
@@ -250,12 +269,16 @@ ROWS: tuple[Row, ...] = (
         "Skipless training by attention, activation, norm",
         "SPA Tables 1, 4",
         "E-SPA is ahead of U-SPA and Value-SkipInit; the plain skipless network does not train",
+        trained_by="python -m benchmarks.shortcuts",
+        page="docs/shortcuts.md",
     ),
     Row(
         "spa-fig2/4",
         "Training curves without shortcuts",
         "SPA Fig 2–4",
         "vanilla against standard; about five times longer training closes the gap",
+        trained_by="python -m benchmarks.shortcuts",
+        page="docs/shortcuts.md",
     ),
     Row(
         "spa-fig3/tab2",
@@ -276,6 +299,8 @@ ROWS: tuple[Row, ...] = (
         "Layerwise variance through training",
         "COD Fig 1, 5",
         "Pre-LN explodes, scaled init less, LayerNorm Scaling stays low",
+        trained_by="python -m benchmarks.depth_growth",
+        page="docs/depth-growth.md",
     ),
     Row(
         "cod-fig2",
@@ -292,6 +317,7 @@ ROWS: tuple[Row, ...] = (
         "Perplexity by norm on LLaMA shapes",
         "COD Table 1",
         "LayerNorm Scaling is ahead of Pre-LN, Mix-LN, DeepNorm and Post-LN",
+        trained_by="signalprop sweep sweep-cod-tab1",
     ),
     Row("cod-tab2", "Supervised fine-tuning", "COD Table 2", "LayerNorm Scaling keeps its gain in fine-tuning"),
     Row(
