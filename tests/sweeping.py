@@ -44,7 +44,7 @@ SWEEP: dict[str, Any] = {
 
 
 def curvature(recipe: Recipe) -> float:
-    """Of the parabola: the best rate is its inverse, and twice that diverges. Grows with depth for one of the schemes."""
+    """Of the parabola: its inverse is the best rate, twice that diverges; grows with depth for one of the schemes."""
     depth = (recipe.model.architecture or {})["n_layers"]
     return 1.0 if recipe.model.scheme == "deepscalelm" else float(depth)
 

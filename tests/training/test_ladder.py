@@ -103,7 +103,7 @@ def test_where_all_diverges_the_search_goes_down() -> None:
 
 
 def test_without_tuning_there_are_only_seeds() -> None:
-    costs, order = search(None, (4, 2), "best", lambda rate, seed: 1.0)
+    costs, _ = search(None, (4, 2), "best", lambda rate, seed: 1.0)
     assert sorted(costs) == [(None, 2), (None, 4)]
     assert not on_edge(None, (4, 2), "best", costs)
 

@@ -300,7 +300,7 @@ def test_an_interrupted_run_goes_on(written, tmp_path, lines) -> None:
 def process(path, out, jobs=1, pause="0.05", storage=None) -> subprocess.Popen[str]:
     """A sweep in a process (group) of its own."""
     code = (
-        "import sys; from pathlib import Path; from signalprop.training.sweep import sweep; from sweeping import descend\n"
+        "from pathlib import Path; from signalprop.training.sweep import sweep; from sweeping import descend\n"
         f"if __name__ == '__main__': sweep({str(path)!r}, Path({str(out)!r}), jobs={jobs}, storage={storage!r},"
         " train=descend, poll=0.05)"
     )

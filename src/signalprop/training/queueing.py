@@ -65,9 +65,13 @@ def storage_of(out: Path, url: str | None) -> BaseStorage:
     file = out / "study.log"
     try:
         if url is None:
-            return JournalStorage(JournalFileBackend(str(file), _file_lock(out / "study.lock")))
-        wait = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
-        return RDBStorage(url, engine_kwargs=wait)
+            lock: Any = FileLock(out / "study.lock")
+            return JournalStorage(JournalFileBackend(str(file), lock))
+        if not url.startswith("sqlite"):
+            return RDBStorage(url)
+        storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
+        _serialise(storage.engine)
+        return storage
     except Exception as error:  # of SQLAlchemy, a driver of its, JSON, the file system
         reason = " ".join(str(error).split())[:160]
         if url is None:
@@ -77,20 +81,30 @@ def storage_of(out: Path, url: str | None) -> BaseStorage:
         raise InputError(f"cannot open the storage {_without_password(url)}: {reason}") from None
 
 
-def _file_lock(path: Path) -> Any:
-    """Optuna's own locks outlive a process that is killed; this one does not."""
-    from optuna.storages.journal._file import BaseJournalFileLock
+def _serialise(engine: Any) -> None:
+    """Optuna locks rows before it changes them, which SQLite cannot; here a transaction locks the file as it begins."""
+    from sqlalchemy import event
 
-    class FileLock(BaseJournalFileLock):
-        def acquire(self) -> bool:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            return True
+    event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()  # connections that were made before
 
-        def release(self) -> None:
-            os.close(self._descriptor)
 
-    return FileLock()
+class FileLock:
+    """Of the study's file. Optuna's own locks outlive a process that is killed; this one does not."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._descriptor = path, -1
+
+    def acquire(self) -> bool:
+        """Wait for it."""
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Give it back."""
+        os.close(self._descriptor)
 
 
 def _without_password(url: str) -> str:
@@ -143,8 +157,6 @@ class Queue:
         Args:
             open_keys: of runs that are wanted; others in the queue are of an older sweep, and go.
         """
-        from optuna.trial import TrialState
-
         while any(entry.state == "waiting" for entry in self.entries()):
             trial = self.study.ask()
             mine = self._entry_of(trial)
@@ -153,10 +165,7 @@ class Queue:
                 self._drop(trial.number)
                 continue
             if not self._lock(mine.key):
-                continue  # SQLite can give one trial to two processes; this one is not the first
-            now = self._entry_of(trial)
-            if now is None or now.state != "running":  # and the first one has finished already
-                self._unlock(mine.key)
+                self._drop(trial.number)  # a process that was taken for dead is not
                 continue
             self.alive(trial)
             return trial, mine.point
@@ -196,7 +205,10 @@ class Queue:
 
     def alive(self, trial: Trial) -> None:
         """Whose trial this is, and a sign of life."""
-        trial.set_user_attr("worker", [socket.gethostname(), str(self.out.resolve()), time.time(), self.session])
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        with contextlib.suppress(UpdateFinishedTrialError):  # another process took this one for dead
+            trial.set_user_attr("worker", [socket.gethostname(), str(self.out.resolve()), time.time(), self.session])
 
     def done(self, trial: Trial, row: Mapping[str, Any], score: float | None) -> None:
         """A run has ended; without a score it has failed to learn."""

@@ -144,9 +144,9 @@ def work(queue: Queue, train: Train, log: Log, jobs: int = 1, poll: float = 1.0)
             taken = queue.take(wanted_keys)
             if taken is not None:
                 _one(queue, train, *taken, log, jobs)
-            elif any(entry.state == "running" for entry in queue.entries()):
+            elif wanted_keys or any(entry.state == "running" for entry in queue.entries()):
                 time.sleep(poll)  # what others find decides what is wanted next
-            elif not wanted_keys:
+            else:
                 return
     finally:
         queue.release()
