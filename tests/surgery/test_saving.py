@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import signalprop as sp
 from applied import MODELS, batch_of, logits_of, vanilla
 from own_model import OwnGPT, own_ids, own_model
+from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.surgery.record import the_record
 from signalprop.surgery.saving import RECORD, TENSORS, WEIGHTS
@@ -361,3 +362,60 @@ class TestDamage:
         config = json.loads((saved / "config.json").read_text())
         (saved / "config.json").write_text(json.dumps(config | {"n_layer": 2}))
         assert "another network: n_layers" in self.refused(saved)
+
+
+def built(scheme: str, dtype: torch.dtype = torch.float32, **fields: Any) -> nn.Module:
+    """A network that `build` made, whose every parameter has moved from where it started."""
+    shape = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "vocab_size": 40, "seq_len": 8}
+    a = Architecture.preset("gpt2", **(shape | fields))
+    model = sp.build(sp.scheme(scheme)(a), seed=3, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05)
+    return model.eval()
+
+
+class TestBuilt:
+    """A network of a Parametrization needs nothing but its table and its weights."""
+
+    @pytest.mark.parametrize("scheme", ["deepscalelm", "layerscale", "e-spa", "mix-ln", "rezero"])
+    def test_bit_by_bit(self, scheme: str, tmp_path: Path) -> None:
+        model: Any = built(scheme)
+        sp.save(model, tmp_path)
+        assert {item.name for item in tmp_path.iterdir()} == {RECORD, WEIGHTS}
+        again: Any = sp.load(tmp_path)
+        ids = torch.arange(16).reshape(2, 8)
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert again.parametrization == model.parametrization and not again.training
+        assert again.head.weight is again.decoder.embedding.token.weight  # tied, and stored once
+        assert len(load_file(tmp_path / WEIGHTS)) == len(model.state_dict()) - 1
+
+    def test_in_the_type_of_its_weights(self, tmp_path: Path) -> None:
+        sp.save(built("deepscalelm", torch.bfloat16), tmp_path)
+        assert {q.dtype for q in sp.load(tmp_path).parameters()} == {torch.bfloat16}
+
+    def test_an_encoder_decoder(self, tmp_path: Path) -> None:
+        model: Any = built("deepscalelm", kind="encoder-decoder", target_len=6)
+        sp.save(model, tmp_path)
+        again: Any = sp.load(tmp_path)
+        ids = torch.arange(16).reshape(2, 8)
+        given = {"inputs": ids, "decoder_tokens": ids[:, :6]}
+        assert torch.equal(again(**given).logits, model(**given).logits)
+
+    def test_what_is_refused(self, tmp_path: Path) -> None:
+        model = built("deepscalelm")
+        sp.save(model, tmp_path)
+        with pytest.raises(InputError, match="give the directory alone"):
+            sp.load(tmp_path, model)
+        text = (tmp_path / RECORD).read_text()
+        (tmp_path / RECORD).write_text(text.replace('"deepscalelm"', '"deepscale"'))
+        with pytest.raises(InputError, match="has been changed since it was saved"):
+            sp.load(tmp_path)
+        (tmp_path / RECORD).write_text(text)
+        (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:60])
+        with pytest.raises(InputError, match="cannot read"):
+            sp.load(tmp_path)
+        sp.save(built("layerscale"), tmp_path / "other")
+        shutil.copy(tmp_path / "other" / WEIGHTS, tmp_path / WEIGHTS)
+        with pytest.raises(InputError, match="another model was saved over it"):
+            sp.load(tmp_path)

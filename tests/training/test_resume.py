@@ -67,6 +67,14 @@ class TestKilled:
         killed_until_done(folder, out, 8, seed)
         assert same_course(folder / "whole", out)
 
+    def test_before_anything_was_written(self, folder: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        out.mkdir()
+        (out / ".lock").touch()
+        (out / ".0123456789abcdef.tmp").write_text("name: ti")
+        run(recipe_of(folder), out, resume=True)
+        assert same_course(folder / "whole", out) and not list(out.glob(".*.tmp"))
+
 
 class TestStopped:
     def test_sigterm(self, folder: Path) -> None:

@@ -75,7 +75,7 @@ def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     """
     inner = unwrapped(model)
     if not isinstance(inner, Transformer):
-        the_record(inner)
+        _refuse_pending(the_record(inner))
     if is_pretrained(type(inner)):
         vanilla: Any = inner._vanilla if isinstance(inner, Splice) else type(inner)
         save_pretrained(inner, partial(vanilla.save_pretrained, inner), directory, **options)
@@ -217,7 +217,6 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
         document = _built_document(model, shared)
     else:
         record = the_record(model)
-        _refuse_pending(record)
         added = added_tensors(model, record, state)
         document = _document(model, record, "module", added, shared)
     _write_tensors(directory / WEIGHTS, tensors, document["id"])

@@ -154,6 +154,10 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
         base = _fresh(recipe, prepared)
     else:
         base = _pretrained(recipe, prepared)
+    config: Any = getattr(base, "config", None)
+    if recipe.task == "sequence-classification" and config is not None:
+        # decoders of transformers classify at the last token that is no pad, which they find by its id
+        config.pad_token_id = int(prepared.pads["tokens"])
     mapping = mapping_for(base, None)
     if model.scheme is not None and model.architecture is None:
         _apply(base, recipe, prepared)

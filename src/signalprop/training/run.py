@@ -187,9 +187,9 @@ class _Run:
         self.unit, per_step = unit, size * recipe.budget.batch_size
         arguments = training_arguments(recipe, folder / "checkpoints", int(os.environ.get("WORLD_SIZE", "1")), network)
         self.counts = network.parameter_count()
-        self.trainer = RecipeTrainer(network, recipe, prepared, args=arguments)
         self.main = first()
-        by_first(self._describe)
+        by_first(self._describe)  # before the Trainer makes its directory: only a recipe tells that it is a run's
+        self.trainer = RecipeTrainer(network, recipe, prepared, args=arguments)
         _quiet(self.trainer)
         self.metrics = folder / "metrics.jsonl"
         self.interrupts = Interrupts()

@@ -120,7 +120,8 @@ class RecipeTrainer(Trainer):
         if self.lr_scheduler is None:
             steps, schedule = self.recipe.budget.steps, self.recipe.schedule
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer if optimizer is not None else self.optimizer, lambda step: rate_factor(step, steps, schedule)
+                cast(Any, self.optimizer if optimizer is None else optimizer),
+                lambda step: rate_factor(step, steps, schedule),
             )
         return self.lr_scheduler
 
