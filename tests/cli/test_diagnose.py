@@ -301,7 +301,8 @@ class TestTasks:
         task = self.written(
             tmp_path / "vowels.yaml", "task: vowels", "dataset_path: json", "dataset_kwargs:", "  data_files:",
             f"    test: {questions}", "test_split: test", "output_type: multiple_choice", 'doc_to_text: "{{prompt}}"',
-            'target_delimiter: ""', 'doc_to_choice: "{{choices}}"', 'doc_to_target: "{{answer}}"', "metric_list:", "  - metric: acc",
+            'target_delimiter: ""', 'doc_to_choice: "{{choices}}"', 'doc_to_target: "{{answer}}"', "metric_list:",
+            "  - metric: acc",
         )  # fmt: skip
 
         def diagnosed(task: Path) -> Any:

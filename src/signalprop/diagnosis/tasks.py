@@ -121,12 +121,12 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
     run(lambda: get_task_dict(names, manager))  # or an error now, not after the long work
 
     def accuracy(model: nn.Module) -> Estimate:
-        def score() -> Any:
+        def evaluated() -> Any:
             return lm_eval.simple_evaluate(
                 model=HFLM(pretrained=model, tokenizer=tokenizer), tasks=names, task_manager=manager
             )
 
-        results = run(score)
+        results = run(evaluated)
         scores = [results["results"].get(name, {}) for name in names]
         for name, score in zip(names, scores, strict=True):
             if "acc,none" not in score:

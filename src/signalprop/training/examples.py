@@ -6,6 +6,7 @@ An example is a dictionary of arrays without a batch axis, named as the fields o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -55,8 +56,7 @@ class Prepared:
         train: examples, or a stream of them. validation: fixed examples.
         facts: fields of the Architecture that the data decide.
         pads: value that fills each canonical name up to the longest of a batch.
-        chance: loss in nats of the best guess that reads no input: the entropy of the training labels. A run that stays
-            above it has learnt nothing of its input.
+        counts: how often each label is asked for in training, (labels,).
         source: where the data come from, in words.
         score: further measures on validation data; None: the loss alone.
         tokenizer: what made ids of the text; saved beside checkpoints.
@@ -67,12 +67,23 @@ class Prepared:
     validation: Examples
     facts: Mapping[str, Any]
     pads: Mapping[str, float]
-    chance: float
+    counts: NDArray[np.int64]
     source: str
     score: Score | None = None
     tokenizer: Any = None
     unit: tuple[str, int] = ("tokens", 1)
     notes: tuple[str, ...] = field(default=())
+
+    def chance(self, labels: NDArray[Any]) -> float:
+        """Loss in nats on such labels (-100: none) of the best guess that reads no input.
+
+        It is the cross-entropy of the frequencies of the training labels, with half a count for each more. A run that
+        ends above it has learnt nothing of its input. A few examples are easier or harder to guess than all, so it is
+        to be asked of those that a loss was measured on.
+        """
+        asked = labels[labels != IGNORED]
+        counts = self.counts + 0.5
+        return float(math.log(counts.sum()) - np.log(counts[asked]).mean())
 
 
 class Ordered(Dataset[Example]):
@@ -129,9 +140,7 @@ def collate(examples: Sequence[Example], pads: Mapping[str, float]) -> dict[str,
         longest = max((a.shape[0] for a in arrays if a.ndim), default=0)
         if any(a.ndim and a.shape[0] < longest for a in arrays):
             fill = pads.get(name, 0)
-            arrays = [
-                np.concatenate([a, np.full((longest - a.shape[0], *a.shape[1:]), fill, a.dtype)]) for a in arrays
-            ]
+            arrays = [np.concatenate([a, np.full((longest - a.shape[0], *a.shape[1:]), fill, a.dtype)]) for a in arrays]
         out[name] = torch.from_numpy(np.stack(arrays))
     return out
 
@@ -143,6 +152,6 @@ def as_batch(tensors: Mapping[str, Tensor], source: str = "") -> Batch:
     targets = np.where(labels == IGNORED, -1, labels).astype(np.int64)
     if "frames" in arrays:
         arrays.pop("keep", None)
-    arrays = {name: value.astype(np.float64) if name in ("patches", "frames") else value for name, value in arrays.items()}
+    arrays = {k: value.astype(np.float64) if k in ("patches", "frames") else value for k, value in arrays.items()}
     arrays.setdefault("tokens", None)  # type: ignore[arg-type]
     return Batch(**arrays, targets=targets, source=source)

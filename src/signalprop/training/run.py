@@ -49,7 +49,7 @@ class Result:
         status: `finished`; `diverged` (a loss or gradient was not finite); `stopped` (by a signal; resume it);
             `pruned` (by a sweep). reason: why it did not finish.
         steps: that were done. train_loss: mean over the last tenth of them; eval_loss: after the last one; in nats.
-        chance: loss of the best guess that reads no input (see `Prepared`).
+        chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
         parameters, trained_parameters: counts. seconds: of training, over all restarts.
         throughput: tokens (or images, ...) per second, median over the logged stretches. unit: of what.
         scores: what else was measured on validation data. folded: why there is no folded checkpoint, or "".
@@ -278,7 +278,7 @@ class _Run:
             steps=self.trainer.state.global_step,
             train_loss=float(np.mean(losses)) if losses and status != "diverged" else None,
             eval_loss=eval_loss if math.isfinite(eval_loss) else None,
-            chance=self.prepared.chance,
+            chance=self.trainer.chance,
             parameters=self.counts[0],
             trained_parameters=self.counts[1],
             seconds=round(self.trainer.seconds(), 1),

@@ -130,14 +130,9 @@ class Windows(Sequence[IntArray]):
         return self.ids[i * self.step : i * self.step + self.width].astype(np.int64)
 
 
-def chance_of(train: NDArray[Any], validation: NDArray[Any], n: int) -> float:
-    """Nats per label of the best guess that reads no input: cross-entropy of the training labels' frequencies.
-
-    Half a count is added to each of the `n` labels, so that one that was never seen has a finite cost.
-    """
-    counts = np.bincount(train.ravel(), minlength=n) + 0.5
-    seen = np.bincount(validation.ravel(), minlength=n)
-    return float(math.log(counts.sum()) - seen @ np.log(counts) / seen.sum())
+def counts_of(labels: NDArray[Any], n: int) -> NDArray[np.int64]:
+    """How often each of the `n` labels is asked for in training, (n,)."""
+    return np.bincount(labels.ravel(), minlength=n)
 
 
 def token_accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics:
@@ -230,7 +225,7 @@ def _language_model(
         validation=Fixed(Listed(Windows(text.validation, width, length), make)),
         facts={"vocab_size": text.vocab_size, "seq_len": length},
         pads={"tokens": _pad_of(text.tokenizer), "labels": IGNORED},
-        chance=chance_of(labels(text.train), labels(text.validation), text.vocab_size),
+        counts=counts_of(labels(text.train), text.vocab_size),
         source=data.source,
         tokenizer=text.tokenizer,
         unit=("tokens", length),
@@ -343,7 +338,7 @@ def _image_classification(recipe: Recipe) -> Prepared:
             "head": "classes",
         },
         pads={},
-        chance=_chance_of_classes(classes, [x.label for x in found.train], [x.label for x in found.validation]),
+        counts=_counts_of_classes(classes, [x.label for x in found.train]),
         source=data.source,
         score=token_accuracy,
         unit=("images", 1),
@@ -369,9 +364,8 @@ def _class_tokens(recipe: Recipe) -> int:
     return architecture_of(recipe, {"input": "patches"}).n_class_tokens
 
 
-def _chance_of_classes(classes: Classes, train: Sequence[Any], validation: Sequence[Any]) -> float:
-    ids = [np.array([classes.id_of(label) for label in labels]) for labels in (train, validation)]
-    return chance_of(ids[0], ids[1], len(classes.names))
+def _counts_of_classes(classes: Classes, labels: Sequence[Any]) -> NDArray[np.int64]:
+    return counts_of(np.array([classes.id_of(label) for label in labels]), len(classes.names))
 
 
 def _examples(found: Sides[T], make: Make[T]) -> Any:
@@ -421,7 +415,7 @@ def _sequence_classification(recipe: Recipe) -> Prepared:
             "head": "classes",
         },
         pads={"tokens": _pad_of(tokenizer), "keep": 0},
-        chance=_chance_of_classes(classes, [x.label for x in found.train], [x.label for x in found.validation]),
+        counts=_counts_of_classes(classes, [x.label for x in found.train]),
         source=data.source,
         score=accuracy_and_f1,
         tokenizer=tokenizer,
@@ -515,7 +509,7 @@ def _translation(recipe: Recipe) -> Prepared:
         validation=Fixed(Listed(items[1], make)),
         facts={"vocab_size": len(tokenizer), "seq_len": data.seq_len, "target_len": target_len},
         pads=_pads_of_text(tokenizer),
-        chance=_chance_of_texts([[b for _, b in side] for side in items], writing.end, len(tokenizer)),
+        counts=_counts_of_texts([b for _, b in items[0]], writing.end, len(tokenizer)),
         source=data.source,
         score=token_accuracy,
         tokenizer=tokenizer,
@@ -532,9 +526,8 @@ def _pads_of_text(tokenizer: Any) -> dict[str, float]:
     return {"tokens": pad, "keep": 0, "decoder_tokens": pad, "labels": IGNORED}
 
 
-def _chance_of_texts(sides_: Sequence[Sequence[IntArray]], end: int, n: int) -> float:
-    train, validation = (np.concatenate([*texts, np.full(len(texts), end)]) for texts in sides_)
-    return chance_of(train, validation, n)
+def _counts_of_texts(texts: Sequence[IntArray], end: int, n: int) -> NDArray[np.int64]:
+    return counts_of(np.concatenate([*texts, np.full(len(texts), end)]), n)
 
 
 def _left_out(data: Data, items: Sequence[Sequence[Any]], read: int, room: str) -> tuple[str, ...]:
@@ -631,7 +624,7 @@ def _speech_to_text(recipe: Recipe) -> Prepared:
             "target_len": target_len,
         },
         pads=_pads_of_text(tokenizer),
-        chance=_chance_of_texts([[ids for _, ids in side] for side in items], writing.end, len(tokenizer)),
+        counts=_counts_of_texts([ids for _, ids in items[0]], writing.end, len(tokenizer)),
         source=data.source,
         score=token_accuracy,
         tokenizer=tokenizer,

@@ -87,10 +87,10 @@ class RecipeTrainer(Trainer):
             0,
             shuffle=False,
         )
+        asked = np.concatenate([np.ravel(validation[i]["labels"]) for i in range(len(validation))])
+        self.chance = prepared.chance(asked)
         # mean number of labels, so that a mean over examples is the mean over labels
-        self._labels_per_example = float(
-            np.mean([np.sum(validation[i]["labels"] != IGNORED) for i in range(len(validation))])
-        )
+        self._labels_per_example = float(np.sum(asked != IGNORED)) / len(validation)
         super().__init__(
             model=network.module,
             train_dataset=train_data(recipe, prepared),
