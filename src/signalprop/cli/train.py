@@ -25,7 +25,8 @@ def train(
     """Train a model as a recipe says: data, network, scheme, optimizer, budget.
 
     The run's directory gets the recipe with all defaults, the metrics (JSON lines and TensorBoard), the signal of every
-    sublayer through training, checkpoints, and the trained model. Under torchrun the processes share the batch.
+    sublayer through training, checkpoints, the trained model, and all of it as one page, report.html. Under torchrun
+    the processes share the batch.
 
     \b
     Examples:
@@ -62,6 +63,9 @@ def train(
     result = run.train(chosen, folder, resume=resume)
     if os.environ.get("RANK", "0") != "0":
         return
+    from signalprop.report.html.runs import read_run
+
+    output.write_report(output.ReportFile(folder / "report.html", asked=False), [(chosen.name, read_run(folder))])
     if output.write_result(json_file, result.to_json()):
         _print(result, folder)
     if result.status != "finished":

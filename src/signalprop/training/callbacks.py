@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import TrainerCallback
 
 from signalprop.data import Batch
 from signalprop.errors import InputError
+from signalprop.layout import KINDS, layout
 from signalprop.probes import measure
 from signalprop.probes.recording import evaluating
 from signalprop.profile import Profile
@@ -156,7 +158,8 @@ def worst(profile: Profile) -> tuple[str, float] | None:
         return None
     ratios = profile.gradient["stream_in"].log_variance
     i = int(np.nanargmax(np.abs(ratios)))
-    return f"{i}", float(ratios[i])
+    rows = layout(profile.architecture)
+    return f"{KINDS[rows.kind[i]]} {rows.layer[i]}", float(ratios[i])
 
 
 class Veto(TrainerCallback):
@@ -186,7 +189,12 @@ class Progress(TrainerCallback):
 
         if state.is_world_process_zero:
             self._bar = tqdm(
-                total=state.max_steps, initial=state.global_step, desc=self._name, unit="step", dynamic_ncols=True
+                total=state.max_steps,
+                initial=state.global_step,
+                desc=self._name,
+                unit="step",
+                dynamic_ncols=True,
+                mininterval=0.2 if sys.stderr.isatty() else 10.0,  # a log file needs no animation
             )
             self._started = (time.perf_counter(), state.global_step)
 
@@ -208,7 +216,7 @@ class Progress(TrainerCallback):
         if latest is not None and (found := worst(latest)) is not None:
             place, ratio = found
             self._shown["worst"] = f"{place} (grad {math.exp(min(ratio, 700)):.2g})"
-        self._bar.set_postfix(self._shown)
+        self._bar.set_postfix(self._shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._bar is not None:
