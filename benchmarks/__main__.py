@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-TIMED = ("prediction", "probe_overhead", "callback_overhead", "applied", "built", "attention")
+TIMED = ("prediction", "probe_overhead", "callback_overhead", "applied", "throughput", "attention")
 
 for module in (f"benchmarks.{name}" for name in TIMED):
     print(f"== {module}", flush=True)
