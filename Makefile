@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 DEMO := tgs --layers 48 --scheme xavier
 
-.PHONY: demo test test-slow lint bench accuracy clean
+.PHONY: demo test test-slow lint docs docs-links bench accuracy clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
@@ -22,6 +22,15 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site; tests/test_site.py builds it too. Warnings are errors: a link that leads nowhere, a formula that cannot be read.
+docs: $(VENV)/dev.stamp
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d out/doctrees docs out/site
+	@echo out/site/index.html
+
+# Links to other sites too. It needs the network and what others keep online, so it is not part of the tests.
+docs-links: $(VENV)/dev.stamp
+	$(BIN)/python -m sphinx --builder linkcheck --quiet -d out/doctrees docs out/links
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks

@@ -77,8 +77,8 @@ class Page:
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
 
-    def open(self, path: Path, *, width: int = 1400, height: int = 1000, dark: bool = False) -> float:
-        """Open a file at a size of the window; seconds until the report is ready for its reader."""
+    def open(self, path: Path | str, *, width: int = 1400, height: int = 1000, dark: bool = False) -> float:
+        """Open a file, or an address of this machine, at a size of the window; seconds until the page is ready."""
         self.call("Page.navigate", url="about:blank")  # so that nothing of an earlier page is taken for this one's
         self.messages.clear()
         self.requests.clear()
@@ -86,7 +86,7 @@ class Page:
         scheme = "dark" if dark else "light"
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         begun = time.perf_counter()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         self.wait("document.documentElement?.dataset.state === 'ready'")
         return time.perf_counter() - begun
 
@@ -147,7 +147,7 @@ class Page:
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A tab of a headless Chromium without access to any network.
+    """A tab of a headless Chromium without access to any network but 127.0.0.1.
 
     Raises:
         LookupError: there is no Chromium.
@@ -160,8 +160,9 @@ def browser() -> Iterator[Page]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         command = [
             found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-            "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND", "--remote-debugging-pipe",
-            "--disable-background-networking", "--hide-scrollbars", f"--user-data-dir={home}",
+            "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            "--remote-debugging-pipe", "--disable-background-networking", "--hide-scrollbars",
+            f"--user-data-dir={home}",
         ]  # fmt: skip
         shell = f'exec "$@" {_READ}<&{theirs_in} {_WRITE}>&{theirs_out}'
         process = subprocess.Popen(

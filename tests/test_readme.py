@@ -22,6 +22,12 @@ _PAGES = (
     "docs/kernels.md",
     "docs/monitoring.md",
     "docs/diagnosing.md",
+    "docs/install.md",
+    "docs/will-it-train.md",
+    "docs/remove-skips.md",
+    "docs/deep-layers.md",
+    "docs/scale-out.md",
+    "docs/training.md",
 )
 PAGES = [page for page in _PAGES if (ROOT / page).is_file()]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -69,6 +75,26 @@ def test_python_runs(page: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("signalprop.schemes.base.SCHEMES", dict(SCHEMES))  # a scheme that a page adds stays there
     for code in blocks(page, "python"):
         exec(compile(code, page, "exec"), vars(module))
+
+
+def test_the_tour_works_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Block after block in an empty folder; what the page shows is among what was printed."""
+    monkeypatch.chdir(tmp_path)
+    printed = ""
+    for language, code in BLOCK.findall((ROOT / "docs/tour.md").read_text(encoding="utf-8")):
+        if language == "python":
+            exec(compile(code, "docs/tour.md", "exec"), {})
+        elif language == "text":
+            assert [line for line in code.splitlines() if line not in printed.splitlines()] == []
+        else:
+            assert language == "sh"
+            capsys.readouterr()
+            for line in code.splitlines():
+                assert run(shlex.split(line)[1:]) == 0, f"{line}: {capsys.readouterr().err}"
+            printed = capsys.readouterr().out
+    assert (tmp_path / "tour.html").stat().st_size > 1_000_000  # the plotting library is in it
 
 
 def test_the_pages_are_the_ones_expected() -> None:

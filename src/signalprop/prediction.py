@@ -42,7 +42,7 @@ def predict(
     chosen: Fidelity = check_fidelity(fidelity)
     note = ""
     if fidelity == "auto":
-        chosen, note = _cheapest(parametrization, statistics)
+        chosen, note = cheapest(parametrization, statistics)
     if chosen == "moments":
         from signalprop.theory.network import predict_moments
 
@@ -92,7 +92,7 @@ def check_fidelity(name: str) -> Fidelity:
 _CHEAP = 500_000
 
 
-def _cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
+def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
     """The cheapest fidelity that is right for an architecture, and why."""
     a = parametrization.architecture
     single = parametrization.skip.ndim == 1

@@ -123,6 +123,7 @@ class TestLoading:
         assert set(HOSTILE) == {name for name in pressed(page, "training") if name != "logged"}
         assert page.run("document.querySelector('main img, main script, svg a, .plot b') === null")
 
+    @pytest.mark.slow
     def test_the_summary_needs_no_script(self, page: Page, everything: Path) -> None:
         page.call("Emulation.setScriptExecutionDisabled", value=True)
         try:
@@ -132,6 +133,7 @@ class TestLoading:
         finally:
             page.call("Emulation.setScriptExecutionDisabled", value=False)
 
+    @pytest.mark.slow
     def test_without_the_library_the_numbers_stay(self, page: Page, everything: Path, tmp_path: Path) -> None:
         text = everything.read_text(encoding="utf-8").replace('id="library">H4', 'id="library">AA')
         (tmp_path / "broken.html").write_text(text, encoding="utf-8")
@@ -163,6 +165,7 @@ class TestCurves:
         press(opened, "signal", "measured")
         assert drawn(opened, "token-correlation") == before
 
+    @pytest.mark.slow
     def test_switches_work_by_keyboard(self, opened: Page) -> None:
         drawn(opened, "token-correlation")
         opened.run("document.querySelector('#signal .toggle').focus()")
@@ -171,6 +174,7 @@ class TestCurves:
         opened.key("Enter", "\r")
         assert len(drawn(opened, "token-correlation")) == 4
 
+    @pytest.mark.slow
     def test_the_scale_changes_the_axis(self, opened: Page) -> None:
         before = drawn(opened, "gradient-variance")
         kind = "document.querySelector('#gradient-variance .plot')._fullLayout.yaxis.type"
@@ -183,6 +187,7 @@ class TestCurves:
         opened.click(f"#gradient-variance .scales button:nth-child({index[start]})")
         assert opened.run(kind) == start
 
+    @pytest.mark.slow
     def test_the_band_is_two_standard_errors(self, opened: Page, profiles: dict[str, Profile]) -> None:
         drawn(opened, "token-correlation")
         bands = opened.run(
@@ -195,6 +200,7 @@ class TestCurves:
         edges = [*(r + 2 * se), *(r - 2 * se)[::-1]]
         assert any(band == pytest.approx(edges, abs=1e-7) for band in bands)
 
+    @pytest.mark.slow
     def test_the_mouse_shows_exact_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
         drawn(opened, "forward-variance")
         x, y, width, height = opened.run(
@@ -212,6 +218,7 @@ class TestCurves:
         value = float(shown.split("xavier, predicted: ")[1].split("|")[0])
         assert min(abs(value / variance - 1) for variance in variances) < 1e-4
 
+    @pytest.mark.slow
     def test_arrow_keys_read_the_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
         drawn(opened, "token-correlation")
         opened.run("document.querySelector('#token-correlation .plot').focus()")
@@ -227,6 +234,7 @@ class TestCurves:
         opened.key("Home")
         assert opened.run(said).startswith("layer 0, attention: ")
 
+    @pytest.mark.slow
     def test_the_table_has_the_same_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
         drawn(opened, "token-correlation")
         opened.click("#token-correlation .numbers summary")
@@ -241,6 +249,7 @@ class TestCurves:
         press(opened, "signal", "deepscalelm")
         assert opened.run("document.querySelector('#token-correlation table tr').cells.length") == 3
 
+    @pytest.mark.slow
     def test_overflow_has_an_axis_of_exponents(self, page: Page, tmp_path: Path) -> None:
         p = predicted("xavier", n_layers=60, norm_placement="none")
         write_report(tmp_path / "deep.html", {"p": p})
@@ -253,6 +262,7 @@ class TestCurves:
         assert page.messages == []
 
 
+@pytest.mark.slow
 class TestSliders:
     def test_the_step_moves_the_signal_through_time(self, opened: Page, everything: Path) -> None:
         run = read_run(everything.parent / "one")
@@ -291,6 +301,7 @@ class TestSliders:
         assert opened.run(hidden)
 
 
+@pytest.mark.slow
 class TestTables:
     def test_the_search_keeps_the_rows_that_match(self, opened: Page) -> None:
         rows = "document.querySelectorAll('#parametrization tbody tr').length"
@@ -312,6 +323,7 @@ class TestTables:
         assert page.run(rows) == 240
 
 
+@pytest.mark.slow
 class TestAccess:
     def test_everything_has_a_name_and_an_order(self, opened: Page) -> None:
         assert opened.run("document.querySelectorAll('h1').length") == 1

@@ -14,6 +14,7 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.diagnose import diagnose
+from signalprop.cli.explore import explore
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
@@ -28,8 +29,8 @@ from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED = 130
 COMMANDS = (
-    predict, measure, compare, verify, apply, check, fold, kernel, diagnose, train, sweep, report, reproduce, schemes,
-    compute,
+    predict, measure, compare, verify, apply, check, fold, kernel, diagnose, train, sweep, report, explore, reproduce,
+    schemes, compute,
 )  # fmt: skip
 
 app = typer.Typer(

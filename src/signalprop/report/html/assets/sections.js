@@ -53,12 +53,13 @@ const sections = (() => {
       const button = element("button", { type: "button", "aria-pressed": String(scale === view.scale) }, names[scale]);
       button.addEventListener("click", () => {
         view.scale = scale;
-        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
         changed();
       });
       return button;
     });
-    return element("div", { class: "scales", role: "group", "aria-label": `Scale of ${chart.title}` }, ...buttons);
+    const made = element("div", { class: "scales", role: "group", "aria-label": `Scale of ${chart.title}` }, ...buttons);
+    made.refresh = () => buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(chart.scales[k] === view.scale)));
+    return made;
   }
 
   /** A folded table of the drawing's numbers, filled when it is opened and when the view changes. */
@@ -73,16 +74,18 @@ const sections = (() => {
     return details;
   }
 
-  /** A drawing with its title, switch, caption, spoken numbers and table. */
+  /** A drawing with its title, switch, caption, spoken numbers and table; `refresh` draws what block and section hold now. */
   function figure(block, section, shared, kind) {
-    const view = Object.create(shared, { scale: { value: block.scale, writable: true } });
+    let picked = null; // by the reader; until then the scale is the one that suits the data
+    const view = Object.create(shared, { scale: { get: () => picked ?? block.scale, set: (scale) => { picked = scale; } } });
     const plot = element("div", { class: block.down ? "plot square" : "plot", tabindex: "0", role: "group", "aria-roledescription": "chart" });
     const spoken = element("p", { class: "reading", role: "status" });
     const caption = element("p", { class: "caption" });
     const details = numbers(block, section, view, kind);
     const changed = () => { made.refresh(); };
     const head = element("div", {}, element("h3", {}, block.title), element("p", { class: "unit" }, block.type === "chart" ? block.y : block.value));
-    const top = element("div", { class: "top" }, head, block.type === "chart" ? scales(block, view, changed) : "");
+    const choice = block.type === "chart" ? scales(block, view, changed) : "";
+    const top = element("div", { class: "top" }, head, choice);
     const made = element("figure", { class: "block", id: block.id }, top, plot, caption, spoken, details);
     made.wanted = false; // near the screen, so that it is worth drawing
     made.refresh = () => {
@@ -90,7 +93,8 @@ const sections = (() => {
       plot.setAttribute("aria-label", kind.described(block, section, view));
       caption.textContent = [block.caption, kind.missing ? kind.missing(block, section, view) : ""].filter(Boolean).join(" ");
       details.fill();
-      if (made.wanted && window.Plotly) kind.draw(plot, block, section, view);
+      if (choice) choice.refresh();
+      return made.wanted && window.Plotly ? kind.draw(plot, block, section, view) : null;
     };
     listen(plot, spoken, block, section, view, kind);
     return made;
@@ -145,5 +149,5 @@ const sections = (() => {
     return element("section", { id: section.id, "aria-labelledby": `${section.id}-title` }, inside);
   }
 
-  return { build };
+  return { build, figure };
 })();

@@ -1,0 +1,241 @@
+"use strict";
+
+// The explorer: reads the controls, asks the server for the curves, and draws them with the report's own charts. One
+// question is under way at a time; of changes that come meanwhile the last one is asked next.
+
+(() => {
+  const root = document.documentElement;
+  const part = (id) => document.getElementById(id);
+  const { start, options, most } = JSON.parse(part("data").textContent);
+  const form = part("controls");
+  const pinned = [];
+  const section = { groups: [], sources: [], places: [] };
+  const view = { groups: [], sources: [] };
+  const figures = new Map();
+  let shown = null; // the answer that is on screen, and the settings that it answers
+  let asking = null; // the question under way
+  let changedAt = null; // when the reader changed what nobody has asked about yet
+  let speaking = 0;
+
+  // --- controls ------------------------------------------------------------------------------------------------
+
+  /** The state of all controls; an empty field is null, which the server explains where it needs a number. */
+  function settings() {
+    return Object.fromEntries(Object.keys(start).map((name) => {
+      const field = form.elements[name];
+      if (field.type !== "number") return [name, field.value];
+      return [name, field.disabled || field.value === "" ? null : Number(field.value)];
+    }));
+  }
+
+  function nearest(steps, value) {
+    return steps.reduce((best, step, k) => (Math.abs(step - value) < Math.abs(steps[best] - value) ? k : best), 0);
+  }
+
+  /** A slider over usual values before a number field, which takes all values. */
+  function withSlider(field) {
+    const name = field.parentElement.firstChild.textContent.trim();
+    const steps = field.dataset.steps.split(" ").map(Number);
+    const slider = element("input", { type: "range", min: 0, max: steps.length - 1, step: 1, "aria-label": `${name}, usual values` });
+    const follow = () => {
+      slider.value = nearest(steps, Number(field.value));
+      slider.setAttribute("aria-valuetext", field.value);
+    };
+    slider.addEventListener("input", () => {
+      field.value = steps[slider.value];
+      slider.setAttribute("aria-valuetext", field.value);
+    });
+    field.addEventListener("input", follow);
+    const pair = element("span", { class: "pair" });
+    field.replaceWith(pair);
+    pair.append(slider, field);
+    follow();
+  }
+
+  /** k and alpha belong to some schemes only; a scheme's own value is shown where the field is empty. */
+  function offerOptions() {
+    const own = options[form.elements.scheme.value];
+    for (const name of ["k", "alpha"]) {
+      const field = form.elements[name];
+      field.disabled = !(name in own);
+      field.placeholder = field.disabled ? "–" : String(own[name] ?? "auto");
+    }
+  }
+
+  function changed(event) {
+    if (event && event.target.name === "scheme") {
+      for (const name of ["k", "alpha"]) form.elements[name].value = "";
+      offerOptions();
+    }
+    changedAt ??= performance.now();
+    root.dataset.state = "busy";
+    if (!asking) ask();
+    else if (asking.slow) asking.abort.abort(); // kernels take seconds: nobody waits for old ones
+  }
+
+  // --- questions -----------------------------------------------------------------------------------------------
+
+  /** Post JSON; an answer that is no success becomes an error with the server's line. */
+  async function post(path, body, signal) {
+    let answer;
+    try {
+      answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Error("the explorer does not answer; was it ended in its terminal? (signalprop explore starts it again)");
+    }
+    if (answer.ok) return answer;
+    const text = await answer.text();
+    let line = text;
+    try { line = JSON.parse(text).error; } catch { /* no JSON: the text itself */ }
+    throw new Error(line);
+  }
+
+  async function ask() {
+    const begun = changedAt, current = settings();
+    changedAt = null;
+    asking = { abort: new AbortController(), slow: current.fidelity !== "moments" };
+    if (asking.slow) part("latency").textContent = "computing …";
+    try {
+      const answer = await (await post("/curves", { current, pinned }, asking.abort.signal)).json();
+      shown = { ...answer, settings: current };
+      await show(begun);
+    } catch (error) {
+      if (error.name !== "AbortError") refuse(error.message);
+    }
+    asking = null;
+    if (changedAt !== null) ask();
+    else root.dataset.state = "ready";
+  }
+
+  // --- what is shown -------------------------------------------------------------------------------------------
+
+  async function show(begun) {
+    problem("");
+    Object.assign(section, shown.section);
+    view.groups = section.groups.map(() => true);
+    view.sources = section.sources.map(() => true);
+    const drawn = shown.section.blocks.map(update); // all stand in their places before the first is drawn, and measured
+    await Promise.all(drawn.map((figure) => figure.refresh()));
+    root.dataset.charts = String(Number(root.dataset.charts || 0) + 1);
+    if (begun !== null) {
+      // Behind the next frame the curves are on screen.
+      await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
+      const all = performance.now() - begun;
+      root.dataset.latency = all.toFixed(1);
+      root.dataset.server = shown.milliseconds;
+      part("latency").textContent = `on screen after ${Math.round(all)} ms, ${Math.round(shown.milliseconds)} of them prediction`;
+    }
+    part("python").textContent = shown.python;
+    part("command").textContent = shown.command;
+    part("numbers").replaceChildren(tables.box(shown.table), element("p", { class: "caption" }, shown.table.caption));
+    const lines = [...shown.warnings.map((text) => ["warning", text]), ...shown.notes.map((text) => ["note", text])];
+    if (!shown.warnings.length) lines.unshift(["good", "nothing stands out: variance, gradient and token correlation stay within bounds"]);
+    part("says").replaceChildren(...lines.map(([kind, text]) => element("li", { class: kind }, text)));
+    listPins();
+    speak(`${shown.label}, ${shown.settings.n_layers} layers: ${lines.map(([, text]) => text).join("; ")}`);
+  }
+
+  /** The figure of a chart, which now holds this one. */
+  function update(block) {
+    let kept = figures.get(block.id);
+    if (!kept) {
+      const own = { ...block };
+      const figure = sections.figure(own, section, view, charts);
+      figure.wanted = true;
+      part("charts").append(figure);
+      kept = { own, figure };
+      figures.set(block.id, kept);
+    }
+    Object.assign(kept.own, block);
+    return kept.figure;
+  }
+
+  function problem(text) {
+    const box = part("problem");
+    if (box.textContent !== text) box.textContent = text;
+    box.hidden = !text;
+    part("charts").classList.toggle("stale", Boolean(text));
+    for (const button of document.querySelectorAll("#download, [data-copy]")) button.disabled = Boolean(text);
+    part("pin").disabled = Boolean(text) || pinned.length + 2 > most || isPinned();
+  }
+
+  function refuse(text) {
+    part("latency").textContent = "";
+    problem(text);
+  }
+
+  /** For those who listen: when the changes have come to rest. */
+  function speak(text) {
+    clearTimeout(speaking);
+    speaking = setTimeout(() => { part("heard").textContent = text; }, 700);
+  }
+
+  // --- pins ----------------------------------------------------------------------------------------------------
+
+  function isPinned() {
+    return Boolean(shown) && pinned.some((item) => JSON.stringify(item) === JSON.stringify(shown.settings));
+  }
+
+  function listPins() {
+    const names = section.groups.slice(1);
+    const now = element("li", {}, charts.swatch("var(--group-0)", "line"), section.groups[0]);
+    now.style.paddingRight = ".75rem";
+    part("pins").replaceChildren(...(names.length ? [now] : []), ...names.map((name, k) => {
+      const remove = element("button", { type: "button", "aria-label": `Unpin ${name}` }, "✕");
+      remove.addEventListener("click", () => {
+        pinned.splice(k, 1);
+        part("pin").focus();
+        changed();
+      });
+      return element("li", {}, charts.swatch(`var(--group-${k + 1})`, "line"), name, remove);
+    }));
+    part("pin").disabled = pinned.length + 2 > most || isPinned();
+  }
+
+  // --- taking it away ------------------------------------------------------------------------------------------
+
+  async function copy(button) {
+    const text = part(button.dataset.copy).textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      speak("copied");
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(part(button.dataset.copy));
+      button.textContent = "Selected: press Ctrl-C";
+      speak(button.textContent);
+    }
+    setTimeout(() => { button.textContent = `Copy as ${button.dataset.copy === "python" ? "Python" : "command"}`; }, 1500);
+  }
+
+  async function download() {
+    const button = part("download");
+    button.disabled = true;
+    button.textContent = "Making the report …";
+    try {
+      const made = await (await post("/report", { current: shown.settings, pinned })).blob();
+      const link = element("a", { href: URL.createObjectURL(made), download: "signalprop-report.html" });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+      speak("the report is downloaded as signalprop-report.html");
+    } catch (error) {
+      refuse(error.message);
+    }
+    button.disabled = false;
+    button.textContent = "Download report";
+  }
+
+  // --- start ---------------------------------------------------------------------------------------------------
+
+  for (const [name, value] of Object.entries(start)) form.elements[name].value = value ?? "";
+  for (const field of form.querySelectorAll("[data-steps]")) withSlider(field);
+  offerOptions();
+  form.addEventListener("input", changed);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  part("pin").addEventListener("click", () => { pinned.push(shown.settings); changed(); });
+  part("download").addEventListener("click", download);
+  for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const { figure } of figures.values()) figure.refresh(); });
+  ask();
+})();

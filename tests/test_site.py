@@ -1,0 +1,86 @@
+"""The documentation site builds without a warning, is complete, and needs no network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import signalprop
+from signalprop.cli import app
+from signalprop.schemes import SCHEMES
+
+pytest.importorskip("sphinx", reason="the site is built with pip install 'signalprop[docs]'")
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site: every page, its links and its formulas read without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-d"]
+    built = subprocess.run(
+        [*command, folder / "trees", DOCS, folder / "html"], capture_output=True, text=True, timeout=600
+    )
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    page = (site / "api.html").read_text(encoding="utf-8")
+    public = {
+        name
+        for name in dir(signalprop)
+        if not name.startswith("_") and getattr(getattr(signalprop, name), "__module__", "").startswith("signalprop")
+    } | {"SCHEMES"}
+    missing = [name for name in sorted(public) if f'id="signalprop.{name}"' not in page]
+    assert missing == []
+    assert len(public) > 30
+
+
+def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
+    page = (site / "commands.html").read_text(encoding="utf-8")
+    sections = dict(re.findall(r'<section id="signalprop-(\w+)">(.*?)</section>', page, re.DOTALL))
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert set(sections) == set(commands)
+    for name, command in commands.items():
+        text = re.sub(r"<[^>]+>", "", sections[name])
+        names = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        assert [option for option in names if option.lower() not in text.lower()] == [], name
+
+
+def test_the_site_needs_no_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"(https?:[^\"]+)", text)
+        assert loaded == [], page.name
+
+
+def rows(page: str, columns: int) -> Iterator[list[str]]:
+    """Rows of tables with so many columns that begin with the name of a scheme."""
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if re.match(r"\| \[?`", line) and len(cells) == columns:
+            yield cells
+
+
+def test_every_scheme_can_be_chosen_with_its_orders_of_growth() -> None:
+    found: dict[str, list[list[str]]] = {}
+    for name, placement, *orders in rows("growth.md", 7):
+        found.setdefault(name.strip("`"), []).append([placement, *orders])
+    shown = {re.sub(r"\W*([\w-]+)`.*", r"\1", cells[0]): cells[1:] for cells in rows("choosing-a-scheme.md", 6)}
+    assert set(shown) == set(SCHEMES)
+    for name, (*orders, cost, caveat) in shown.items():
+        assert cost and caveat, name
+        for i, order in enumerate(orders, 1):
+            measured = {row[0]: row[i] for row in found.get(name, [])}
+            if len(set(measured.values())) > 1:
+                assert order == "; ".join(f"{placement} {value}" for placement, value in measured.items()), name
+            else:
+                assert order == next(iter(measured.values()), "not defined"), name
