@@ -331,7 +331,7 @@ def table_12(store: Mapping[str, Any]) -> tuple[str, str, str, list[str]]:
     for form in FORMATS.values():
         for cell in cells[:-1]:
             if not learnt(store, cell):
-                parts.append(f"- {form}, DeepScaleLM loses less than {WORDS[cell]}: **{NONE}**, which has not learnt")
+                parts.append(f"- {form}, DeepScaleLM loses less than {WORDS[cell]}: **{NONE}**: that has not learnt")
                 continue
             (a, ea), (b, eb) = (mean_and_error(found[name][f"{form} both"]) for name in (cell, "deepscalelm"))
             error = math.hypot(ea, eb)

@@ -31,9 +31,9 @@ def train(
     \b
     Examples:
       signalprop train --list
-      signalprop train gpt2-small --set budget.steps=200 --out runs/first
-      signalprop train gpt2-small --out runs/first --resume
-      torchrun --nproc-per-node 2 -m signalprop train gpt2-small
+      signalprop train gpt-small --set budget.steps=200 --out runs/first
+      signalprop train gpt-small --out runs/first --resume
+      torchrun --nproc-per-node 2 -m signalprop train gpt-small
     """
     import os
 
@@ -94,8 +94,8 @@ def _print(result: object, folder: Path) -> None:
     told = {
         "status": result.status if result.reason is None else f"{result.status}: {result.reason}",
         "steps": f"{result.steps}",
-        "training loss": _nats(result.train_loss),
-        "validation loss": f"{_nats(result.eval_loss)} (best guess without input: {result.chance:.4f})",
+        "training loss": _nats(result.train_loss, result.status),
+        "validation loss": f"{_nats(result.eval_loss, result.status)} (best guess without input: {result.chance:.4f})",
         **{name: f"{value:.4f}" for name, value in result.scores.items()},
         "parameters": f"{result.parameters:,}"
         + ("" if result.trained_parameters == result.parameters else f", {result.trained_parameters:,} trained"),
@@ -108,5 +108,7 @@ def _print(result: object, folder: Path) -> None:
         typer.echo(f"{name:<20}{text}")
 
 
-def _nats(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.4f}"
+def _nats(loss: float | None, status: str) -> str:
+    if loss is not None:
+        return f"{loss:.4f}"
+    return "not finite" if status == "diverged" else "not evaluated"
