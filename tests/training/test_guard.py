@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,12 +173,35 @@ class TestInterrupts:
         assert signal.getsignal(signal.SIGTERM) == before
         assert capfd.readouterr().err.count("\n") == 1
 
-    def test_a_second_ctrl_c_interrupts(self) -> None:
+    @pytest.fixture
+    def handler(self) -> Iterator[Callable[[Any], Any]]:
+        """Sets what SIGINT does until the test is over; a shell's background jobs are started with it ignored."""
+        before = signal.getsignal(signal.SIGINT)
+        yield partial(signal.signal, signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+
+    def test_a_second_ctrl_c_interrupts(self, handler: Callable[[Any], Any]) -> None:
+        handler(signal.default_int_handler)
         with Interrupts() as interrupts:
             os.kill(os.getpid(), signal.SIGINT)
             assert interrupts.received == "SIGINT"
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
+
+    def test_what_stopped_nothing_is_raised_again(self, handler: Callable[[Any], Any]) -> None:
+        handler(signal.default_int_handler)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.pass_on()
+        Interrupts().pass_on()  # nothing was received
+
+    def test_what_is_ignored_stays_so(self, handler: Callable[[Any], Any]) -> None:
+        handler(signal.SIG_IGN)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.received is None
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
     def test_in_another_thread_there_are_no_handlers(self) -> None:
         before = signal.getsignal(signal.SIGTERM)

@@ -79,6 +79,8 @@ def _set_random(states: tuple[Tensor, Tensor | None]) -> None:
 class Interrupts:
     """Takes SIGTERM, and SIGINT once, for a wish to stop after the step; a second SIGINT interrupts as always.
 
+    A signal that the process ignores (SIGINT in a shell's background) stays ignored.
+
     Attributes:
         received: the signal's name, or None.
     """
@@ -90,7 +92,8 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others cannot have handlers
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._receive)
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -98,6 +101,11 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def pass_on(self) -> None:
+        """Raise the received signal again: it came when no step was left to stop after, and is for the caller."""
+        if self.received is not None:
+            signal.raise_signal(signal.Signals[self.received])
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name

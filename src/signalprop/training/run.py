@@ -228,7 +228,10 @@ class _Run:
             evaluated = {} if stopped or diverged else trainer.evaluate()
             status, reason, losses = told(self._verdict(evaluated, diverged, stopped))
             folded = self._save() if self.final and status == "finished" else "not saved"
-            return by_first(lambda: self._write_result(status, reason, losses, evaluated, folded))
+            result = by_first(lambda: self._write_result(status, reason, losses, evaluated, folded))
+        if not stopped:
+            self.interrupts.pass_on()
+        return result
 
     def _start(self) -> Path | None:
         """The checkpoint to go on from; what a killed process left half-written goes."""
