@@ -186,7 +186,7 @@ ROWS: tuple[Row, ...] = (
         "BERT at constant N d², from 12 to 768 layers",
         "TGS Tables 4–5",
         "the baseline worsens or diverges with depth, DeepScaleLM improves; 768 layers train",
-        missing="it needs training: signalprop sweep sweep-tgs-tab4-5, which has not been run to its end yet",
+        trained_by="signalprop sweep sweep-tgs-tab4-5",
     ),
     Row("tgs-tab6/7", "Fine-tuning and LoRA", "TGS Tables 6–7", "fine-tuning and LoRA keep the gain"),
     Row(
