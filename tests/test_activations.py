@@ -414,3 +414,31 @@ def test_import_builds_no_table_and_stays_on_numpy():
         "assert a._table.cache_info().currsize == 0; assert not {'scipy', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(
+    name=st.sampled_from(
+        [n for n in NAMES if n not in EXPANDED] + ["leaky_relu(0.3)", "transformed(gelu,1.5,0,0.1,2)"]
+    ),
+    variance=st.sampled_from([0.0, 1e-8, 1.0, 7.3, 1e6, 1e60]),
+    correlation=st.floats(-1, 1),
+)
+def test_plain_floats_give_what_arrays_give(name: str, variance: float, correlation: float) -> None:
+    """Closed forms have a path of their own for plain floats."""
+    of_floats = central_dual(name, variance, correlation)
+    of_arrays = central_dual(name, np.array([variance]), np.array([correlation]))
+    for one, other in zip(of_floats, of_arrays, strict=True):
+        assert isinstance(one, float)
+        np.testing.assert_allclose(one, np.asarray(other)[0], rtol=1e-13, atol=1e-15 * max(1.0, variance))
+
+
+@pytest.mark.parametrize(
+    ("variance", "correlation"), [(-1.0, 0.0), (np.inf, 0.0), (np.nan, 0.0), (1.0, 1.1), (1.0, np.nan)]
+)
+def test_plain_floats_are_refused_as_arrays_are(variance: float, correlation: float) -> None:
+    messages = []
+    for pair in ((variance, correlation), (np.array([variance]), np.array([correlation]))):
+        with pytest.raises(InputError) as error:
+            central_dual("relu", *pair)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]

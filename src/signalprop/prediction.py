@@ -8,10 +8,12 @@ from typing import Literal, cast, get_args
 from signalprop.data import default_statistics
 from signalprop.errors import InputError, require
 from signalprop.inputs import InputStatistics
+from signalprop.memory import check_fits
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
 
+_BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 
@@ -44,6 +46,8 @@ def predict(
     if fidelity == "auto":
         chosen, note = cheapest(parametrization, statistics)
     if chosen == "moments":
+        n = parametrization.n_sublayers
+        check_fits(_BYTES * n, f"a prediction of {n:,} sublayers", "take fewer layers")
         from signalprop.theory.network import predict_moments
 
         profile = predict_moments(parametrization, statistics, backward=backward)

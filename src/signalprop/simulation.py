@@ -72,7 +72,9 @@ def simulate(
     a second forward pass.
 
     Args:
-        train_mode: dropout is active.
+        n_seeds: networks. seed: of the first one; the others follow from it.
+        backward: gradients too. batch_size: sequences that each network reads.
+        train_mode: dropout is active. dtype: of weights and arithmetic.
         seq_len: tokens per sequence (also of the decoder), where not the architecture's own.
         progress: called with (sublayer passes done, all of them).
 

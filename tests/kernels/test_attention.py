@@ -144,7 +144,7 @@ def test_equal_tokens_under_rotary_positions(causal: bool) -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     length=st.integers(1, 40),
-    qk=st.floats(0, 30),
+    qk=st.floats(0, 30) | st.floats(30, 3000),
     correlation=st.floats(0, 0.999),
     dropout=st.floats(0, 0.9),
     causal=st.booleans(),
@@ -159,6 +159,19 @@ def test_no_nan_and_no_negative_variance(
         assert np.isfinite(out).all()
         assert (np.diagonal(out) >= -1e-12).all()
         np.testing.assert_allclose(out, out.T, atol=1e-9 * max(1.0, np.abs(out).max()))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+def test_gradients_of_tokens_of_many_sizes_stay_kernels(size: float, correlation: float) -> None:
+    """Without a norm scores reach variances of hundreds; the expansion alone would give negative variances there."""
+    root = np.sqrt(size) * np.exp(np.linspace(-1, 1, 32))
+    attention = TokenAttention(kernel_of(32, 5, correlation) * np.outer(root, root), 1.0, 768)
+    found = attention.backward(kernel_of(32, 6, 0.0))
+    own = np.diagonal(found)
+    assert (own >= 0).all() and own.max() > 0
+    if size > 1:
+        assert (np.abs(found) <= np.sqrt(np.outer(own, own)) * (1 + 1e-12)).all()
 
 
 def test_row_moments_interpolate_the_exact_integrals() -> None:
@@ -184,3 +197,39 @@ def test_rotation_is_the_mean_cosine() -> None:
         assert omega[n - 1] == pytest.approx(phases.mean(), abs=1e-12)
     _, bidirectional = rotation(length, d_head, base, 1.0, False)
     np.testing.assert_allclose(bidirectional, omega[-1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("value_skip", [0.0, 0.5])
+def test_zero_queries_are_the_limit_of_small_ones(causal: bool, dropout: float, value_skip: float) -> None:
+    """Without scores nothing of theirs is computed."""
+    x = np.random.default_rng(0).normal(size=(23, 16)) + 0.3
+    kernel = x @ x.T / 16
+    results = [
+        TokenAttention(
+            kernel=kernel, qk=qk, d_model=64, causal=causal, dropout=dropout, value_skip=value_skip
+        ).forward()
+        for qk in (0.0, 1e-13)
+    ]
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_without_a_mask_the_order_of_tokens_is_that_of_the_result(rotary: bool) -> None:
+    """Without a mask a permutation of the tokens is one of the result, forward and backward."""
+    rng = np.random.default_rng(1)
+    x, g = rng.normal(size=(2, 19, 16))
+    kernel, gradient, order = x @ x.T / 16, g @ g.T / 16, rng.permutation(19)
+    rho, omega = rotation(19, 64, 1e4, 1.0, False) if rotary else (None, None)
+
+    def both(k: np.ndarray, back: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        made = TokenAttention(kernel=k, qk=0.7, d_model=64, causal=False, rho=rho, omega=omega)
+        return made.forward(), made.backward(back)
+
+    plain = both(kernel, gradient)
+    if rotary:  # positions count: only the reversal keeps distances
+        order = np.arange(19)[::-1]
+    turned = both(kernel[np.ix_(order, order)], gradient[np.ix_(order, order)])
+    for before, after in zip(plain, turned, strict=True):
+        np.testing.assert_allclose(after, before[np.ix_(order, order)], rtol=1e-10, atol=1e-12)

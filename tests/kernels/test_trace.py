@@ -275,6 +275,17 @@ def test_several_sequences_are_pooled() -> None:
     np.testing.assert_array_equal(found.kernels[4], single[0].kernels[4])
 
 
+def test_gradients_that_do_not_come_back_are_pooled_without_a_warning() -> None:
+    """The logarithm of nothing is -inf, and has no standard deviation; that of a part of the sequences neither."""
+    p = figure_7(3, 12)["Pre-LN"].with_columns(skip=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0], branch=[1, 1, 0, 1, 1, 1])
+    found = trace(p, inputs=from_tokens(sampled_tokens(12, 0.1, 2)))
+    assert found.gradient is not None and found.gradient_sd is not None
+    assert found.gradient.log_diagonal[:2].tolist() == [-np.inf, -np.inf]
+    assert np.isfinite(found.gradient.log_diagonal[2:]).all()
+    assert np.isnan(found.gradient_sd["log_diagonal"][:2]).all()
+    assert np.isfinite(found.gradient_sd["log_diagonal"][2:]).all()
+
+
 def test_padding_does_not_count() -> None:
     p = figure_7(3, 20)["Pre-LN"]
     ids = np.arange(20)[None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
 from signalprop.moments import FloatArray
@@ -93,13 +94,14 @@ class TokenAttention:
         """Kernel of the heads' output."""
         averages = self._averages()
         if self.value_skip == 0:
-            return self.gain**2 * averages
+            averages *= self.gain**2
+            return averages
         own = self.value_skip**2 * self.kernel + self.value_skip * self.gain * (self._mean + self._mean.T)
         return np.asarray(own + self.gain**2 * averages)
 
     def backward(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
-        back = self._averages_back(gradient)
+        back = _held(self._averages_back(gradient))
         if self.value_skip == 0:
             return self.gain**2 * back
         returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
@@ -108,17 +110,27 @@ class TokenAttention:
 
     def _averages(self) -> FloatArray:
         """Kernel of A V."""
-        n, spread, second, own_scale = self._row_length, self._spread, self._rows[0], np.diagonal(self.kernel)
-        popular = np.expm1(self._score_covariance) * self._of_shorter(spread) / np.maximum.outer(n, n)
+        n, spread, own_scale, dropped = self._row_length, self._spread, np.diagonal(self.kernel), 1 / (1 - self.dropout)
+        if self.qk == 0:  # all that scores do is left out: weights are 1/n
+            out = np.broadcast_to(self._double_mean, self.kernel.shape).copy()
+            own = np.maximum(np.diagonal(self._double_mean), 0.0)
+            np.fill_diagonal(out, own + self._mean_square / n * (dropped - 1))
+            return out
+        second = self._rows[0]
+        out = np.expm1(self._score_covariance)  # keys that are popular with both queries
+        out *= self._of_shorter(spread)
+        out /= np.maximum.outer(n, n)
+        out += self._double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
+        term = np.outer(linear, linear)
+        term *= self.kernel
+        out += term
         # keys in a crowd get less than their share of a row: the second-order term of the softmax
         crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
-        scales = 0.5 * np.add.outer(own_scale, own_scale)
-        out = self._double_mean + popular + np.outer(linear, linear) * self.kernel - 2 * np.outer(crowd, crowd) * scales
+        term = np.outer(crowd * own_scale, crowd)
+        out -= term + term.T
         own = np.diagonal(self._double_mean) + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
-        own = np.maximum(own, 0.0)
-        dropped = second * self._mean_square * (1 / (1 - self.dropout) - 1)
-        np.fill_diagonal(out, own + dropped)
+        np.fill_diagonal(out, np.maximum(own, 0.0) + second * self._mean_square * (dropped - 1))
         return out
 
     def _averages_back(self, gradient: FloatArray) -> FloatArray:
@@ -141,29 +153,42 @@ class TokenAttention:
         keys = jacobian * self.qk * (np.diagonal(s) + self.query_bias) * value_spread
         on = self._over_queries((own * (second / keep + keys) / n)[:, None], 0)[:, 0]
         off = self._over_queries((own * (1 - second - keys) / np.maximum(n * (n - 1), 1.0) * (n > 1))[:, None], 0)[:, 0]
-        index = np.arange(len(n))
+        index = np.arange(len(s))
         single = off[np.maximum.outer(index, index)]
         np.fill_diagonal(single, on)
         # queries: the output is linear in the query
         slope = self._random_slope + self._structural_slope
         queries = gradient * np.sqrt(np.outer(slope, slope))
-        per_query = np.divide(self._row_score_variance, np.diagonal(s) + self.query_bias, out=np.zeros(len(n)),
+        per_query = np.divide(self._row_score_variance, np.diagonal(s) + self.query_bias, out=np.zeros(len(s)),
                               where=np.diagonal(s) + self.query_bias > 0)  # fmt: skip
         np.fill_diagonal(queries, own * (slope + jacobian * per_query * value_spread))
         return out + single + queries
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
+    # Without a mask all rows see the same keys: what depends on a row only by what it sees has one row for all.
 
     @cached_property
     def _row_length(self) -> FloatArray:
         t = len(self.kernel)
-        return np.arange(1, t + 1, dtype=np.float64) if self.causal else np.full(t, float(t))
+        return np.arange(1, t + 1, dtype=np.float64) if self.causal else np.full(1, float(t))
+
+    @cached_property
+    def _seen(self) -> NDArray[np.bool_]:
+        """Which keys (columns) a row sees under a mask."""
+        index = np.arange(len(self.kernel))
+        return index[:, None] >= index[None, :]
+
+    def _sum_of_seen(self, values: FloatArray) -> FloatArray:
+        """Per row, the sum over the keys that it sees."""
+        if self.causal:
+            values = np.where(self._seen, values, 0.0)
+        return np.asarray(values.sum(1))
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
         """M values: row i is the mean over the keys that query i sees (along axis 0)."""
         if self.causal:
             return np.cumsum(values, axis=0) / self._row_length[:, None]
-        return np.broadcast_to(values.mean(0, keepdims=True), values.shape)
+        return np.asarray(values.mean(0, keepdims=True))
 
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
         """Sums over the queries that see key k, for every k along `axis`."""
@@ -217,7 +242,8 @@ class TokenAttention:
     @cached_property
     def _rows(self) -> tuple[FloatArray, FloatArray]:
         """P and J of every row."""
-        return row_moments(self._row_score_variance, self._row_length)
+        variance = self._row_score_variance
+        return row_moments(variance, np.broadcast_to(self._row_length, variance.shape))
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -265,28 +291,34 @@ class TokenAttention:
         of scores and of values off their diagonals."""
         n, s, turned = self._row_length, self.kernel, self._turned
         if self.causal:
-            index = np.arange(len(s))
             squares = np.diagonal(np.cumsum(np.cumsum(turned * s, 0), 1)) / n**2
-            seen = index[:, None] >= index[None, :]
         else:
-            squares = np.full(len(s), float((turned * s).mean()))
-            seen = np.ones_like(s, bool)
+            squares = np.full(1, float((turned * s).mean()))
         total, turned_total = np.diagonal(self._double_mean), self._turned_total
-        centred = squares - 2 * np.where(seen, self._mean * self._turned_mean, 0.0).sum(1) / n + total * turned_total
+        centred = squares - 2 * self._sum_of_seen(self._mean * self._turned_mean) / n + total * turned_total
         own = np.diagonal(s)[None, :] - 2 * self._mean + total[:, None]
-        turned_own = np.diagonal(s)[None, :] - 2 * self._turned_mean + turned_total[:, None]
-        structural = np.maximum(centred - np.where(seen, own * turned_own, 0.0).sum(1) / n**2, 0.0)
+        turned_own = own
+        if self.rho is not None:
+            turned_own = np.diagonal(s)[None, :] - 2 * self._turned_mean + turned_total[:, None]
+        structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows[0]) ** 2)
 
     @cached_property
     def _crowding(self) -> FloatArray:
         """Per row, the variance over its keys of how alike a key is to all of them (in scores times in values)."""
-        n = self._row_length
-        index = np.arange(len(n))
-        seen = index[:, None] >= index[None, :] if self.causal else np.ones_like(self.kernel, bool)
-        means = np.where(seen, self._mean - np.diagonal(self._double_mean)[:, None], 0.0)
+        means = self._mean - np.diagonal(self._double_mean)[:, None]
         turned = means if self.rho is None else self._turned_mean - self._turned_total[:, None]
-        return np.asarray(np.maximum((means * turned).sum(1) / n, 0.0))
+        return np.asarray(np.maximum(self._sum_of_seen(means * turned) / self._row_length, 0.0))
+
+
+def _held(kernel: FloatArray) -> FloatArray:
+    """A kernel whose diagonal is not negative: scores beyond what the expansion holds for can make it so."""
+    own = np.diagonal(kernel)
+    if own.min() >= 0:
+        return kernel
+    root = np.sqrt(np.maximum(own, 0.0))
+    most = np.outer(root, root)
+    return np.asarray(np.clip(kernel, -most, most))
 
 
 @dataclass(frozen=True)

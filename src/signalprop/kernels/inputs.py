@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from signalprop.errors import InputError
 from signalprop.inputs import IntArray
 from signalprop.moments import FloatArray
-from signalprop.storage import read_json
+from signalprop.storage import read_array, read_json
 
 # Rounding of single-precision products, relative to the largest entry: asymmetry and negative eigenvalues up to this.
 _ROUNDING = 1e-5
@@ -60,14 +60,7 @@ def load_kernel(path: str | Path) -> FloatArray:
     """
     if Path(path).suffix == ".json":
         return checked_kernel(read_json(path), str(path))
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "it is no NumPy array"
-        raise InputError(
-            f"cannot read {path}: {reason}; expected a token kernel as a NumPy file (.npy) or rows in a .json"
-        ) from None
-    return checked_kernel(values, str(path))
+    return checked_kernel(read_array(path, "a token kernel as a NumPy file (.npy) or rows in a .json"), str(path))
 
 
 def sampled_tokens(length: int, repeats: float, n: int = 1, seed: int = 0) -> IntArray:

@@ -22,7 +22,7 @@ from signalprop.kernels.shaping import (
     CorrectedESPA,
     uniform_kernel,
 )
-from signalprop.kernels.state import State
+from signalprop.kernels.state import State, inverse_roots
 from signalprop.layout import KINDS, PLACEMENTS, STACKS
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
@@ -60,8 +60,11 @@ class Stack:
             return stream.kernel * math.exp(min(max(stream.log_scale, -27.6), 27.6)), None
         divisor = variance + self.a.norm_eps
         scale = math.exp(min(max(stream.log_scale, -600.0), 600.0))
-        normed = stream.kernel * scale / np.sqrt(np.outer(divisor, divisor)) * self.p.norm_output[i] ** 2
-        return normed, divisor
+        root = inverse_roots(divisor) * abs(self.p.norm_output[i])
+        read = stream.kernel * scale
+        read *= root
+        read *= root[:, None]
+        return read, divisor
 
     def attention(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         """A sublayer's attention, and the factor on its forward kernel.
@@ -72,7 +75,7 @@ class Stack:
         size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
         size = size if size > 0 else 1.0
         made = TokenAttention(
-            kernel=kernel / size,
+            kernel=kernel if size == 1 else kernel / size,
             qk=float(self.rows.qk[i]),
             d_model=self.a.d_model,
             causal=self.a.causal,
@@ -104,8 +107,11 @@ class Stack:
             else:
                 attention, size = self.attention(i, kernel)
                 bias = rows.value_bias[i] * (rows.value_skip[i] + rows.attention_gain[i]) ** 2
-                values = attention.forward() * (size * rows.value[i]) + bias
-            out = values * rows.output[i] + rows.output_bias[i]
+                values = attention.forward()
+                values *= size * rows.value[i]
+                values += bias
+            out = values * rows.output[i]
+            out += rows.output_bias[i]
         else:
             r, s, up = self._pre_activation(i, kernel)
             out = dual_of_kernel(self.a.activation, s, r)
@@ -171,7 +177,8 @@ class Stack:
         """
         gain = self.p.post_norm_gain[i] if self.p.placement[i] == SANDWICH else self.p.norm_output[i]
         own = np.diagonal(raw.kernel) + self.a.norm_eps * math.exp(-min(max(raw.log_scale, -600.0), 600.0))
-        return np.asarray(gain**2 / np.sqrt(np.outer(own, own)))
+        root = inverse_roots(own) * abs(gain)
+        return np.outer(root, root)
 
     def step(self, i: int, stream: State, layer_in: State) -> tuple[State, State, FloatArray | None]:
         """(stream_out, branch before its multiplier, per-token variance of a post-norm's input)."""
@@ -188,7 +195,8 @@ class Stack:
             return total, branch, None
         own = np.diagonal(total.kernel) * math.exp(min(max(total.log_scale, -600), 600)) + self.a.norm_eps
         scale = math.exp(min(max(total.log_scale, -600), 600)) * p.norm_output[i] ** 2
-        return State(total.kernel * scale / np.sqrt(np.outer(own, own))), branch, own
+        root = inverse_roots(own)
+        return State(total.kernel * scale * root * root[:, None]), branch, own
 
     def run(self, start: State, first: int, last: int) -> Iterator[tuple[int, State, State, State, FloatArray | None]]:
         """(index, stream read, branch, stream_out, post-norm variance) of sublayers first to last - 1."""

@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 from signalprop.moments import FloatArray
 
 
+def inverse_roots(diagonal: FloatArray) -> FloatArray:
+    """1 / sqrt of every entry, by which a norm divides; 0 below 1e-300, where nothing is left that it could bring to
+    size 1, and whose inverse a double may not hold."""
+    good = diagonal > 1e-300
+    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
+
+
 @dataclass(frozen=True)
 class State:
     """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range."""

@@ -20,7 +20,8 @@ from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.kernels.ends import input_kernel, sequences, top_kernel
 from signalprop.kernels.stack import RES_POST, SANDWICH, Stack
-from signalprop.kernels.state import State
+from signalprop.kernels.state import State, inverse_roots
+from signalprop.memory import check_fits
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import POINTS, Profile, Series
@@ -31,6 +32,9 @@ from signalprop.theory.network import sensitivity_gain, token_share
 See = Callable[[int, State], None]
 # (the last stream, ln of the share of its variance that a token's own embedding still has) -> as `ends.top_kernel`
 Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
+
+
+_MATRICES = 8  # of tokens x tokens that are held at once, at least
 
 
 def _unseen(_: int, __: State) -> None:
@@ -110,11 +114,17 @@ def predict_token_kernels(
 
 
 def check_covered(parametrization: Parametrization) -> None:
-    """Refuse what token kernels do not cover.
+    """Refuse what token kernels do not cover, and what cannot fit into memory.
 
     Raises:
-        InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
+        InputError: the architecture is an encoder-decoder, the parametrization is a sweep, or it has too many tokens.
     """
+    tokens = parametrization.architecture.seq_len
+    check_fits(
+        8 * _MATRICES * tokens**2,
+        f"a token kernel of {tokens:,} tokens",
+        "take fewer tokens (seq_len), or fidelity moments",
+    )
     if parametrization.architecture.kind == "encoder-decoder":
         raise InputError(
             "fidelity 'kernel' covers encoders and decoders; use moments or simulate for an encoder-decoder"
@@ -207,7 +217,8 @@ def _backward(
     kernel, across = top
     if a.has_final_norm:
         own = np.diagonal(last.kernel) + a.norm_eps * math.exp(-min(max(last.log_scale, -600), 600))
-        kernel = across = kernel / np.sqrt(np.outer(own, own))
+        root = inverse_roots(own)
+        kernel = across = kernel * root * root[:, None]
     gradient = State(kernel).rescaled()
     columns = Columns.empty(n, keep)
     held: State | None = None
@@ -219,10 +230,8 @@ def _backward(
             at_sum = gradient
             if own_post is not None:
                 arrived = State(across) if i == n - 1 else gradient
-                gain = float(p.norm_output[i]) ** 2
-                at_sum = State(
-                    arrived.kernel * gain / np.sqrt(np.outer(own_post, own_post)), arrived.log_scale
-                ).rescaled()
+                root = inverse_roots(own_post) * abs(float(p.norm_output[i]))
+                at_sum = State(arrived.kernel * root * root[:, None], arrived.log_scale).rescaled()
             at_branch = at_sum.times(float(p.branch[i]) ** 2)
             columns.put("branch", i, at_branch)
             sent = _through_branch(stack, i, layer_in, at_branch)
@@ -252,5 +261,6 @@ def _through_branch(stack: Stack, i: int, layer_in: State, gradient: State) -> S
         at_output, log_scale = at_output * stack.branch_norm(i, raw), log_scale - raw.log_scale
     back = stack.branch_back(i, kernel, at_output)
     if divisor is not None:
-        back = back * p.norm_output[i] ** 2 / np.sqrt(np.outer(divisor, divisor))
+        root = inverse_roots(divisor) * abs(float(p.norm_output[i]))
+        back = back * root * root[:, None]
     return State(back, log_scale).rescaled()

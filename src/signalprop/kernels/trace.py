@@ -21,7 +21,7 @@ from signalprop.inputs import InputStatistics
 from signalprop.kernels.ends import input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.state import State
+from signalprop.kernels.state import State, inverse_roots
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
 from signalprop.layout import KINDS, PLACEMENTS, layer_starts
 from signalprop.moments import FloatArray
@@ -167,6 +167,7 @@ def trace(
     kernels that are kept and O(sqrt(layers)) more, whatever the depth.
 
     Args:
+        parametrization: of an encoder or a decoder; not a sweep. backward: the gradient's kernels too.
         kernel: of the stream that enters the first sublayer, (T, T), for any T that the network takes.
         inputs: statistics of the data, where no kernel is given (default: Zipf's law); every sequence of ids is
             followed by itself.
@@ -222,7 +223,7 @@ def trace(
 
 
 def attention_only(parametrization: Parametrization) -> Parametrization:
-    """The network without its feed-forwards: they hand the stream through, norms and all, at no cost.
+    """The network of `parametrization` without feed-forwards: they hand the stream through, norms and all, at no cost.
 
     As in the SPA paper's figures 1 and 7, to see what attention alone does.
     """
@@ -243,7 +244,7 @@ def attention_only(parametrization: Parametrization) -> Parametrization:
 
 def normalised(kernel: FloatArray) -> FloatArray:
     """Cosines: K_ij / sqrt(K_ii K_jj), (T, T); 0 beside positions without any signal."""
-    own = _inverse_roots(np.diagonal(kernel))
+    own = inverse_roots(np.diagonal(kernel))
     out = kernel * own * own[:, None]
     np.fill_diagonal(out, 1.0)
     return np.asarray(out)
@@ -271,7 +272,7 @@ def distances(kernel: FloatArray) -> tuple[float, float]:
     own, t = np.diagonal(kernel), len(kernel)
     if t < 2:
         return math.nan, math.nan
-    root, inverse = np.sqrt(np.maximum(own, 0.0)), _inverse_roots(own)
+    root, inverse = np.sqrt(np.maximum(own, 0.0)), inverse_roots(own)
     total, largest = 0.0, -math.inf
     for start in range(0, t - 1, _ROWS):
         rows = slice(start, min(start + _ROWS, t))
@@ -301,13 +302,8 @@ def _gaps(left: FloatArray, right: FloatArray, shared: FloatArray, root: FloatAr
 def lag_cosine(kernel: FloatArray, lag: int) -> float:
     """Mean cosine of positions `lag` apart."""
     own = np.diagonal(kernel)
-    inverse = _inverse_roots(own)
+    inverse = inverse_roots(own)
     return float(np.mean(np.diagonal(kernel, lag) * inverse[:-lag] * inverse[lag:]))
-
-
-def _inverse_roots(diagonal: FloatArray) -> FloatArray:
-    good = diagonal > 0
-    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
 
 
 def _first(where: NDArray[np.bool_]) -> int | None:
@@ -451,10 +447,14 @@ def _pooled(items: Sequence[KernelSeries]) -> tuple[KernelSeries, dict[str, Floa
     stacked = {name: np.stack([item.columns()[name] for item in items]) for name in items[0].columns()}
     mean = {name: values.mean(0) for name, values in stacked.items()}
     logs = stacked["log_diagonal"]
-    highest = logs.max(0)
-    mean["log_diagonal"] = highest + np.log(np.exp(logs - highest).mean(0))  # of the mean, not its own mean
+    some = logs > -np.inf  # a gradient that did not come so far has none
+    highest = np.where(some.any(0), logs.max(0), 0.0)
+    with np.errstate(divide="ignore"):
+        mean["log_diagonal"] = highest + np.log(np.exp(logs - highest).mean(0))  # of the mean, not its own mean
+    spread = {name: values.std(0, ddof=1) for name, values in stacked.items() if name != "log_diagonal"}
+    spread["log_diagonal"] = np.where(some.all(0), np.where(some, logs, 0.0).std(0, ddof=1), np.nan)
     series = KernelSeries(
         lags={lag: mean[f"lag_{lag}"] for lag in items[0].lags},
         **{item.name: mean[item.name] for item in fields(KernelSeries) if item.name != "lags"},
     )
-    return series, {name: values.std(0, ddof=1) for name, values in stacked.items()}
+    return series, {name: spread[name] for name in stacked}

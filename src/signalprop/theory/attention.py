@@ -19,6 +19,7 @@ import numpy as np
 
 from signalprop.moments import Array, ratio
 from signalprop.theory.attention_rows import RowMoments, namespace, row_moments
+from signalprop.theory.logs import plain
 
 
 class _Setting(NamedTuple):
@@ -26,6 +27,7 @@ class _Setting(NamedTuple):
 
     r_query: Array
     r_key: Array
+    r_g: Array
     s0: Array
     n_queries: Array
     n_keys: Array
@@ -35,7 +37,6 @@ class _Setting(NamedTuple):
     omega: Array
     omega_rows: Array
     query_bias: Array
-    r_g: Array = 0.0
 
 
 class _Scores(NamedTuple):
@@ -52,11 +53,11 @@ class _Scores(NamedTuple):
 
 
 def _setting(*values: Array) -> tuple[Any, _Setting]:
-    numbers = [float(x) if np.ndim(x) == 0 else np.asarray(x, dtype=np.float64) for x in values]
+    numbers = [plain(x) for x in values]
     xp = namespace(*numbers)
-    x = _Setting(*numbers)
-    r_query, r_g = (_possible(r, x.n_queries, xp) for r in (x.r_query, x.r_g))
-    return xp, x._replace(r_query=r_query, r_key=_possible(x.r_key, x.n_keys, xp), r_g=r_g)
+    r_query, r_key, r_g, s0, n_queries, n_keys, *rest = numbers
+    r_query, r_g = _possible(r_query, n_queries, xp), _possible(r_g, n_queries, xp)
+    return xp, _Setting(r_query, _possible(r_key, n_keys, xp), r_g, s0, n_queries, n_keys, *rest)
 
 
 def _possible(r: Array, n: Array, xp: Any) -> Array:
@@ -203,7 +204,7 @@ def forward(
         Variance and covariance, of the broadcast shape; the mean is 0.
     """
     rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias)
+    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias)
     return _forward(xp, x, causal)
 
 
@@ -227,7 +228,7 @@ def backward(
     `forward`.
     """
     rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias, r_g)
+    xp, x = _setting(r, r, r_g, s0, length, length, d, d_head, p, omega, rows, query_bias)
     query, query_covariance, key, key_covariance = _backward(xp, x, causal, _scores(xp, x, causal))
     return query + key, query_covariance + key_covariance
 
@@ -247,7 +248,7 @@ def backward_ends(
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in between."""
     rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, s0, length, length, d, d_head, p, omega, rows, query_bias, 0.0)
+    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias)
     scores = _scores(xp, x, causal)
     low, high = (_backward(xp, x._replace(r_g=r_g), causal, scores) for r_g in (0.0, 1.0))
     return (low[0] + low[2], low[1] + low[3]), (high[0] + high[2], high[1] + high[3])
@@ -270,7 +271,7 @@ def cross_forward(
     d σ_v² times the key/value stream's second moment; otherwise as `forward`.
     """
     any_number_of_queries = 2.0  # allows r_query down to -1
-    xp, x = _setting(r_query, r_key, s0, any_number_of_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
+    xp, x = _setting(r_query, r_key, 0.0, s0, any_number_of_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
     return _forward(xp, x, False)
 
 
@@ -292,7 +293,7 @@ def cross_backward(
     In units of d_v σ_v² σ_g²; the first pair must also be multiplied by (second moment of the key/value stream) /
     (second moment of the query stream) where the two differ.
     """
-    xp, x = _setting(r_query, r_key, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias, r_g)
+    xp, x = _setting(r_query, r_key, r_g, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
     query, query_covariance, key, key_covariance = _backward(xp, x, False, _scores(xp, x, False))
     return (query, query_covariance), (key, key_covariance)
 

@@ -26,6 +26,8 @@ from signalprop.theory.blocks import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
 from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned
 
+__all__ = ["DepthBounds", "depth_bounds"]
+
 Form = Literal["printed", "corrected"]
 Growth = Literal["exponential", "quadratic", "linear", "logarithmic"]
 _EPSILON = 0.25  # the printed Lemma 3 and Theorem 2 need 0 < epsilon <= 1/4
@@ -111,7 +113,7 @@ def _by_layer(p: Parametrization, column: FloatArray) -> FloatArray:
 def _from_the_end(p: Parametrization, layers: FloatArray) -> FloatArray:
     """Sums from every layer to the end of its stack."""
     stack = p.stack[layer_starts(p)]
-    parts = [np.cumsum(layers[..., stack == s][..., ::-1], axis=-1)[..., ::-1] for s in np.unique(stack)]
+    parts = [np.cumsum(layers[..., stack == s][..., ::-1], axis=-1)[..., ::-1] for s in sorted(set(stack.tolist()))]
     return np.concatenate(parts, axis=-1)
 
 

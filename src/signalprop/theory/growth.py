@@ -18,6 +18,8 @@ from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.profile import Profile
 from signalprop.theory import blocks
 
+__all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
+
 
 @dataclass(frozen=True)
 class FixedPoint:
@@ -39,7 +41,7 @@ class FixedPoint:
 
 
 def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
-    """The fixed points of one layer of a bidirectional stack, repeated without end.
+    """The fixed points of one layer of a bidirectional stack (`parametrization`), repeated without end.
 
     Pre-norm: branches are added for ever, so r* = (c_A + c_F)(r*) / (v_A + v_F)(r*), and the gradient's correlation is
     that of what the two branches send back. Post-norm: r* is the fixed point of the layer's map, and the gradient the

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from signalprop.moments import Array, FloatArray
 
 NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
+_NUMBER = (float, int)
 
 
 @overload
@@ -51,13 +52,15 @@ def safe_exp(x: Array) -> Array:
 
 def row(column: FloatArray, i: int | NDArray[np.intp]) -> Array:
     """Entry i of the last axis: a plain float where there is no other axis. Several entries: an array."""
+    if column.ndim == 1 and isinstance(i, int):
+        return column.item(i)
     value = column[..., i]
     return value if value.ndim else float(value)
 
 
 def plain(value: Array) -> Array:
     """A float for anything without axes (NumPy's scalars slow plain arithmetic down), else the array."""
-    return float(value) if np.ndim(value) == 0 else np.asarray(value)
+    return float(value) if isinstance(value, _NUMBER) or np.ndim(value) == 0 else np.asarray(value, dtype=np.float64)
 
 
 def correlation(shared: Array, total: Array) -> Array:

@@ -432,7 +432,7 @@ def _met(p: Parametrization, rows: blocks.Rows, profile: Profile) -> _Met:
         last = 2 * a.n_layers - 1
         memory, _ = _memory(a, p, after.log_variance[..., last], after.token_correlation[..., last])
         spread = np.asarray(memory[0])[..., None], np.asarray(memory[1])[..., None]  # one for many sublayers
-    groups = np.unique(np.stack([p.placement, p.stack, p.kind]), axis=1).T.tolist()
+    groups = sorted(set(zip(p.placement.tolist(), p.stack.tolist(), p.kind.tolist(), strict=True)))
     for placement, stack, kind in groups:
         i = np.flatnonzero((p.placement == placement) & (p.stack == stack) & (p.kind == kind))
         read = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]

@@ -18,7 +18,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
@@ -67,7 +66,7 @@ _Y = np.arange(-70, 11) * _STEP  # exp(y - e^y) is below 1e-12 outside [-28, 4]
 _EXP_Y = np.exp(_Y)
 _GUMBEL = _STEP * np.exp(_Y - _EXP_Y)  # density of y, so that φ = P(y > u + √s z)
 _PSI = [_GUMBEL * _EXP_Y**n for n in range(4)]  # weights of ψ₁ … ψ₄
-_WEIGHTS = np.stack([*_PSI, _Y * _PSI[0], _Y * _PSI[1], _Y * _Y * _PSI[1]], axis=1)
+_WEIGHTS = [*_PSI, _Y * _PSI[0], _Y * _PSI[1], _Y * _Y * _PSI[1]]
 
 
 def _laplace_narrow(std: float, u: FloatArray) -> list[FloatArray]:
@@ -96,11 +95,11 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
     density = np.exp(-0.5 * z * z) / (std * math.sqrt(2 * math.pi))
     tail = np.array([0.5 * math.erfc(x * math.sqrt(0.5)) for x in z.tolist()])
 
-    def window(values: FloatArray) -> FloatArray:
-        return sliding_window_view(values, len(_Y))[::-1]  # row i: y - u_i over the grid of y
+    def over_y(values: FloatArray, weights: FloatArray) -> FloatArray:
+        return np.correlate(values, weights, "valid")[::-1]  # entry i: the sum over the grid of y at y - u_i
 
-    miss = window(tail) @ _GUMBEL  # 1 - φ, kept apart for its relative accuracy
-    psi1, psi2, psi3, psi4, y_psi1, y_psi2, yy_psi2 = (window(density) @ _WEIGHTS).T
+    miss = over_y(tail, _GUMBEL)  # 1 - φ, kept apart for its relative accuracy
+    psi1, psi2, psi3, psi4, y_psi1, y_psi2, yy_psi2 = (over_y(density, weights) for weights in _WEIGHTS)
     return [
         np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
         psi2,
