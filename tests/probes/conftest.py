@@ -78,6 +78,7 @@ _GEMMA3 = {
     "rope_parameters": {
         kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("sliding_attention", "full_attention")
     },
+    "rope_theta": 10_000.0, "rope_local_base_freq": 10_000.0,  # the names of transformers 4
 }  # fmt: skip
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", _common(**_DROP)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -250,6 +251,27 @@ def test_a_layer_that_is_skipped(build: Any) -> None:
     model.transformer.h[1].mlp.forward = lambda x: torch.zeros_like(x)
     with pytest.raises(InputError, match=r"layer 1 feed-forward, branch: this point was not reached.*12 of 13"):
         measure(model, arguments_for(model), loss=total)
+
+
+def test_nothing_of_a_tensors_size_is_kept(build: Any) -> None:
+    """A gradient that is held until the next one could not be added to in place."""
+    model = build("gpt2").train()
+    arguments = arguments_for(model)
+    shape = (*arguments["input_ids"].shape, 32)
+
+    def held() -> int:
+        gc.collect()
+        return sum(type(item) is torch.Tensor and item.shape == shape for item in gc.get_objects())
+
+    def step() -> None:
+        total(model(**arguments)).backward()
+
+    step()
+    before = held()
+    with Probe(model) as probe:
+        step()
+        assert held() == before
+        assert probe.profile() is not None
 
 
 def test_adjacent_points_are_reduced_once(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,12 @@ from signalprop.inputs import tensor_moments
 from signalprop.probes.reduction import Padding, collect, exact, moments
 
 
+def reduced(x: torch.Tensor, padding: Padding | None = None) -> list[float]:
+    """Mean, variance and token correlation of one tensor."""
+    values: list[float] = collect([moments(x, padding)])[0].tolist()
+    return values
+
+
 def check(x: torch.Tensor, mask: torch.Tensor | None = None, rel: float = 1e-5) -> None:
     padding = None if mask is None else Padding.of(mask)
     expected = tensor_moments(x.double().numpy(), None if mask is None else mask.numpy())
@@ -68,22 +74,22 @@ def test_large_tensors_do_not_drift() -> None:
 def test_padding_may_hold_anything() -> None:
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1]])
-    clean = moments(torch.where(mask[..., None] != 0, x, 0.0), Padding.of(mask))
+    clean = reduced(torch.where(mask[..., None] != 0, x, 0.0), Padding.of(mask))
     dirty = torch.where(mask[..., None] != 0, x, float("nan"))
-    assert moments(dirty, Padding.of(mask)) == clean
+    assert reduced(dirty, Padding.of(mask)) == clean
     assert torch.isfinite(exact(dirty, Padding.of(mask)).values).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3e8])
 def test_zero_variance(value: float) -> None:
-    mean, variance, correlation = moments(torch.full((2, 3, 5), value))
+    mean, variance, correlation = reduced(torch.full((2, 3, 5), value))
     assert (mean, variance, correlation) == (pytest.approx(value), 0.0, 0.0)
 
 
 def test_one_token_has_no_correlation_and_equal_tokens_have_one() -> None:
     x = torch.randn(3, 1, 40, generator=torch.Generator().manual_seed(0))
-    assert moments(x)[2] == 0.0
-    assert moments(x.expand(3, 4, 40))[2] == pytest.approx(1, abs=1e-6)
+    assert reduced(x)[2] == 0.0
+    assert reduced(x.expand(3, 4, 40))[2] == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -97,7 +103,19 @@ def test_other_precisions(dtype: torch.dtype) -> None:
 def test_a_value_that_is_not_finite_shows(bad: float) -> None:
     x = torch.zeros(2, 3, 4)
     x[1, 2, 3] = bad
-    assert not np.isfinite(moments(x)[1])
+    assert not np.isfinite(reduced(x)[1])
+
+
+def test_tensors_of_several_kinds_are_finished_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    shapes = [(2, 3, 5), (2, 3, 4), (2, 3, 5), (6, 1, 5)]
+    tensors = [torch.randn(shape, generator=generator) + i for i, shape in enumerate(shapes)]
+    results = [moments(x) for x in tensors] + [moments(x, Padding.of(mask)) for x in tensors[:3]]
+    results += [exact(x) for x in tensors]
+    single = [collect([result])[0] for result in results]
+    np.testing.assert_allclose(collect(results), single, rtol=1e-12)
+    np.testing.assert_allclose(single[7:], single[:4], rtol=1e-5, atol=1e-6)
 
 
 def test_chunks_agree_with_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

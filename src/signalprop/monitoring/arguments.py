@@ -58,7 +58,7 @@ class Arguments:
         if self.skip_first and self._mapping.architecture.causal and not short and not unread:
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
             keep = real & (real.cumsum(1) > self.skip_first)
-            recorder.given_padding = {int(recorder.plan.layout.stack.min()): keep}
+            recorder.give_padding({int(recorder.plan.layout.stack.min()): keep})
 
     def batch(self) -> Batch:
         """The kept sequences as a Batch.

@@ -36,7 +36,7 @@ WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Lowest and highest expected value behind every layer; a layer without a prediction has -inf and inf."""
+    """Lowest and highest expected value (`low`, `high`) behind every layer; -inf and inf where none is predicted."""
 
     low: FloatArray
     high: FloatArray

@@ -217,7 +217,7 @@ class SignalMonitor:
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:
-        """The hooks are on inside; an error inside drops the sample."""
+        """The hooks are on inside; what they see counts as that of `step`. An error inside drops the sample."""
         self.attach(step)
         try:
             yield
@@ -245,7 +245,7 @@ class SignalMonitor:
             return None
 
     def write(self, numbers: Dictionary[str, float], step: int) -> None:
-        """Hand numbers to the writer, the file and the function that were given."""
+        """Hand the numbers of `step` to the writer, the file and the function that were given."""
         if self._writer is not None:
             for name, value in numbers.items():
                 self._writer.add_scalar(name, value, step)

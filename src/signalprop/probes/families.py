@@ -43,7 +43,9 @@ def mapping_of(model: nn.Module) -> Mapping:
         raise InputError(
             f"{what}. For a model of your own give mapping=, or a method signalprop_mapping() (docs/measuring.md)"
         )
-    base = getattr(model, str(getattr(model, "base_model_prefix", "")), model)
+    named = str(getattr(model, "base_model_prefix", ""))
+    # `model` by itself: transformers 4.51 gives Gemma 3 the prefix of another class
+    base = getattr(model, named if hasattr(model, named) else "model", model)
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     architecture = read(model)
     row = next((row for row in FAMILIES[family] if _fits(base, row)), None)

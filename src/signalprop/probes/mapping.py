@@ -98,6 +98,7 @@ class SublayerMap:
 class EmbeddingMap:
     """The model's input, for reading its parameters: the tables (or the patch map, as `token`), the norm on their sum.
 
+    `position`, `segment`: tables that are added. `scale`: the factor on the sum before the norm.
     A table that the model computes (sinusoidal positions) is given by its root mean square. `decoder_position` and
     `decoder_norm`: those of the decoder of an encoder-decoder, where they are others. `class_tokens`: the vectors that
     stand before patches (class, distillation). `convolutions`: the maps that read frames, in order.
@@ -116,7 +117,12 @@ class EmbeddingMap:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """The model's output: the map to logits, the factor on its input, the dense layer before it and its activation."""
+    """The model's output.
+
+    Attributes:
+        weight: the map to logits. scale: the factor on its input.
+        transform: the dense layer before it, with its activation.
+    """
 
     weight: Module | Tensor | None = None
     scale: float = 1.0

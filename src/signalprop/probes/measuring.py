@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ from signalprop.probes.result import not_finite, profile_of, tables
 from signalprop.profile import Profile
 
 Loss = Callable[[Any], Tensor]
+_LOCK = threading.Lock()
+_turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # of threads that measure one model
 
 
 def measure(
@@ -38,8 +42,8 @@ def measure(
     """The Profile of a model on one batch, from one forward and one backward pass.
 
     The model's mode (training or evaluation), parameters and gradients are left as they are; in training mode
-    dropout draws random numbers. Statistics are over real tokens (`attention_mask`, or the batch's `keep`),
-    in float32 with float64 sums where that is not enough.
+    dropout draws random numbers. Threads that measure one model take turns. Statistics are over real tokens
+    (`attention_mask`, or the batch's `keep`), in float32 with float64 sums where that is not enough.
 
     Args:
         model: a supported Hugging Face model, one with a method `signalprop_mapping()`, or any with
@@ -61,21 +65,28 @@ def measure(
     mapping = mapping_for(model, mapping)
     arguments = arguments_of(model, mapping, batch)
     recorder = Recorder(model, mapping, plan(model, mapping), backward=backward)
-    try:
-        recorder.attach()
-        with torch.inference_mode(False), torch.set_grad_enabled(backward):
-            if backward:
-                with lent_gradients(model):
-                    value = loss_of(model(**arguments), batch, loss)
-                    problem = not_finite(recorder, tables(recorder)[0])
-                    if problem:
-                        raise InputError(problem)
-                    value.backward()  # type: ignore[no-untyped-call]
-            else:
-                model(**arguments)
-    finally:
-        recorder.detach()
+    with _turn(model):
+        try:
+            recorder.attach()
+            with torch.inference_mode(False), torch.set_grad_enabled(backward):
+                if backward:
+                    with lent_gradients(model):
+                        value = loss_of(model(**arguments), batch, loss)
+                        problem = not_finite(recorder, tables(recorder)[0])
+                        if problem:
+                            raise InputError(problem)
+                        value.backward()  # type: ignore[no-untyped-call]
+                else:
+                    model(**arguments)
+        finally:
+            recorder.detach()
     return profile_of(recorder, scheme=scheme, architecture=architecture)
+
+
+def _turn(model: nn.Module) -> threading.RLock:
+    """What a thread holds while it measures a model, whose gradients it borrows."""
+    with _LOCK:
+        return _turns.setdefault(model, threading.RLock())
 
 
 def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import ExitStack, contextmanager
@@ -15,18 +17,19 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping, Plan, describe, number
-from signalprop.probes.reduction import Padding, Sums, Triple, moments
+from signalprop.probes.reduction import Padding, Rows, Sums, moments
 
-Result = Triple | Sums
+Result = Rows | Sums
+_LOCK = threading.RLock()  # held for the few instructions that decide whose pass is recorded, never while one runs
 
 
 class Recorder:
     """One measured pass: attach, run the model forward (and backward), read `forward` and `gradient`, detach.
 
-    Of several forward passes the first is recorded. Under gradient checkpointing a module runs twice: the
-    first run is recorded, and gradient hooks go to the first tensor that has a gradient, which is the second
-    one's with `use_reentrant=True`. Nothing but the three numbers per point is kept, save the input of a
-    parallel layer until its attention branch is known, and one gradient until the next.
+    Of several forward passes the first is recorded, of passes in several threads the first that began. Under gradient
+    checkpointing a module runs twice: the first run is recorded, and gradient hooks go to the first tensor that has a
+    gradient, which is the second one's with `use_reentrant=True`. Nothing but `reduction.Rows` or `Sums` per point is
+    kept, save the input of a parallel layer until its attention branch is known.
 
     Attributes:
         forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
@@ -45,12 +48,15 @@ class Recorder:
         self.shapes: dict[int, tuple[int, int]] = {}
         self.calls = 0
         self.mask_ignored = False
-        self.given_padding: dict[int, Tensor | None] | None = None
+        self._given_padding: dict[int, dict[int, Tensor | None]] = {}
         self._padding: dict[int, Padding | None] = {}
-        self._skipping = False
+        self._attached = False
+        self._owner: int | None = None  # the thread of the pass that is recorded, while it runs
+        self._recorded_by: int | None = None  # the same thread, afterwards
+        self._skipping: set[int] = set()  # threads in a pass that is not recorded, or behind one
         self._hooked: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._counts: dict[tuple[int, str], int] = {}
-        self._last: tuple[Tensor, int, Result] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, Result] | None = None
         self._open_sums: dict[int, Tensor] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._stance: ExitStack | None = None
@@ -66,6 +72,7 @@ class Recorder:
     def attach(self) -> None:
         """Put the hooks on; compiled modules run uncompiled until `detach`."""
         try:
+            self._attached = True
             self._stance = uncompiled(self._outer)
             self._handles.append(self.model.register_forward_pre_hook(self._model_starts, with_kwargs=True))
             self._handles.append(self.model.register_forward_hook(self._model_ends, always_call=True))
@@ -85,28 +92,37 @@ class Recorder:
 
     def detach(self) -> None:
         """Take every hook off and let compiled modules run compiled again; harmless when nothing is attached."""
-        for handle in (*self._handles, *self._hooked.values()):
-            handle.remove()
-        self._handles.clear()
-        self._hooked.clear()
-        self._open_sums.clear()
-        self._last = None
+        with _LOCK:  # a pass that another thread is in goes on, unrecorded
+            self._attached = False
+            for handle in (*self._handles, *self._hooked.values()):
+                handle.remove()
+            self._handles.clear()
+            self._hooked.clear()
+            self._open_sums.clear()
+            self._last = None
         if self._stance is not None:
             self._stance.close()
             self._stance = None
 
+    def give_padding(self, padding: dict[int, Tensor | None]) -> None:
+        """Which positions count, by stack, in the pass that this thread is about to begin; instead of its mask."""
+        self._given_padding[threading.get_ident()] = padding
+
     # --- hooks ---------------------------------------------------------------------------------------
 
     def _model_starts(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.backward and not torch.is_grad_enabled():
-            self._skipping = True  # an evaluation between two training steps
-            return
-        self.calls += 1
-        self._skipping = self.calls > 1
-        if self._skipping:
-            return
+        me = threading.get_ident()
+        given = self._given_padding.pop(me, None)
+        with _LOCK:
+            evaluates = self._evaluates()
+            self.calls += not evaluates
+            if evaluates or self.calls > 1:
+                self._skipping.add(me)
+                return
+            self._skipping.discard(me)
+            self._owner = me
+            self._forget()
         names = (self.mapping.padding, self.mapping.decoder_padding)
-        given = self.given_padding
         if given is None:
             bound = {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
             values = {0: bound.get(names[0]), 1: bound.get(names[1])}
@@ -121,14 +137,41 @@ class Recorder:
         self._padding = {stack: None if mask is None else Padding.of(mask) for stack, mask in given.items()}
 
     def _model_ends(self, *_: Any) -> None:
-        self._skipping = False
+        me = threading.get_ident()
+        with _LOCK:
+            if me == self._owner and me not in self._skipping:
+                self._owner, self._recorded_by = None, me
+            elif self._evaluates() or me in (self._owner, self._recorded_by):
+                self._skipping.discard(me)
+
+    def _evaluates(self) -> bool:
+        """Whether this pass is an evaluation between two training steps."""
+        return self.backward and not torch.is_grad_enabled()
+
+    def _forget(self) -> None:
+        """Drop what was seen before the pass: the end of another thread's, which began before the hooks were on."""
+        for handle in self._hooked.values():
+            handle.remove()
+        for seen in (self.forward, self.gradient, self.shapes, self._hooked, self._counts, self._open_sums):
+            seen.clear()
+        self._last = None
+
+    def _ignores(self) -> bool:
+        """Whether this thread is in a pass that is not recorded.
+
+        Where none is being recorded, all others are followed: a checkpointed layer is run again in a thread of
+        autograd's own, and a model can be called by its parts.
+        """
+        me = threading.get_ident()
+        return not self._attached or me in self._skipping or self._owner not in (None, me)
 
     def _enters(self, indices: list[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._skipping:
-            self._meet(indices, first_tensor(args) if args else first_tensor(kwargs.values()))
+        if not self._ignores():
+            first = args[0] if args else None
+            self._meet(indices, first if isinstance(first, Tensor) else first_tensor(args or kwargs.values()))
 
     def _leaves(self, indices: list[int], module: nn.Module, args: Any, output: Any) -> None:
-        if not self._skipping:
+        if not self._ignores():
             self._meet(indices, output if isinstance(output, Tensor) else first_tensor(output))
 
     def _meet(self, indices: list[int], tensor: Tensor | None) -> None:
@@ -151,7 +194,9 @@ class Recorder:
             self._record(index, tensor)
         if self.backward and index not in self._hooked and tensor.requires_grad:
             hook = partial(self._flows_back, index)
-            self._hooked[index] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            with _LOCK:
+                if not self._ignores():
+                    self._hooked[index] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
         """The tensor as (batch, tokens, features), where a model has put all its tokens in one row (OPT)."""
@@ -169,39 +214,40 @@ class Recorder:
                 f"{self.where(index)}: the padding mask has shape {tuple(padding.keep.shape)}, the stream "
                 f"{tuple(plain.shape[:2])}; expected (batch, tokens) of both to agree"
             )
-        self.shapes.setdefault(stack, (plain.shape[0], plain.shape[1]))
-        self.forward[index] = moments(plain, padding)
-        row = self._sum_entry.get(index)
-        if row is not None:
-            self._open_sums[row] = plain
+        found = {index: moments(plain, padding)}
         row = self._sum_branch.get(index)
-        if row is not None:
+        entered = None if row is None else self._open_sums.get(row)
+        if row is not None and entered is not None:
             given = self._beta[row]
             beta = given.detach() if isinstance(given, Tensor) else given
             unit_in, unit_branch, _ = self.mapping.sublayers[row].units
             kept, added = self._skip[row] * unit_in, beta * unit_branch
-            self.forward[-1 - row] = moments(kept * self._open_sums.pop(row) + added * plain, padding)
+            found[-1 - row] = moments(kept * entered + added * plain, padding)
+        with _LOCK:
+            if self._ignores():
+                return
+            self.shapes.setdefault(stack, (plain.shape[0], plain.shape[1]))
+            self.forward |= found
+            if row is not None:
+                self._open_sums.pop(row, None)
+            row = self._sum_entry.get(index)
+            if row is not None:
+                self._open_sums[row] = plain
 
     def _flows_back(self, index: int, gradient: Tensor) -> None:
         if index in self.gradient:
             return
         last = self._last
         # an addition hands one and the same gradient to the branch and to the stream: reduce it once
-        if (
-            last is not None
-            and last[0].data_ptr() == gradient.data_ptr()
-            and last[1] == gradient._version
-            and last[0].shape == gradient.shape
-            and last[0].stride() == gradient.stride()
-            and last[0].dtype == gradient.dtype
-        ):
+        if last is not None and last[0]() is gradient and last[1] == gradient._version:
             self.gradient[index] = last[2]
             return
         plain = gradient.detach()
         tokens = self._in_tokens(index, plain)
         result = moments(tokens, self._padding_for(self.plan.sites[index].stack, plain))
         self.gradient[index] = result
-        self._last = (plain, gradient._version, result)
+        # weakly: what is held cannot be added to in place, nor its memory be used again, at twice the cost of all else
+        self._last = (weakref.ref(gradient), gradient._version, result)
 
     def _padding_for(self, stack: int, tensor: Tensor) -> Padding | None:
         padding = self._padding.get(stack)
@@ -253,13 +299,33 @@ def uncompiled(model: nn.Module) -> ExitStack:
     if "torch._dynamo" in sys.modules:  # nothing can be compiled before that is imported
         set_stance: Callable[..., Any] | None = getattr(torch.compiler, "set_stance", None)
         if set_stance is not None:
-            stack.enter_context(set_stance("force_eager"))
+            stack.enter_context(_eagerly(set_stance))
         elif any(is_compiled(module) for module in model.modules()):
             raise InputError(
                 f"the model is compiled, and hooks are not called in compiled code; torch {torch.__version__} cannot "
                 "switch it off: measure before torch.compile, or use torch 2.6 or newer"
             )
     return stack
+
+
+_eager: list[ExitStack] = []  # one for each user; the first holds what PyTorch is to go back to after the last
+
+
+@contextmanager
+def _eagerly(set_stance: Callable[..., Any]) -> Iterator[None]:
+    """The stance is one for all threads, and probes may end in another order than they began in."""
+    with _LOCK:
+        held = _eager[0] if _eager else ExitStack()
+        if not _eager:
+            held.enter_context(set_stance("force_eager"))
+        _eager.append(held)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _eager.pop()
+            if not _eager:
+                held.close()
 
 
 def is_compiled(module: nn.Module) -> bool:

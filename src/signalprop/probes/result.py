@@ -52,7 +52,7 @@ def profile_of(
     statistics = {}
     if (beta != 1).any() or (skips != 1).any():
         statistics["branch_gain"] = np.divide(beta, skips, out=np.ones_like(beta), where=skips != 0) ** 2
-    entry = (forward[recorder.plan.stream_in[0]] * powers(items[0].units[0])).tolist()
+    entry = (forward[recorder.plan.stream_in[0]] * powers(np.array([items[0].units[0]]))[0]).tolist()
     return Profile(
         source="measured",
         fidelity="model",
@@ -157,22 +157,18 @@ def dropped(recorder: Recorder, table: Table, point: str, row: int, *, gradient:
     return np.array([mean, after, correlation * variance / after if after > 0 else 0.0])
 
 
-def powers(factor: float) -> FloatArray:
-    """What a factor on a tensor makes of its mean, variance and token correlation."""
-    return np.array([factor, factor * factor, 1.0])
+def powers(factors: FloatArray) -> FloatArray:
+    """(n, 3): what factors on tensors make of their means, variances and token correlations."""
+    return np.stack([factors, factors * factors, np.ones_like(factors)], axis=1)
 
 
 def series(recorder: Recorder, table: Table, *, unit: float = 1.0, gradient: bool = False) -> dict[str, Series]:
     """Series by probe point, in units of the variance `unit`."""
-    out = {}
+    out, rows = {}, range(len(recorder.plan.branch))
     for point in POINTS:
-        values = np.stack(
-            [
-                dropped(recorder, table, point, row, gradient=gradient)
-                * powers(factor_of(recorder, point, row, gradient=gradient))
-                for row in range(len(recorder.plan.branch))
-            ]
-        )
+        factors = np.array([factor_of(recorder, point, row, gradient=gradient) for row in rows])
+        seen = np.stack([dropped(recorder, table, point, row, gradient=gradient) for row in rows])
+        values = seen * powers(factors)
         out[point] = Series.of(values[:, 1] / unit, values[:, 2], mean=values[:, 0] / math.sqrt(unit))
     return out
 
@@ -193,9 +189,9 @@ def relative_gradients(recorder: Recorder, table: Table) -> tuple[dict[str, Seri
 
 def not_finite(recorder: Recorder, table: Table, *, gradient: bool = False) -> str:
     """Which sublayer and point is the first (in the order of computation) that is not finite, and why; or ''."""
-    bad = {key for key, values in table.items() if not np.isfinite(values).all()}
-    if not bad:
+    if not table or np.isfinite(np.stack(list(table.values()))).all():
         return ""
+    bad = {key for key, values in table.items() if not np.isfinite(values).all()}
     order = [site_of(recorder, point, row) for row in range(len(recorder.plan.branch)) for point in POINTS]
     first = next(key for key in (reversed(order) if gradient else order) if key in bad)
     parameters = recorder.model.named_parameters()
