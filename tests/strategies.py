@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import strategies as st
@@ -15,8 +16,9 @@ from signalprop.parametrization import Parametrization
 from signalprop.schemes import SCHEMES, Scheme, scheme
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "t5", "gpt_neox")
-DROPOUTS = st.sampled_from([0.0, 0.1, 0.5, 0.99]) | st.floats(0, 0.99)
-PLACEMENTS = st.sampled_from(["pre", "post", "sandwich", "none"])
+LARGEST_DROPOUT = math.nextafter(1.0, 0.0)
+DROPOUTS = st.sampled_from([0.0, 0.1, 0.5, 0.99, LARGEST_DROPOUT]) | st.floats(0, 0.99)
+PLACEMENTS = st.sampled_from(["pre", "post", "sandwich", "none", "res-post"])
 SIZES = st.floats(0.01, 100.0) | st.just(1.0)
 FLAGS = ("gated", "embedding_norm", "bias", "norm_bias", "tied_embeddings", "head_transform")
 CHOICES: dict[str, SearchStrategy[Any]] = {
@@ -66,6 +68,7 @@ def architectures(draw: Any, *, deepest: int = 6) -> Architecture:
     if kind == "encoder" and draw(st.booleans()):
         fields |= {"input": "patches", "class_token": draw(st.booleans())}
         fields["distillation_token"] = fields["class_token"] and draw(st.booleans())
+        fields["seq_len"] = max(fields["seq_len"], 1 + fields["class_token"] + fields["distillation_token"])
     elif kind != "decoder" and draw(st.booleans()):
         n = draw(st.integers(1, 3))
         fields |= {"input": "frames", "frame_dim": draw(st.integers(1, 9)), "conv_channels": draw(st.integers(1, 9))}

@@ -43,7 +43,8 @@ class Architecture(Value):
             In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
         parallel: attention and feed-forward read the same stream (GPT-NeoX, GPT-J). shared_norm: through one norm
             (Phi, Falcon 7B).
-        final_norm: a norm after the last layer (default: unless the last layer is post-norm).
+        final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
+            variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
             treats both alike: behind the second a head's mean square is 1 only on average, and scatters by
             sqrt(2 / d_head).
@@ -185,6 +186,10 @@ class Architecture(Value):
             raise ValueError("input 'patches' needs kind 'encoder'")
         if self.distillation_token and not self.class_token:
             raise ValueError("distillation_token needs class_token, which stands before it")
+        if self.input == "patches" and self.seq_len <= self.n_class_tokens:
+            raise ValueError(
+                f"seq_len {self.seq_len}: expected room for a patch behind {self.n_class_tokens} class tokens"
+            )
         if self.input == "frames":
             self._check_convolutions()
         activation(self.activation)  # raises with the list of names
@@ -265,7 +270,7 @@ class Architecture(Value):
         return (self.decoder_positions if decoder else None) or self.positions
 
     def convolution(self, index: int) -> tuple[int, int, int]:
-        """(inputs, outputs, kernel) of a convolution of the front end; a `glu` doubles its outputs."""
+        """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs."""
         width = self.conv_channels or self.d_model
         last = index == len(self.conv_kernels) - 1
         outputs = (self.d_model if last else width) * (2 if self.conv_activation == "glu" else 1)
@@ -273,7 +278,7 @@ class Architecture(Value):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Architecture:
-        """A known architecture by name, with some fields changed. See `signalprop.presets`.
+        """A known architecture by name, with some fields changed (`changes`). See `signalprop.presets`.
 
         A change of d_model without n_heads, d_head or d_ff keeps the head width and the ratio d_ff / d_model.
 
@@ -286,7 +291,11 @@ class Architecture(Value):
 
     @classmethod
     def from_hf(cls, source: Any, **changes: Any) -> Architecture:
-        """Read a Hugging Face config object, a model, a config dict, or a directory (or config.json) on disk.
+        """Read a Hugging Face config.
+
+        Args:
+            source: a config object, a model, a config dict, or a directory (or config.json) on disk.
+            changes: fields that are to differ from it.
 
         Raises:
             InputError: the family is not known, the file is not readable, or a value is out of range.
@@ -296,7 +305,7 @@ class Architecture(Value):
         return read(source, **changes)
 
     def replace(self, **changes: Any) -> Architecture:
-        """A copy with some fields changed, validated again. None stands for a field's default.
+        """A copy with some fields changed (`changes`), validated again. None stands for a field's default.
 
         What followed from a changed field follows again, unless it is given too: from d_model the heads (their width
         stays; a d_model that it does not divide gets one head) and d_ff (the ratio stays); from norm_placement

@@ -36,7 +36,11 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A predicted and a measured Profile side by side, with their agreement."""
+    """A predicted and a measured Profile side by side, with their agreement.
+
+    Attributes:
+        predicted, measured: the two profiles. agreements: one for each quantity that both have.
+    """
 
     predicted: Profile
     measured: Profile
@@ -75,7 +79,7 @@ def r_squared(predicted: FloatArray, reference: FloatArray) -> float | None:
 
 
 def compare(predicted: Profile, measured: Profile) -> Comparison:
-    """Agreement of a prediction with a measurement (or of any two profiles of one shape).
+    """Agreement of a prediction (`predicted`) with a measurement (`measured`), or of any two profiles of one shape.
 
     Raises:
         InputError: the profiles have different sublayers, or are sweeps.

@@ -19,7 +19,9 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError, require
 from signalprop.inputs import InputStatistics, IntArray, from_frames, from_patches, from_tokens, zipf
 from signalprop.moments import FloatArray
-from signalprop.storage import read_text
+from signalprop.storage import read_array, read_text
+
+__all__ = ["Batch", "default_batch", "load_text"]
 
 UNKNOWN, MASK = 0, 1
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -103,7 +105,7 @@ def default_text() -> str:
 
 
 def load_text(path: str | Path | None = None) -> str:
-    """The text of a UTF-8 file, or the default text.
+    """The text of the UTF-8 file `path`, or the default text.
 
     Raises:
         InputError: the file is missing, empty or not UTF-8.
@@ -237,11 +239,8 @@ def load_frames(path: str | Path) -> FloatArray:
     Raises:
         InputError: the file cannot be read, or holds something else.
     """
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}; expected a NumPy file (.npy) of speech features") from None
-    if not isinstance(values, np.ndarray) or values.ndim not in (2, 3) or values.dtype.kind not in "fiu":
+    values = read_array(path, "a NumPy file (.npy) of speech features")
+    if values.ndim not in (2, 3) or values.dtype.kind not in "fiu":
         raise InputError(f"{path} holds no array of numbers (batch, frames, features)")
     return np.asarray(values if values.ndim == 3 else values[None], np.float64)
 
@@ -299,6 +298,9 @@ def default_batch(
     seed: int = 0,
 ) -> Batch:
     """A batch of the default data (or of a text file, or a NumPy file of speech features) for an architecture.
+
+    Args:
+        batch_size: sequences (images). seed: of what is chosen, masked and drawn.
 
     Raises:
         InputError: as `load_text`, `text_batch`, `image_batch` and `load_frames`; or frames of another width or number

@@ -21,6 +21,10 @@ class Embedding(Value):
     `decoder_position` is that of the decoder of an encoder-decoder (default: `position`). `convolutions` and
     `convolution_biases`, one each per convolution (no biases: zero), are those of the maps that read frames.
     `learning_rate` is a factor on the learning rate of the tables, for Adam-like optimizers.
+
+    Attributes:
+        token, position, decoder_position, segment, patch_bias, convolutions, convolution_biases: standard deviations.
+        scale: factor on the sum. norm_gain: of the norm on it, where there is one. distribution: of all of them.
     """
 
     token: Size
@@ -54,6 +58,10 @@ class Head(Value):
 
     `learning_rate` is a factor on the learning rate of the head's weight (where it is tied, the table's rules),
     `transform_learning_rate` on that of the dense layer.
+
+    Attributes:
+        weight, transform: standard deviations of the map to logits and of the dense layer before it.
+        scale: factor on the input. final_norm_gain: of the norm after the last layer. distribution: of the weights.
     """
 
     weight: Size

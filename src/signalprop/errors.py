@@ -1,13 +1,37 @@
-"""The two errors a user can meet: bad input (exit status 2) and a missing optional dependency."""
+"""The two errors a user can meet: bad input (exit status 2) and a missing optional dependency; and how both are shown.
+
+What a message repeats may come from a file: it can hold line ends, megabytes, or the control characters by which a
+terminal is told to hide text.
+"""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
 
+_LONGEST, _END = 1000, 200  # characters of a message, and how many of them are its end, where it was cut
+
+
+def printable(text: str) -> str:
+    """The text with everything that a terminal would not show as a character written as an escape; lines stay."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def as_line(text: str) -> str:
+    """The text as a message: one line, printable, and cut in the middle where it is longer than can be read."""
+    if len(text) > 10 * _LONGEST:  # before the work on every character of it
+        text = f"{text[:_LONGEST]} ... {text[-_LONGEST:]}"
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - _END]} ... {line[-_END:]}"
+
 
 class InputError(ValueError):
     """Bad input. The message is one line: what is wrong, what was expected, how to mend it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(as_line(message))
 
 
 class MissingExtra(ImportError):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.architecture import Architecture
+from signalprop.checkpoint_folder import check_links
 from signalprop.errors import InputError
 from signalprop.hf_defaults import DEFAULTS as DEFAULTS
 from signalprop.hf_readers import READERS as READERS
@@ -35,7 +36,7 @@ def read(source: Any, **changes: Any) -> Architecture:
     """
     config, class_name = _load(source)
     family = config.get("model_type")
-    if family not in READERS:
+    if not isinstance(family, str) or family not in READERS:
         raise InputError(
             f"{unknown(family)}. For a model of your own give an Architecture and a Mapping (docs/measuring.md)"
         )
@@ -68,7 +69,7 @@ def unknown(family: Any) -> str:
     """Why a family cannot be read, in words."""
     if family in tuple(REFUSED):
         return f"the model family {family!r} is not supported: {REFUSED[family]}"
-    return f"the model family {family!r} is not known; known families: {', '.join(sorted(READERS))}"
+    return f"the model family {family!r:.60} is not known; known families: {', '.join(sorted(READERS))}"
 
 
 def _load(source: Any) -> tuple[Config, str]:
@@ -77,6 +78,7 @@ def _load(source: Any) -> tuple[Config, str]:
         path = Path(source)
         if path.is_dir():
             path = path / "config.json"
+            check_links(path.parent)
             if not path.is_file():
                 raise InputError(f"{source} holds no config.json; expected a Hugging Face model directory")
         source = read_json(path)
@@ -93,8 +95,8 @@ def _load(source: Any) -> tuple[Config, str]:
                 "dictionary, or path of a directory or config.json"
             )
         source = source.to_dict()
-    names = source.get("architectures") or []
-    return source, class_name or (str(names[0]) if names else "")
+    names = source.get("architectures")
+    return source, class_name or (str(names[0]) if isinstance(names, (list, tuple)) and names else "")
 
 
 def _head(c: Config, class_name: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,15 @@ class InputStatistics:
         return self.decoder or self
 
     def with_loss(self, *, fraction: float | None = None, target_correlation: float | None = None) -> InputStatistics:
-        """A copy with another loss: share of positions that carry it, collision probability of targets."""
+        """A copy with another loss.
+
+        Args:
+            fraction: share of positions that carry it, 0 to 1; None: as now.
+            target_correlation: probability that two targets are the same, 0 to 1; None: as now.
+
+        Raises:
+            InputError: a number out of range.
+        """
         return replace(
             self,
             loss_fraction=self.loss_fraction if fraction is None else fraction,

@@ -36,6 +36,8 @@ from signalprop.moments import FloatArray
 from signalprop.storage import read_json, write_json
 from signalprop.validation import Value
 
+__all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
+
 SCHEMA = "signalprop/parametrization/1"
 Trainable = Literal["fixed", "scalar", "channel"]
 _ROLES: tuple[Role, ...] = get_args(Role)
@@ -179,7 +181,7 @@ class Parametrization:
         return self.norm_gain * self.norm_scale
 
     def kind_name(self, index: int) -> str:
-        """Kind of a sublayer: attention, cross_attention or feed_forward."""
+        """Kind of sublayer `index`, from 0: attention, cross_attention or feed_forward."""
         return KINDS[int(self.kind[index])]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -238,7 +240,7 @@ class Parametrization:
 
     @classmethod
     def from_json(cls, data: Any) -> Parametrization:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote (`data`).
 
         Raises:
             InputError: another schema version, a missing or unknown field, a value out of range, or sublayers that the
@@ -304,19 +306,32 @@ class Parametrization:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON form, whole or not at all; `-` is standard output."""
+        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Parametrization:
-        """Read a JSON file that `save` wrote."""
+        """Read the JSON file `path` that `save` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or as `from_json`.
+        """
         return cls.from_json(read_json(path))
 
     @classmethod
     def from_model(cls, model: Any, **mapping: Any) -> Parametrization:
         """The standard deviations and multipliers that a live or trained PyTorch model has now.
 
-        See `signalprop.probes.reading.read_parametrization`, which this calls (needs the `models` extra).
+        Args:
+            model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping=`.
+            mapping: `mapping` by name, for a model of another kind (docs/measuring.md).
+
+        Raises:
+            InputError: an unknown family, or a mapping that does not fit. MissingExtra: PyTorch is not installed.
         """
         from signalprop.probes.reading import read_parametrization
 
@@ -362,7 +377,7 @@ class Parametrization:
         return self._with(filled)
 
     def members(self, which: slice) -> Parametrization:
-        """Some members of a sweep, chosen along its first axis."""
+        """Some members of a sweep: the slice `which` of its first axis."""
         return self._with({name: column[which] for name, column in self.columns().items()})
 
     def _with(self, columns: Mapping[str, FloatArray]) -> Parametrization:
@@ -378,7 +393,7 @@ class Parametrization:
 
     @staticmethod
     def sweep(items: Sequence[Parametrization]) -> Parametrization:
-        """Stack parametrizations of one architecture into a sweep: every numeric column gets a leading axis.
+        """Stack parametrizations (`items`) of one architecture into a sweep: numeric columns get a leading axis.
 
         Raises:
             InputError: none given, or their architectures, placements, embeddings, heads or shapings differ.

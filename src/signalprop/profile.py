@@ -60,6 +60,11 @@ class Series:
 
         The logarithm may be -inf (variance 0). A variance beyond the range of doubles is held at its ends.
 
+        Args:
+            variance, log_variance: one of the two, shape (..., sublayers), as all others here.
+            token_correlation, mean, feature_correlation: of the same points; numbers stand for constant columns.
+            variance_se, token_correlation_se: standard errors over networks, where there are several.
+
         Raises:
             InputError: a variance that is negative, NaN or infinite, a correlation outside [-1, 1], or another number
                 that is not finite.
@@ -100,11 +105,15 @@ class Series:
         )
 
     def at(self, index: int) -> dict[str, float]:
-        """The moments at one sublayer as a dictionary, as in the JSON form. Not for sweeps."""
+        """The moments at sublayer `index`, from 0, as a dictionary, as in the JSON form. Not for sweeps."""
         return self._map(lambda column: column[..., [index]]).rows()[0]
 
     def rows(self) -> list[dict[str, float]]:
-        """The moments at every sublayer. `log_variance` is there where it says more than the variance."""
+        """The moments at every sublayer. `log_variance` is there where it says more than the variance.
+
+        Raises:
+            InputError: a sweep.
+        """
         if self.variance.ndim != 1:
             raise InputError(f"this is a sweep of shape {self.variance.shape[:-1]}; select one of its members")
         columns = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL[1:])}
@@ -138,13 +147,13 @@ class Series:
 
     @staticmethod
     def joined(parts: Sequence[Series]) -> Series:
-        """Parts of a sweep, one after the other along its first axis."""
+        """The `parts` of a sweep, one after the other along its first axis."""
         columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(Series)}
         present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
         return replace(parts[0], **present)
 
     def select(self, rows: NDArray[np.bool_] | int | slice) -> Series:
-        """The same series at some sublayers only."""
+        """The same series at some sublayers (`rows`: a mask, a number or a slice) only."""
         return self._map(lambda column: column[..., rows])
 
     def _map(self, change: Callable[[FloatArray], FloatArray]) -> Series:
@@ -232,8 +241,10 @@ class Profile:
     def layer_sensitivities(self) -> FloatArray:
         """Per layer (encoder first): the sum of its sublayers' branches over the stream that enters the layer.
 
-        TGS section 4.6 by the definition on `docs/theory/network.md` (the printed one inverts the ratio). Not for
-        sweeps.
+        TGS section 4.6 by the definition on `docs/theory/network.md` (the printed one inverts the ratio).
+
+        Raises:
+            InputError: a sweep.
         """
         stream = self.forward["stream_in"].log_variance
         if stream.ndim != 1:
@@ -284,7 +295,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: Any) -> Profile:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote (`data`).
 
         Raises:
             InputError: another schema version, a missing or unknown field, a value out of range, or sublayers that the
@@ -302,6 +313,7 @@ class Profile:
             if not isinstance(row, dict) or row.get("kind") != KINDS[table.kind[i]]:
                 raise InputError(f"sublayer {i} is not {KINDS[table.kind[i]]!r}, which the architecture has there")
 
+        _check_gain(header.statistics.get("branch_gain", 1.0), len(rows))
         gradients = [row.get("gradient") for row in rows]
         without = all(item is None for item in gradients)
         return cls(
@@ -311,12 +323,20 @@ class Profile:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON form, whole or not at all; `-` is standard output."""
+        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read a JSON file that `save` wrote."""
+        """Read the JSON file `path` that `save` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or as `from_json`.
+        """
         return cls.from_json(read_json(path))
 
     def __eq__(self, other: object) -> bool:
@@ -337,6 +357,20 @@ def _points(rows: Sequence[Any], what: str) -> dict[str, Series]:
             raise InputError(f"{what} {missing} has no moments at {point}; expected a dictionary")
         out[point] = Series.from_rows(items)
     return out
+
+
+def _check_gain(gain: Any, n: int) -> None:
+    """The one of the statistics that is reckoned with: a number, or one per sublayer.
+
+    Raises:
+        InputError: something else.
+    """
+    values = gain if isinstance(gain, list) else [gain]
+    if len(values) != (n if isinstance(gain, list) else 1):
+        raise InputError(f"statistics.branch_gain has {len(values)} numbers; there are {n} sublayers")
+    for value in values:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _HUGE:
+            raise InputError(f"statistics.branch_gain holds {value!r:.60}; expected numbers that are not negative")
 
 
 class _Header(Value):

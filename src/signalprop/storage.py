@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 
@@ -60,6 +61,28 @@ def read_json(path: str | Path) -> Any:
         raise InputError(f"{_shown(path)} is not JSON: {_reason(error)}") from None
 
 
+def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
+    """The array in a NumPy file (.npy); nothing is unpickled.
+
+    Args:
+        wanted: what it should hold, in words for the message.
+
+    Raises:
+        InputError: it cannot be read, or is no such file; objects instead of numbers; more than there is memory for.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            values = np.load(file, allow_pickle=False)
+            if isinstance(values, np.ndarray):
+                return values
+        reason = "it holds several arrays"
+    except OSError as error:
+        reason = _reason(error)
+    except Exception as error:  # of tokenize, ast, zipfile and struct, beside NumPy's own
+        reason = "there is not enough memory for it" if isinstance(error, MemoryError) else "it is no NumPy array"
+    raise InputError(f"cannot read {_shown(path)}: {reason}; expected {wanted}")
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write text to a file as UTF-8, whole or not at all; `-` is standard output.
 
@@ -69,7 +92,7 @@ def write_text(path: str | Path, text: str) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # half a character of a file's JSON cannot be written
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -112,6 +135,8 @@ def _replace(target: Path, data: bytes) -> None:
 def written_whole(out: Path) -> Iterator[Path]:
     """A new directory beside `out`, which takes its name when all went well, and goes otherwise.
 
+    What it holds is on the disk before it gets that name.
+
     Raises:
         InputError: the disk is full, or the directory cannot be made.
     """
@@ -120,16 +145,31 @@ def written_whole(out: Path) -> Iterator[Path]:
     try:
         beside.mkdir()
         yield beside
+        for path in beside.rglob("*"):
+            sync(path)
         if target.is_dir():
             target.rmdir()  # empty, or it was refused; one that was filled meanwhile stays
         beside.rename(target)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.ENOTEMPTY:
+        sync(target.parent)
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if getattr(error, "errno", None) == errno.ENOTEMPTY:
             reason = "it has been filled meanwhile"
-        raise InputError(f"cannot write {out}: {reason}") from None
+        # safetensors has an error of its own for what the system refuses, and may not be installed
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        raise InputError(f"cannot write {out}: {' '.join(reason.split())}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -221,7 +221,8 @@ def test_runs_of_an_older_sweep_are_dropped(written, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("shared", "silence", "buried"), [(True, 0, True), (False, 0, False), (False, 7200, True)])
-def test_whose_process_is_dead(shared, silence, buried, written, tmp_path) -> None:
+def test_whose_process_is_dead(shared, silence, buried, written, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(queueing, "_WATCHED", -1.0)
     grid = load_sweep(written())
     queue = prepare(grid, tmp_path / "out", None)
     queue.shared = shared

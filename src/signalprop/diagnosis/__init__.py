@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from signalprop.diagnosis.run import diagnose as diagnose
     from signalprop.diagnosis.stream import token_batches as token_batches
 
+__all__ = ["Diagnosis", "diagnose", "load", "token_batches"]
+
 _WHEN_USED = {"diagnose": "run", "load": "loading", "token_batches": "stream"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHEN_USED:
-        raise AttributeError(f"module 'signalprop.diagnosis' has no attribute {name!r}")
-    from signalprop.errors import require
+if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt ones too
 
-    require("torch", "models")
-    return getattr(import_module(f"signalprop.diagnosis.{_WHEN_USED[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _WHEN_USED:
+            raise AttributeError(f"module 'signalprop.diagnosis' has no attribute {name!r}")
+        from signalprop.errors import require
+
+        require("torch", "models")
+        return getattr(import_module(f"signalprop.diagnosis.{_WHEN_USED[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code:
         model = _gguf(path, dtype)
     else:
         model = read_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
-        wanted = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
+        wanted = (_class_names(model.config) or [type(model).__name__])[0]
         if type(model).__name__ != wanted and not hasattr(model, "signalprop_record"):
             notes = (f"the checkpoint has no weights for the head of a {wanted}; without it there is no loss",)
     tokenizer = read_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -95,6 +96,8 @@ def read_model(
 
     place = _place(source)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if isinstance(place, Path):
+        check_folder(place, trust_remote_code=trust_remote_code)
     if isinstance(place, Path) and (place / "signalprop.json").is_file():
         from signalprop.surgery import initialize
         from signalprop.surgery import load as load_applied
@@ -153,8 +156,10 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
         options: dict[str, Any] = {"gguf_file": path.name}
     else:
         place, options = _place(source), {"trust_remote_code": trust_remote_code}
-        if isinstance(place, Path) and not any(True for pattern in _TOKENIZERS for _ in place.glob(pattern)):
-            return None
+        if isinstance(place, Path):
+            if not any(True for pattern in _TOKENIZERS for _ in place.glob(pattern)):
+                return None
+            check_folder(place, trust_remote_code=trust_remote_code)
     try:
         return transformers.AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:
@@ -242,7 +247,7 @@ def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
     """
     import transformers
 
-    names: Sequence[str] = getattr(config, "architectures", None) or []
+    names = _class_names(config)
     if trust_remote_code and (own := getattr(config, "auto_map", None)):
         for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModel"):
             if name in own:
@@ -253,6 +258,12 @@ def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
             f"{place} asks for the class {names[0]}, which transformers {transformers.__version__} has not"
         )
     return cls
+
+
+def _class_names(config: Any) -> list[str]:
+    """The classes that a configuration names; whatever else its file has in that place counts for nothing."""
+    found = getattr(config, "architectures", None)
+    return [name for name in found if isinstance(name, str)] if isinstance(found, (list, tuple)) else []
 
 
 def _only_head(model: nn.Module, missing: Sequence[str]) -> bool:
@@ -277,7 +288,10 @@ def _why(what: str, place: str | Path, error: Exception) -> str:
     """One line for an error of transformers."""
     text = first_line(error)
     if "trust_remote_code" in str(error):
-        return f"{what}: it brings code of its own, which is not run unless you trust it (trust_remote_code)"
+        return (
+            f"{what}: it brings code of its own, which is not run unless you trust it (--trust-remote-code of "
+            "signalprop diagnose, trust_remote_code=True in Python)"
+        )
     if isinstance(place, str):
         return (
             f"{what}: {text.rstrip('.')}; expected a directory, a .gguf file, or the name of a model on the hub "

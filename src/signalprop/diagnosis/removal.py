@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from signalprop.diagnosis.result import Estimate, Removal, Removed, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.probes.mapping import Mapping, find
+from signalprop.storage import written_whole
 from signalprop.surgery.record import record_of
 
 # Lists in a config that hold one entry per layer.
@@ -260,15 +259,7 @@ def save_pruned(
     check_save(model, mapping, layers, directory)
     target = Path(directory)
     pruned: Any = prune(model, mapping, layers)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        pruned.save_pretrained(temporary, safe_serialization=True)
+    with written_whole(target) as beside:
+        pruned.save_pretrained(beside, safe_serialization=True)
         if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(temporary)
-        if target.exists():
-            target.rmdir()
-        temporary.rename(target)
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            tokenizer.save_pretrained(beside)

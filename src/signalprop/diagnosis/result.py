@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
 from signalprop.storage import finite, read_json, write_json
@@ -138,7 +138,7 @@ class Removed(Value):
             one.
     """
 
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] = Field(min_length=1)
     loss: Estimate
     increase: Estimate
     accuracy: Estimate | None = None
@@ -188,7 +188,13 @@ class Diagnosis(Value):
     """All that was found; sections that were not asked for are None or empty.
 
     Attributes:
-        loss: mean cross-entropy per token of the whole model; accuracy: of a task, where there is one.
+        model, family, n_parameters: its name, its kind of architecture, how many numbers it holds.
+        data: what it was run on.
+        loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
+            task, where there is one.
+        signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
+            out. casts: to few bits. verdicts: what follows. notes: what was left out, and why.
+        schema_: version of the JSON form.
     """
 
     model_config = ConfigDict(title="diagnosis")
@@ -208,6 +214,26 @@ class Diagnosis(Value):
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _of_the_same_layers(self) -> Self:
+        """A file may say of its layers what it likes; what reads it goes by their number."""
+        n = len(self.signal)
+        columns: dict[str, Sequence[Any]] = {
+            f"casts of {cast.format}": cast.signal_to_noise for cast in self.casts if cast.signal_to_noise
+        }
+        if self.identity is not None:
+            columns["identity.cosine"] = self.identity.cosine
+            if self.identity.jacobian:
+                columns["identity.jacobian"] = self.identity.jacobian
+        for name, column in columns.items():
+            if len(column) != n:
+                raise ValueError(f"{name} has {len(column)} numbers; signal has {n} layers")
+        removed = () if self.removal is None else (*self.removal.single, *self.removal.greedy)
+        strange = next((k for item in removed for k in item.layers if not 0 <= k < n), None)
+        if strange is not None:
+            raise ValueError(f"removal names layer {strange}; signal has {n} layers")
+        return self
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; `from_json` gives the same Diagnosis back."""
         data: dict[str, Any] = finite(self.model_dump(mode="json", by_alias=True))
@@ -215,7 +241,7 @@ class Diagnosis(Value):
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote (`data`).
 
         Raises:
             InputError: another schema version, a missing or unknown field, or a value out of range.
@@ -226,12 +252,20 @@ class Diagnosis(Value):
         return cls(**{str(key): _tuples(value) for key, value in data.items()})
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON form, whole or not at all; `-` is standard output."""
+        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a JSON file that `save` wrote."""
+        """Read the JSON file `path` that `save` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or as `from_json`.
+        """
         return cls.from_json(read_json(path))
 
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:

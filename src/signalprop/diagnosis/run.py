@@ -47,6 +47,7 @@ def diagnose(
 
     Args:
         batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`).
+        name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
         cast: formats of `signalprop.diagnosis.casts.FORMATS` to cast to. cast_of: what is cast.

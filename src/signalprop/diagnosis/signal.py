@@ -374,7 +374,7 @@ def _gradients(
         arguments = arguments_of(model, mapping, batch)
         positions = Positions(mapping, arguments, skip_first)
         recorder = Recorder(model, mapping, places, backward=True)
-        recorder.given_padding = {stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()}
+        recorder.give_padding({stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()})
         try:
             recorder.attach()
             with torch.inference_mode(False), torch.enable_grad(), _lent(model, mapping):

@@ -42,6 +42,7 @@ DEFAULT_LENGTH = 512  # tokens of a sequence
 _LINES = (".jsonl", ".ndjson")
 _TABLES = (".parquet", ".pq")
 _KNOWN = (*_LINES, *_TABLES, ".txt", ".text", ".md", ".gz", ".xz", ".json", ".csv")
+_LONGEST_LINE = 1 << 26  # characters
 _POSITIONS = 256  # rows of logits in single precision at a time
 Piece = tuple[str, bool]  # text, and whether its document ends behind it
 
@@ -174,23 +175,42 @@ def _rows(rows: Iterable[tuple[str, Any]], field: str, source: str) -> Iterator[
         yield from _cut([text])
 
 
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or packed, without their ends.
+
+    Raises:
+        InputError: as `characters`, or a line that is longer than any row: a small packed file can hold gigabytes.
+    """
+    held: list[str] = []
+    size = 0
+    for block in characters(path):
+        first, *others = block.split("\n")
+        held.append(first)
+        size += len(first)
+        if size > _LONGEST_LINE:
+            raise InputError(f"{path} has a line of more than {_LONGEST_LINE:,} characters; expected a row per line")
+        if others:
+            yield "".join(held)
+            *whole, last = others
+            yield from whole
+            held, size = [last], len(last)
+    if size:
+        yield "".join(held)
+
+
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """The values of a file of JSON lines, plain or packed, each with its place for messages.
 
     Raises:
         InputError: as `characters`, or a line that is no JSON.
     """
-    left, number = "", 0
-    for block in chain(characters(path), ["\n"]):
-        *lines, left = (left + block).split("\n")
-        for line in lines:
-            number += 1
-            if not line.strip():
-                continue
-            try:
-                yield f"line {number}", json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}: line {number} is not JSON: {' '.join(str(error).split())}") from None
+    for k, line in enumerate(lines_of(path), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {k}", json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: line {k} is not JSON: {' '.join(str(error).split())}") from None
 
 
 def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -341,7 +361,8 @@ def token_batches(
     Args:
         source, field: see `pieces`. tokenizer: of transformers; None: see `token_stream`.
         length: tokens of a sequence (default: 512, or what the model has positions for if that is less).
-        limit: sequences at most. architecture: of the model. seed: of masks and of speech features.
+        batch_size: sequences of a batch. limit: sequences at most. architecture: of the model.
+        seed: of masks and of speech features.
         decoder_start: what the decoder of an encoder-decoder reads first; None: a token of the text.
 
     Raises:

@@ -43,7 +43,7 @@ def read_task(path: str | Path) -> list[Question]:
             continue
         try:
             data = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(
                 f"{path} line {i} is not JSON; expected an object with prompt, choices and answer"
             ) from None

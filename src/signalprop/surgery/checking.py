@@ -107,7 +107,7 @@ class Check:
         }
 
     def table(self, *, everything: bool = False) -> str:
-        """As text; see `signalprop.report.checks.check_table`."""
+        """As text: what is wrong; `everything`: what is right as well (`signalprop.report.checks.check_table`)."""
         from signalprop.report.checks import check_table
 
         return check_table(self, everything=everything)

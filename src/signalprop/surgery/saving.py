@@ -19,6 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
+from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, require
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
@@ -242,6 +243,8 @@ def load(
         InputError: a plain checkpoint, a damaged one, one of another version, or another model; one line.
     """
     folder = Path(directory)
+    if folder.is_dir():
+        check_folder(folder)
     raw, document = _read_record(folder)
     table = _parametrization(folder, document)
     if document.kind == "built":

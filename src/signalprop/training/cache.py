@@ -51,6 +51,8 @@ def cached(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
 
 def _make(folder: Path, fill: Callable[[Path], None]) -> None:
     """Fill a directory beside, then give it its name."""
+    for begun in folder.parent.glob(f"{folder.name}.*.tmp"):  # by processes that are dead: this one has the lock
+        shutil.rmtree(begun, ignore_errors=True)
     beside = folder.with_name(f"{folder.name}.{token_hex(8)}.tmp")
     beside.mkdir()
     try:
@@ -65,9 +67,9 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _undamaged(folder: Path) -> bool:
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         sums = json.loads((folder / _SUMS).read_text("utf-8"))
-        return all(_sum(folder / name) == expected for name, expected in sums.items())
+        return all(Path(name).name == name and _sum(folder / name) == expected for name, expected in sums.items())
     return False
 
 

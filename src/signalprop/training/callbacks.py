@@ -69,7 +69,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for raw in text.splitlines():
         try:
             line = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             out.append(line)
@@ -219,6 +219,10 @@ class Progress(TrainerCallback):
         self._bar.set_postfix(self._shown, refresh=False)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the bar's line, so that what is said next has a line of its own."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -8,14 +8,14 @@ synced, marked with the sizes and SHA-256 sums of its files, and then given its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import os
 import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, require
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import read_json, write_json
+from signalprop.storage import read_json, sync, write_json
 from signalprop.surgery.initialising import fill, whole
 from signalprop.training.processes import first, gathered
 
@@ -35,6 +35,8 @@ MARKER = "complete.json"
 WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors", "training.json", "process-{}.json"
 _TRAINER_STATE = "trainer_state.json"  # the Trainer reads it by this name
 _BLOCK = 1 << 20
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -66,6 +68,8 @@ def problem_of(folder: Path) -> str | None:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or data.get("step") != step_of(folder):
             return f"its {MARKER} is not that of a checkpoint of this step ({SCHEMA})"
         for name, known in data["files"].items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"its {MARKER} names {name!r:.80}, which is not in it"
             size = (folder / name).stat().st_size
             if size != known["bytes"]:
                 return f"{name} has {size} bytes; {known['bytes']} were written"
@@ -75,7 +79,7 @@ def problem_of(folder: Path) -> str | None:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
     except InputError as error:
         return str(error)
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return f"its {MARKER} is damaged"
     return None
 
@@ -131,11 +135,11 @@ def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None
             if target.exists():  # one that was found damaged
                 shutil.rmtree(target)
             beside.rename(target)
-            _sync(folder)
+            sync(folder)
 
     if first():
         for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
-            _sync(lines)
+            sync(lines)
     for action in (begin, fill_in, commit):
         problem = next((p for p in gathered(_problem(action)) if p is not None), None)
         if problem is not None:
@@ -170,18 +174,10 @@ def mark(folder: Path, step: int) -> None:
     """Make sure that a checkpoint's files are on the disk, and write down what they are."""
     files = {}
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
-        _sync(path)
+        sync(path)
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)
 
 
 def adopt(folder: Path, step: int, keep: int) -> None:
@@ -319,6 +315,28 @@ def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[
     return tensors, groups
 
 
+def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
+    """A function that reads a checkpoint's JSON; sums that agree do not make it what a run writes.
+
+    Raises:
+        InputError: something that no run writes.
+    """
+
+    @functools.wraps(read)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            where = next((item for item in args if isinstance(item, Path)), "the checkpoint")
+            reason = " ".join(f"{type(error).__name__} {error}".split())
+            raise InputError(f"{where} holds what no run writes ({reason:.120}); remove it, and go on") from None
+
+    return checked
+
+
+@_of_a_run
 def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
     """Go on with the optimizer's and the schedule's state; every process calls it.
 
@@ -393,6 +411,7 @@ def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
     }
 
 
+@_of_a_run
 def restore_random(checkpoint: Path, process: int) -> None:
     """Go on with the random numbers of this process; with those it has, where there were fewer processes."""
     path = checkpoint / PROCESS.format(process)
@@ -408,6 +427,7 @@ def restore_random(checkpoint: Path, process: int) -> None:
     random.setstate((version, tuple(numbers), gauss_next))
 
 
+@_of_a_run
 def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float, int]:
     """(sum of losses that were not logged yet, the step that was logged last).
 
@@ -420,6 +440,7 @@ def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float,
     return float(loss), int(read_json(checkpoint / STATE)["last_logged"])
 
 
+@_of_a_run
 def seconds_of(checkpoint: Path) -> float:
     """How long the training up to a checkpoint took."""
     return float(read_json(checkpoint / STATE)["seconds"])

@@ -23,6 +23,7 @@ from signalprop.validation import Value
 SCHEMA = "signalprop/sweep/1"
 SEPARATOR = " / "  # between the labels in the name of a cell
 MAX_CELLS = 10_000
+_LONGEST_NAME = 200  # of a cell's directory; file systems take 255 bytes
 # Columns of the results; an axis cannot have the name of one.
 COLUMNS = (
     "cell", "seed", "status", "reason", "steps", "score", "train_loss", "eval_loss", "chance", "parameters",
@@ -281,6 +282,12 @@ def _check_place(axes: Mapping[str, Mapping[str, Any]], place: Mapping[str, str]
             raise ValueError(f"skip: axis {axis} has no value {label!r}; its values are {', '.join(axes[axis])}")
 
 
+def _file_name(text: str) -> str:
+    """The text as one part of a path, which leads neither out of the directory nor further down."""
+    name = re.sub(r"[^A-Za-z0-9._+=-]", "-", text)
+    return name if name.strip(".") else "-" * len(name)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One combination of the axes' values.
@@ -296,7 +303,7 @@ class Cell:
     @cached_property
     def folder(self) -> str:
         """A directory's name."""
-        return "__".join(re.sub(r"[^A-Za-z0-9._+=-]", "-", label) for label in self.labels)
+        return _file_name("__".join(self.labels))
 
 
 @dataclass(frozen=True)
@@ -335,9 +342,8 @@ class Grid:
         """Of a run, below the sweep's."""
         parts = ["runs", self.cells[point.cell].folder]
         if self.sweep.tune is not None:
-            parts.append(
-                f"{'lr' if self.sweep.tune.column == 'learning_rate' else self.sweep.tune.column}={point.rate}"
-            )
+            column = self.sweep.tune.column
+            parts.append(_file_name(f"{'lr' if column == 'learning_rate' else column}={point.rate}"))
         return "/".join([*parts, f"seed={point.seed}"])
 
     def settings(self, point: Point) -> dict[str, Any]:
@@ -389,6 +395,11 @@ def _check_cells(grid: Grid) -> None:
                 scheme(recipe.model.scheme, **recipe.model.options)
             except InputError as error:
                 raise InputError(f"sweep {sweep.name}, cell {name}: {error}") from None
+        if len(cell.folder) > _LONGEST_NAME:
+            raise InputError(
+                f"sweep {sweep.name}: the labels of {name:.40} ... make a directory's name of {len(cell.folder)} "
+                f"characters; shorten them to {_LONGEST_NAME}"
+            )
         twin = folders.setdefault(cell.folder.lower(), name)
         if twin != name:
             raise InputError(f"sweep {sweep.name}: the labels of {twin} and {name} make the same directory; rename one")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError, require
+from signalprop.memory import check_fits
 from signalprop.moments import FloatArray
 from signalprop.training.recipe import Data
 from signalprop.training.sources import IDX_FILES, IMAGE, LABEL, Place, is_hub_name, missing, open_table, read_arrays
@@ -23,6 +24,7 @@ Pixels = NDArray[np.uint8]  # (channels, size, size)
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 _IDX = {"train": "train", "test": "t10k"}  # what the files of MNIST and its kin begin with
 _IDX_BYTES = 0x08
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +113,33 @@ def _idx_files(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], str]
 
 def _idx(path: Path) -> NDArray[np.uint8]:
     """An array of bytes in the idx format: two zeros, the type, the number of axes, their lengths, the values."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    shape: tuple[int, ...] = ()
+    content = b""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with opener(path, "rb") as file:
+            head = file.read(4)
+            if len(head) == 4 and head[:3] == bytes([0, 0, _IDX_BYTES]):
+                lengths = file.read(4 * head[3])
+                shape = tuple(int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))
+                whole = len(shape) == head[3] > 0
+                n = math.prod(shape) if whole else 0
+                check_fits(2 * n, f"the array of {path}", "it is damaged, or too large")
+                content = _at_most(file, n + 1)  # a packed file can hold more than it says
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    start = 4 + 4 * (content[3] if len(content) > 3 else 0)
-    whole = content[:3] == bytes([0, 0, _IDX_BYTES]) and len(content) >= start
-    shape = tuple(int(n) for n in np.frombuffer(content[4:start], ">u4")) if whole else ()
-    if not whole or len(content) != start + math.prod(shape):
+    if not shape or len(content) != math.prod(shape):
         raise InputError(f"{path} is no idx file of bytes, or it is cut short")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _at_most(file: Any, n: int) -> bytes:
+    """What a file holds from here on, up to n bytes; memory is taken for what is there."""
+    parts = []
+    while n > 0 and (block := file.read(min(_BLOCK, n))):
+        parts.append(block)
+        n -= len(block)
+    return b"".join(parts)
 
 
 def _arrays(data: Data, images: NDArray[Any], labels: NDArray[Any], name: str) -> Iterator[Labelled]:
@@ -215,7 +234,10 @@ def _pixels_in(value: Any, where: str, base: Path, data: Data) -> Pixels:
         return _decoded(value, where, data)
     if isinstance(value, str):
         return _decoded(base / value, f"{base / value} of {where}", data)
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.zeros(0)
     if array.ndim not in (2, 3) or array.dtype.kind not in "uif":
         raise InputError(f"{where} holds no image; expected one, its path, or its pixels")
     return _sized(_as_bytes(array, where), data)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.architecture import Architecture
+from signalprop.checkpoint_folder import check_folder
 from signalprop.data import Batch
 from signalprop.errors import InputError, require
 from signalprop.inputs import InputStatistics
@@ -247,13 +248,15 @@ def _pretrained(recipe: Recipe, prepared: Prepared) -> nn.Module:
     assert source is not None
     if (Path(source) / RECORD).is_file():
         return load(source)
+    if Path(source).is_dir():
+        check_folder(Path(source))
     extra = {"num_labels": prepared.facts["n_classes"]} if "n_classes" in prepared.facts else {}
     try:
         model: nn.Module = _auto(recipe).from_pretrained(
             source, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **extra
         )
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"cannot load {source} for {recipe.task}: {reason:.200}") from None
     return model
 

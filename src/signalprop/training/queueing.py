@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 SILENT = 3600.0  # seconds without a sign of life after which a process on another machine counts as dead
+_WATCHED = 180.0  # seconds without one before this process's eyes: its wall clock may have jumped, or be another's
 _NAMELESS = 30.0  # seconds that a process has to write its name on a trial
 _LEAST, _MOST = 1e-300, 1e300
 ATTEMPTS = 2  # of a run whose process dies, per call of the command
@@ -65,7 +66,7 @@ def storage_of(out: Path, url: str | None) -> BaseStorage:
     file = out / "study.log"
     try:
         if url is None:
-            lock: Any = FileLock(out / "study.lock")
+            lock: Any = FileLock(out / "study.lock", file)
             return JournalStorage(JournalFileBackend(str(file), lock))
         if not url.startswith("sqlite"):
             return RDBStorage(url)
@@ -91,20 +92,39 @@ def _serialise(engine: Any) -> None:
 
 
 class FileLock:
-    """Of the study's file. Optuna's own locks outlive a process that is killed; this one does not."""
+    """Of the study's file. Optuna's own locks outlive a process that is killed; this one does not.
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._descriptor = path, -1
+    It is held by who adds a line. Half a line, of a process that was killed or on a disk that was full, goes: what is
+    added next would make it one that nothing can read.
+    """
+
+    def __init__(self, path: Path, file: Path) -> None:
+        self._path, self._file, self._descriptor = path, file, -1
 
     def acquire(self) -> bool:
         """Wait for it."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        _cut_half_a_line(self._file)
         return True
 
     def release(self) -> None:
         """Give it back."""
         os.close(self._descriptor)
+
+
+def _cut_half_a_line(file: Path) -> None:
+    """Take what stands behind the last end of a line out of a file."""
+    with file.open("r+b") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        block, kept = b"", end
+        while b"\n" not in block and kept > 0:
+            start = max(0, kept - 4096)
+            opened.seek(start)
+            block, kept = opened.read(kept - start), start
+        kept += block.rfind(b"\n") + 1
+        if kept < end:
+            opened.truncate(kept)
 
 
 def _without_password(url: str) -> str:
@@ -127,7 +147,7 @@ class Queue:
     session: str
     shared: bool
     _locks: dict[str, int] = field(default_factory=dict)
-    _seen: dict[int, float] = field(default_factory=dict)
+    _seen: dict[int, tuple[Any, float]] = field(default_factory=dict)
 
     def entries(self) -> list[Entry]:
         """Every attempt at a run, in order."""
@@ -250,17 +270,24 @@ class Queue:
                 self._drop(trial.number)
 
     def _is_dead(self, trial: FrozenTrial) -> bool:
-        worker = trial.user_attrs.get("worker")
+        worker, watched = trial.user_attrs.get("worker"), self._silence(trial)
         if worker is None:
-            return time.monotonic() - self._seen.setdefault(trial.number, time.monotonic()) > _NAMELESS
+            return watched > _NAMELESS
         host, out, when, _ = worker
         if not self.shared and (host, out) != (socket.gethostname(), str(self.out.resolve())):
-            return bool(time.time() - when > SILENT)
+            return bool(time.time() - when > SILENT) and watched > _WATCHED
         key = trial.user_attrs["key"]
         if key in self._locks or not self._lock(key):
             return False
         self._unlock(key)
         return True
+
+    def _silence(self, trial: FrozenTrial) -> float:
+        """Seconds in which this process has seen no sign of life, by a clock that does not jump."""
+        sign, now = trial.user_attrs.get("worker"), time.monotonic()
+        if trial.number not in self._seen or self._seen[trial.number][0] != sign:
+            self._seen[trial.number] = sign, now
+        return now - self._seen[trial.number][1]
 
     def attempts(self) -> dict[str, int]:
         """How often runs failed in this session, by key; an error counts as all attempts that there are."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,11 +20,14 @@ from signalprop.presets import PRESETS
 from signalprop.storage import read_text
 from signalprop.validation import Value
 
+__all__ = ["Recipe", "load_recipe"]
+
 Task = Literal[
     "masked-lm", "causal-lm", "image-classification", "speech-to-text", "translation", "sequence-classification"
 ]
 SCHEMA = "signalprop/recipe/1"
 _SHIPPED = "signalprop.training.recipes"
+_LONGEST, _DEEPEST = 100_000, 30  # characters and levels of a recipe or a sweep
 
 
 class LoRA(Value):
@@ -261,9 +265,10 @@ class Recipe(Value):
     Attributes:
         name: of the run directory. description: what it is for, and where its numbers come from.
         task: what is learnt.
+        model, data, optimizer, schedule, budget, cadence, parallel: sections, field by field in docs/training.md.
         seed: of weights, order of the data, masks and dropout.
         precision: of the arithmetic; weights and optimizer stay float32.
-        compile: torch.compile.
+        compile: torch.compile. schema_: version of the format.
     """
 
     schema_: Literal["signalprop/recipe/1"] = Field("signalprop/recipe/1", alias="schema")
@@ -334,7 +339,7 @@ def read_recipe(source: str | Path) -> dict[str, Any]:
 
 
 def _read_recipe(source: str | Path, above: tuple[str, ...]) -> dict[str, Any]:
-    here = str(source)
+    here = os.path.realpath(source) if Path(source).is_file() else str(source)
     if here in above:
         raise InputError(f"the recipes {' -> '.join((*above, here))} are based on one another")
     data = read_yaml(source)
@@ -342,7 +347,7 @@ def _read_recipe(source: str | Path, above: tuple[str, ...]) -> dict[str, Any]:
     if base is None:
         return data
     if not isinstance(base, str):
-        raise InputError(f"{here}: base is {base!r:.60}; expected the name of a recipe, or a YAML file")
+        raise InputError(f"{source}: base is {base!r:.60}; expected the name of a recipe, or a YAML file")
     beside = Path(source).parent / base
     below = _read_recipe(beside if Path(base).suffix and beside.is_file() else base, (*above, here))
     return _merged({key: value for key, value in below.items() if key not in ("name", "description")}, data)
@@ -357,20 +362,52 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _parsed(yaml: Any, text: str, shown: str) -> dict[str, Any]:
-    if len(text) > 1_000_000:
-        raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two")
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            # a few lines of them can stand for gigabytes
-            raise InputError(f"{shown} has YAML aliases (*name); write the values out")
-        data = yaml.load(text, Loader=_loader(yaml))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{shown} is not YAML: {' '.join(str(error).split()):.200}") from None
+    data = _value(yaml, text, shown)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise InputError(f"{shown} holds no mapping of names to values; see docs/training.md")
     return data
+
+
+def _value(yaml: Any, text: str, shown: str) -> Any:
+    """What a YAML text says, of the kinds that JSON has too: no dates, sets, bytes or tagged objects.
+
+    Raises:
+        InputError: no YAML; more of it, or deeper, than a recipe ever is: PyYAML's time grows with the square of the
+            depth, and a few lines of aliases can stand for gigabytes.
+    """
+    if len(text) > _LONGEST:
+        raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two, {_LONGEST} at most")
+    try:
+        depth = 0
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"{shown} has YAML aliases (*name); write the values out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise InputError(f"{shown} is nested more than {_DEEPEST} levels deep, as no recipe is")
+        data = yaml.load(text, Loader=_loader(yaml))
+        _check_plain(data, shown)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: no such day, thousands of digits
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{shown} is not YAML: {' '.join(str(error).split()):.200}") from None
+    return data
+
+
+def _check_plain(value: Any, shown: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(key, shown)
+            _check_plain(item, shown)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item, shown)
+    elif isinstance(value, str):
+        value.encode()  # half a character, which only an escape can write, is a ValueError
+    elif isinstance(value, int):
+        str(value)  # likewise one of thousands of digits, written in hexadecimal
+    elif not isinstance(value, (float, type(None))):
+        raise InputError(f"{shown} holds {value!s:.40}, a {type(value).__name__}; put it in quotation marks")
 
 
 def _loader(yaml: Any) -> Any:
@@ -397,10 +434,7 @@ def with_settings(data: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise InputError(f"--set {setting!r} is not key=value, such as optimizer.learning_rate=1e-3")
-        try:
-            value = yaml.load(text, Loader=_loader(yaml)) if text.strip() else None
-        except yaml.YAMLError as error:
-            raise InputError(f"--set {setting!r}: {' '.join(str(error).split()):.120}") from None
+        value = _value(yaml, text, f"the value of --set {setting!r:.80}") if text.strip() else None
         put(changed, key.strip(), value)
     return changed
 
@@ -441,7 +475,7 @@ def parse(data: Mapping[str, Any]) -> Recipe:
 
 
 def load_recipe(source: str | Path, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of a YAML file, or one that comes with the package, with `key=value` settings.
+    """The recipe of a YAML file, or one that comes with the package (`source`), with `key=value` `settings`.
 
     Raises:
         InputError: as `read_recipe`, `with_settings` and `parse`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib.metadata
 import math
 import os
@@ -10,10 +11,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,11 @@ from signalprop.training.recipe import Recipe, load_recipe, parse, read_yaml
 from signalprop.training.tasks import prepare
 from signalprop.training.trainer import RecipeTrainer, training_arguments
 
+__all__ = ["Result", "train"]
+
 RUN_SCHEMA = "signalprop/run/1"
 _SIGNAL_EXAMPLES = 4  # sequences on which the signal is measured through training
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _PACKAGES = ("signalprop", "torch", "transformers", "accelerate", "numpy", "peft", "datasets", "tokenizers")
 
 
@@ -46,6 +51,7 @@ class Result:
     """How a run ended.
 
     Attributes:
+        name: of the recipe.
         status: `finished`; `diverged` (a loss or gradient was not finite); `stopped` (by a signal; resume it);
             `pruned` (by a sweep). reason: why it did not finish.
         steps: that were done. train_loss: mean over the last tenth of them; eval_loss: after the last one; in nats.
@@ -76,7 +82,7 @@ class Result:
 
     @classmethod
     def from_json(cls, data: Any) -> Result:
-        """A result that `to_json` made.
+        """A result that `to_json` made (`data`).
 
         Raises:
             InputError: something else.
@@ -207,7 +213,8 @@ class _Run:
             callbacks.append(signal)
         self.veto = Veto(keep_going) if keep_going is not None else None
         callbacks += [self.veto] if self.veto else []
-        callbacks += [Progress(recipe.name, per_step, unit, signal)] if progress and self.main else []
+        self.progress = Progress(recipe.name, per_step, unit, signal) if progress and self.main else None
+        callbacks += [self.progress] if self.progress else []
         for callback in callbacks:
             self.trainer.add_callback(callback)
         if recipe.cadence.monitor and whole:
@@ -216,9 +223,26 @@ class _Run:
             self.trainer.add_callback(SignalCallback(self.trainer, every=recipe.cadence.monitor))
 
     def go(self) -> Result:
-        """Train, evaluate, save, and say how it went."""
+        """Train, evaluate, save, and say how it went.
+
+        Raises:
+            InputError: the disk is full, or an output cannot be written.
+        """
+        try:
+            return self._go()
+        except OSError as error:  # of TensorBoard, whose writer takes its time
+            if error.errno not in _NO_ROOM:
+                raise
+            raise InputError(
+                f"cannot write in {self.folder}: {error.strerror}; mend that, and go on with --resume"
+            ) from None
+        finally:
+            if self.progress:
+                self.progress.close()
+
+    def _go(self) -> Result:
         trainer = self.trainer
-        with self.interrupts:
+        with self.interrupts, _writers_leave_errors():
             trainer.goes_on_from = by_first(self._start)
             for callback in self._tensorboard():
                 trainer.add_callback(callback)
@@ -349,20 +373,31 @@ class _Run:
         return ""
 
     def _write_model(self, model: nn.Module, name: str) -> None:
-        from safetensors import SafetensorError
-
         target = self.folder / name
         shutil.rmtree(target, ignore_errors=True)  # of a run that was killed before its result was written
-        try:
-            with written_whole(target) as beside:
-                if hasattr(model, "save_pretrained") and record_of(model) is None:
-                    model.save_pretrained(beside)  # type: ignore[operator]
-                else:
-                    save(model, beside)
-                if hasattr(self.prepared.tokenizer, "save_pretrained"):
-                    self.prepared.tokenizer.save_pretrained(beside)
-        except SafetensorError as error:
-            raise InputError(f"cannot write {target}: {' '.join(str(error).split())}") from None
+        with written_whole(target) as beside:
+            if hasattr(model, "save_pretrained") and record_of(model) is None:
+                model.save_pretrained(beside)  # type: ignore[operator]
+            else:
+                save(model, beside)
+            if hasattr(self.prepared.tokenizer, "save_pretrained"):
+                self.prepared.tokenizer.save_pretrained(beside)
+
+
+@contextmanager
+def _writers_leave_errors() -> Iterator[None]:
+    """No traceback of a thread that cannot write: TensorBoard's raises the same error again when it is next called."""
+    before = threading.excepthook
+
+    def hook(thrown: threading.ExceptHookArgs) -> None:
+        if not (isinstance(thrown.exc_value, OSError) and thrown.exc_value.errno in _NO_ROOM):
+            before(thrown)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _quiet(trainer: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.diagnosis.stream import Piece, characters, json_lines, parquet_rows, pieces
+from signalprop.diagnosis.stream import Piece, json_lines, lines_of, parquet_rows, pieces
 from signalprop.errors import InputError, require
 from signalprop.training.recipe import Data
 
@@ -272,27 +272,17 @@ def _cells(path: Path, asked: set[str]) -> Table:
 
 def _cell_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     if kind_of(path) == ".tsv":
-        for number, line in enumerate(_lines(path), 1):
+        for number, line in enumerate(lines_of(path), 1):
             if line.strip():
-                yield f"line {number}", line.rstrip("\n").split("\t")
+                yield f"line {number}", line.split("\t")
         return
-    reader = csv.reader(_lines(path))
+    reader = csv.reader(f"{line}\n" for line in lines_of(path))
     try:
         for cells in reader:
             if cells:
                 yield f"line {reader.line_num}", cells
     except csv.Error as error:
         raise InputError(f"{path}: line {reader.line_num}: {error}") from None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    left = ""
-    for block in characters(path):
-        *lines, left = (left + block).split("\n")
-        for line in lines:
-            yield line + "\n"
-    if left:
-        yield left
 
 
 def is_saved(path: Path) -> bool:
@@ -376,7 +366,8 @@ def pairs(data: Data, place: Place) -> Iterator[Pair]:
     if "translation" in table.columns and data.text not in table.columns:
         for where, row in table.read(["translation"]):
             both = row["translation"]
-            names = [name for name in (data.text, data.target) if name] or list(both or {})[:2]
+            names = [name for name in (data.text, data.target) if name]
+            names = names or list(both if isinstance(both, dict) else ())[:2]
             if not isinstance(both, dict) or len(names) != 2 or any(name not in both for name in names):
                 known = ", ".join(both) if isinstance(both, dict) else "none"
                 raise InputError(

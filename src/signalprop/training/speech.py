@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,9 @@ Frames = NDArray[np.float32]  # (frames, features)
 _SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff")
 _WINDOW, _HOP = 0.025, 0.010  # seconds
 _FLOOR = 1e-10
+_SLOWEST, _FASTEST = 1000, 1_000_000  # Hz of a file
+_HOUR = 3600.0  # seconds; silence of days packs into a small file
+_LOUDEST = 1e30  # of a sample or a feature; squares and their sums stay finite
 SYNTHETIC = 20_000  # utterances, if no limit is given
 _LONGEST, _SHORTEST = 6, 3  # frames of a synthetic byte
 _NOISE = 0.5
@@ -133,28 +137,50 @@ def _columns(data: Data, table: Table) -> tuple[str, str]:
 def _samples_in(value: Any, base: Path, where: str) -> tuple[FloatArray, int]:
     """(samples, rate) of a cell: a path, encoded ({"bytes": ..., "path": ...}) or decoded ({"array": ...})."""
     if isinstance(value, dict) and value.get("array") is not None:
-        return np.asarray(value["array"], np.float64), int(value["sampling_rate"])
+        try:
+            samples = np.asarray(value["array"], np.float64)
+        except (TypeError, ValueError, OverflowError):
+            samples = np.zeros(0)
+        if samples.ndim != 1 or not samples.size:
+            raise InputError(f"{where} holds no sound; expected a list of samples")
+        return _checked(samples, value.get("sampling_rate"), where)
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):
         return _read(io.BytesIO(value), where)
     if not isinstance(value, str) or not value:
         raise InputError(f"{where} holds no sound; expected the path of a file")
-    for name in (value, *(value + suffix for suffix in _SOUNDS)):
-        if (base / name).is_file():
-            return _read(base / name, str(base / name))
+    paths = [base / name for name in (value, *(value + suffix for suffix in _SOUNDS))]
+    found = None
+    with suppress(OSError, ValueError):  # a name that is too long, or holds a null byte
+        found = next((path for path in paths if path.is_file()), None)
+    if found is not None:
+        return _read(found, str(found))
     raise InputError(f"{where} names the sound {value!r}; there is no such file in {base}")
 
 
 def _read(file: Any, name: str) -> tuple[FloatArray, int]:
     soundfile = require("soundfile", "training")
     try:
-        samples, rate = soundfile.read(file, dtype="float64", always_2d=True)
+        with soundfile.SoundFile(file) as opened:
+            rate, seconds = opened.samplerate, opened.frames / opened.samplerate
+            samples = opened.read(dtype="float64", always_2d=True) if seconds <= _HOUR else None
     except Exception as error:  # soundfile has its own
         raise InputError(f"cannot read the sound {name}: {' '.join(str(error).split())[:200]}") from None
+    if samples is None:
+        raise InputError(f"the sound {name} lasts {seconds:,.0f} s; expected an hour at most")
     if not samples.size:
         raise InputError(f"the sound {name} is empty")
-    return samples.mean(1), int(rate)
+    return _checked(samples.mean(1), rate, f"the sound {name}")
+
+
+def _checked(samples: FloatArray, rate: Any, where: str) -> tuple[FloatArray, int]:
+    """(samples, rate), where both can be reckoned with; a rate that lies would make gigabytes of a second of sound."""
+    if not isinstance(rate, (int, np.integer)) or isinstance(rate, bool) or not _SLOWEST <= rate <= _FASTEST:
+        raise InputError(f"{where} has the sample rate {rate!r:.40}; expected {_SLOWEST} to {_FASTEST} Hz")
+    if not np.abs(samples).max() <= _LOUDEST:
+        raise InputError(f"{where} has samples that are not finite, or beyond {_LOUDEST:g}")
+    return samples, int(rate)
 
 
 def _arrays(data: Data, path: Path, split: str) -> Iterator[Utterance]:
@@ -176,14 +202,17 @@ def _arrays(data: Data, path: Path, split: str) -> Iterator[Utterance]:
         raise InputError(f"{path} has offsets that do not rise, or that leave {content}")
     if content == "frames" and values.shape[1] != data.frame_dim:
         raise InputError(f"{path} has frames of {values.shape[1]} features; set data.frame_dim to that")
-    rate = int(found.get("sample_rate", data.sample_rate))
+    given = found.get("sample_rate", np.asarray(data.sample_rate))
+    rate = given.item() if given.size == 1 else given.tolist()
     scale = 1 / np.iinfo(values.dtype).max if values.dtype.kind == "i" else 1.0
     for i, text in enumerate(texts):
         part = values[offsets[i] : offsets[i + 1]]
+        name = f"{path}: text {i + 1}"
         if content == "frames":
-            yield Utterance(part.astype(np.float32), str(text))
+            yield Utterance(_checked(part, data.sample_rate, name)[0].astype(np.float32), str(text))
         else:
-            yield Utterance(log_mel(resampled(part * scale, rate, data), data), str(text))
+            samples, hertz = _checked(part * scale, rate, name)
+            yield Utterance(log_mel(resampled(samples, hertz, data), data), str(text))
 
 
 # --- synthetic -----------------------------------------------------------------------------------------------

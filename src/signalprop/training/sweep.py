@@ -22,13 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, printable
 from signalprop.storage import finite, read_json
 from signalprop.training.grid import Grid, Point, load_sweep
 from signalprop.training.ladder import best_rung, rungs, wanted
 from signalprop.training.queueing import ATTEMPTS, Entry, Queue, open_queue
 from signalprop.training.recipe import Recipe
 from signalprop.training.tables import duration
+
+__all__ = ["sweep"]
 
 INTERRUPTED = 130  # exit status of a process that was
 MARKS = 20  # points of the loss curve that pruning compares
@@ -248,7 +250,7 @@ def expected_seconds(entries: Sequence[Entry], left: Mapping[str, int]) -> float
 
 def to_stderr(line: str) -> None:
     """One line of progress."""
-    print(f"sweep: {line}", file=sys.stderr, flush=True)
+    print(f"sweep: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def sweep(
@@ -267,6 +269,7 @@ def sweep(
         source: a YAML file, or a sweep that comes with the package. out: its directory; what is there is not run again.
         jobs: processes. storage: a database of Optuna's, where machines share a sweep; default: a file in `out`.
         train: what trains; a function of a module where there are several processes.
+        log: called with each line of progress.
         poll: seconds between two looks at what other processes do.
 
     Raises:
@@ -338,7 +341,7 @@ def _work_together(
     try:
         for process in processes:
             process.join()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # the latter by SIGTERM
         _stop(processes)
         raise
     codes = [process.exitcode for process in processes]

@@ -327,7 +327,16 @@ def _ranked(items: Sequence[Summary], sweep: Sweep) -> list[Summary]:
     return sorted(chosen, key=lambda item: item.mean, reverse=sweep.direction == "maximize")
 
 
+Cells = tuple[list[str], list[list[str]]]  # a table's header and its rows
+
+
 def results_table(store: Store) -> str:
+    """`results_rows` as Markdown."""
+    header, rows = results_rows(store)
+    return markdown_table(header, rows) if rows else "No run has ended yet."
+
+
+def results_rows(store: Store) -> Cells:
     """One row per cell: the best rung, the score and the training loss, and how far it is from the best cell."""
     sweep, items = Sweep(**store["sweep"]), summaries(store)
     pooled = pooled_variance(items)
@@ -348,7 +357,7 @@ def results_table(store: Store) -> str:
         if sweep.reference is not None:
             line.append(f"{sweep.reference.cells.get(item.name, '')}")
         lines.append(line)
-    return markdown_table(header, lines) if lines else "No run has ended yet."
+    return header, lines
 
 
 def _from_best(item: Summary, best: Summary | None, pooled: float | None) -> str:
@@ -378,10 +387,16 @@ def not_told_apart(store: Store) -> list[str]:
 
 
 def rates_table(store: Store) -> str:
-    """The score on every rung that a cell tried, of the seeds that tuned; empty where nothing was tuned."""
+    """`rates_rows` as Markdown; empty where nothing was tuned."""
+    found = rates_rows(store)
+    return "" if found is None else markdown_table(*found)
+
+
+def rates_rows(store: Store) -> Cells | None:
+    """The score on every rung that a cell tried, of the seeds that tuned; None where nothing was tuned."""
     sweep, items = Sweep(**store["sweep"]), summaries(store)
     if sweep.tune is None:
-        return ""
+        return None
     rates = sorted({rate for item in items for rate in item.tried if rate is not None})
     lines = []
     for item in items:
@@ -390,7 +405,7 @@ def rates_table(store: Store) -> str:
             cost = item.tried.get(rate)
             cells.append("" if cost is None else f"{abs(cost):.4f}" if math.isfinite(cost) else "failed")
         lines.append([item.name, *cells])
-    return markdown_table([sweep.tune.column, *(f"{rate:g}" for rate in rates)], lines)
+    return [sweep.tune.column, *(f"{rate:g}" for rate in rates)], lines
 
 
 def page(store: Store) -> str:
@@ -411,7 +426,7 @@ def page(store: Store) -> str:
         *([wrapped(sweep.description)] if sweep.description else []),
         *_what_was_run(store, sweep),
     ]
-    parts += ["## Result", results_table(store), wrapped(_legend(store, sweep))]
+    parts += ["## Result", results_table(store), wrapped(legend(store, sweep))]
     close = not_told_apart(store)
     if close:
         parts += ["Not told apart (less than two standard errors between them):", "\n".join(close)]
@@ -425,11 +440,13 @@ def page(store: Store) -> str:
 
 def _verdict_line(found: tuple[Check, str, str]) -> str:
     check, kind, told = found
-    claim = check.claim or _in_words(check)
-    return f"- {claim.rstrip('.')}: **{kind}** ({told})"
+    return f"- {claim_of(check).rstrip('.')}: **{kind}** ({told})"
 
 
-def _in_words(check: Check) -> str:
+def claim_of(check: Check) -> str:
+    """A part of the claim in words."""
+    if check.claim:
+        return check.claim
     if check.less is not None:
         return f"{check.less[0]} ends below {check.less[1]}"
     return f"{', '.join(check.cells)}: {'every run trains' if check.trains is not None else 'no run trains'}"
@@ -477,7 +494,7 @@ def _environment(environment: Mapping[str, Any]) -> str:
     return ", ".join(part for part in (environment.get("machine"), environment.get("device"), versions) if part)
 
 
-def _legend(store: Store, sweep: Sweep) -> str:
+def legend(store: Store, sweep: Sweep) -> str:
     chances = [row["chance"] for row in store["rows"] if row.get("chance") is not None]
     text = "±: standard error over the seeds. Diverged: a loss was not finite. "
     if chances:

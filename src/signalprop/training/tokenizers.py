@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
 from signalprop.training.recipe import Tokenizer
@@ -42,8 +43,16 @@ def train(settings: Tokenizer, texts: Texts) -> Any:
 
 
 def restore(text: str) -> Any:
-    """The tokenizer that `serialized` wrote."""
-    return _wrapped(require("tokenizers", "models").Tokenizer.from_str(text))
+    """The tokenizer that `serialized` wrote.
+
+    Raises:
+        InputError: the text is none.
+    """
+    package = require("tokenizers", "models")
+    try:
+        return _wrapped(package.Tokenizer.from_str(text))
+    except Exception as error:  # tokenizers raises the base class itself
+        raise InputError(f"the cached tokenizer is damaged ({error!s:.120}); delete the cache") from None
 
 
 def serialized(tokenizer: Any) -> str:
@@ -64,7 +73,11 @@ def load(path: str) -> Any:
         if place.is_file():
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(place))
         else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+            if place.is_dir():
+                check_folder(place)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except InputError:
+        raise
     except Exception as error:  # transformers and what it stands on have many kinds of their own
         reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
         raise InputError(

@@ -1,0 +1,389 @@
+"""Checkpoints that somebody else made: damaged in every file, and made to reach for files or code elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import signalprop as sp
+from damage import check_command, commanded, damaged_bytes, examine, files_of, outcome
+from signalprop.checkpoint_folder import check_folder
+from signalprop.cli.loading import model_batch
+from signalprop.diagnosis.loading import load, read_model, read_tokenizer
+from signalprop.errors import InputError
+from signalprop.training import checkpoints, tokenizers
+from signalprop.training.cache import cached
+from signalprop.training.checkpoints import MARKER, PROCESS, STATE, load_tensors, problem_of
+from signalprop.training.networks import network_of
+
+FEW, MANY = 5, 150
+
+
+class Bomb:
+    """What runs when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-2 with its tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("checkpoint") / "plain"
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["[PAD]", "[UNK]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["the state of the union "] * 20, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def applied(plain: Path) -> Path:
+    """The same with a scheme."""
+    folder = plain.with_name("applied")
+    model: Any = read_model(plain)
+    sp.apply(model, "rezero")
+    sp.save(model, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(plain: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(plain, tmp_path / "checkpoint"))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def change(path: Path, **entries: Any) -> None:
+    path.write_text(json.dumps((read_json(path) if path.exists() else {}) | entries))
+
+
+def header_of(content: bytes) -> tuple[Any, bytes]:
+    """Header and numbers of a safetensors file."""
+    (n,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + n]), content[8 + n :]
+
+
+def with_header(header: bytes, numbers: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + numbers
+
+
+def weights(plain: Path) -> st.SearchStrategy[bytes]:
+    """Safetensors files with a damaged header, a header of another length, or cut."""
+    content = (plain / "model.safetensors").read_bytes()
+    header, numbers = header_of(content)
+    lengths = st.sampled_from([0, 1, 7, 8, len(content), 2**31, 2**63, 2**64 - 1])
+    return st.one_of(
+        files_of(header).map(lambda found: with_header(found, numbers)),
+        lengths.map(lambda n: struct.pack("<Q", n) + content[8:]),
+        damaged_bytes(content[:3000]).map(lambda found: found + content[3000:]),
+    )
+
+
+def index(plain: Path) -> dict[str, Any]:
+    header, numbers = header_of((plain / "model.safetensors").read_bytes())
+    names = {name: "model.safetensors" for name in header if name != "__metadata__"}
+    return {"metadata": {"total_size": len(numbers)}, "weight_map": names}
+
+
+TOKENS = {
+    "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 12, "eos_token": "[PAD]",
+    "added_tokens_decoder": {"0": {"content": "[PAD]", "special": True}},
+}  # fmt: skip
+Making = Callable[[Path, Path], st.SearchStrategy[bytes]]
+# the checkpoint, the file in it, what may stand there, what reads the directory
+SUBJECTS: dict[str, tuple[str, str, Making, Callable[[Path], Any]]] = {
+    "config": ("plain", "config.json", lambda p, _: files_of(read_json(p / "config.json")), sp.Architecture.from_hf),
+    "config of a model": ("plain", "config.json", lambda p, _: files_of(read_json(p / "config.json")), read_model),
+    "weights": ("plain", "model.safetensors", lambda p, _: weights(p), read_model),
+    "weights of a run": (
+        "plain", "model.safetensors", lambda p, _: weights(p), lambda found: load_tensors(found / "model.safetensors"),
+    ),
+    "index": ("plain", "model.safetensors.index.json", lambda p, _: files_of(index(p)), read_model),
+    "tokenizer": (
+        "plain", "tokenizer.json", lambda p, _: files_of(read_json(p / "tokenizer.json")), read_tokenizer,
+    ),
+    "tokenizer of a batch": (
+        "plain", "tokenizer.json", lambda p, _: files_of(read_json(p / "tokenizer.json")),
+        lambda found: model_batch(sp.Architecture.from_hf(found), found, None, 1, 0),
+    ),
+    "tokenizer of a recipe": ("plain", "tokenizer.json", lambda p, _: files_of(read_json(p / "tokenizer.json")),
+                              lambda found: tokenizers.load(str(found))),
+    "tokenizer's configuration": ("plain", "tokenizer_config.json", lambda *_: files_of(TOKENS), read_tokenizer),
+    "record": ("applied", "signalprop.json", lambda _, a: files_of(read_json(a / "signalprop.json")), sp.load),
+    "multipliers": (
+        "applied", "signalprop.safetensors",
+        lambda _, a: damaged_bytes((a / "signalprop.safetensors").read_bytes()), sp.load,
+    ),
+}  # fmt: skip
+
+
+def fuzz(subject: str, plain: Path, applied: Path, place: Path, examples: int, *, fixed: bool) -> None:
+    which, name, content, reader = SUBJECTS[subject]
+    found = Path(shutil.copytree({"plain": plain, "applied": applied}[which], place / "checkpoint"))
+    if name.endswith("index.json"):
+        (found / "model.safetensors").rename(found / "a.safetensors")
+
+    def act(bytes_: bytes) -> None:
+        if name.endswith("index.json"):
+            bytes_ = bytes_.replace(b"model.safetensors", b"a.safetensors")
+        (found / name).write_bytes(bytes_)
+        outcome(lambda: reader(found))
+
+    examine(content(plain, applied), act, examples, fixed=fixed)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.filterwarnings("ignore")  # libraries say what they think of what they read all the same
+def test_damaged_checkpoints(subject: str, plain: Path, applied: Path, tmp_path: Path) -> None:
+    fuzz(subject, plain, applied, tmp_path, FEW, fixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.filterwarnings("ignore")
+def test_many_damaged_checkpoints(subject: str, plain: Path, applied: Path, tmp_path: Path) -> None:
+    fuzz(subject, plain, applied, tmp_path, MANY, fixed=False)
+
+
+def refused_by_all(folder: Path, says: str) -> None:
+    """Whatever reads weights and tokenizers refuses the directory, and so do the commands."""
+    readers: list[Callable[[], Any]] = [
+        lambda: read_model(folder),
+        lambda: load(folder),
+        lambda: read_tokenizer(folder),
+        lambda: tokenizers.load(str(folder)),
+    ]
+    for read in readers:
+        with pytest.raises(InputError, match=says):
+            read()
+    for command in ("measure", "diagnose", "compare"):
+        result = commanded(command, folder, *(["--no-report"] if command != "measure" else []))
+        check_command(result)
+        assert result.status == 2, command
+
+
+class TestElsewhere:
+    """Nothing is read that lies outside of the directory."""
+
+    @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/../../secret.safetensors", 3, "\x00"])
+    def test_shards(self, folder: Path, name: Any) -> None:
+        (folder / "model.safetensors").rename(folder.parent / "secret.safetensors")
+        found = {"metadata": {}, "weight_map": {"transformer.wte.weight": name}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(found))
+        refused_by_all(folder, "which does not lie in its directory")
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
+    def test_links(self, folder: Path, name: str) -> None:
+        outside = folder.parent / "outside"
+        change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        (folder / name).rename(outside)
+        (folder / name).symlink_to(outside)
+        refused_by_all(folder, "is a link that leads out of its directory")
+
+    def test_links_that_stay(self, folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "blob")
+        (folder / "model.safetensors").symlink_to("blob")
+        read_model(folder)
+
+    def test_links_of_the_hubs_cache(self, folder: Path) -> None:
+        snapshot, blobs = folder.parent / "m" / "snapshots" / "abc", folder.parent / "m" / "blobs"
+        snapshot.parent.mkdir(parents=True)
+        folder.rename(snapshot)
+        blobs.mkdir()
+        (snapshot / "model.safetensors").rename(blobs / "1")
+        (snapshot / "model.safetensors").symlink_to("../../blobs/1")
+        read_model(snapshot)
+        (snapshot / "model.safetensors").unlink()
+        (snapshot / "model.safetensors").symlink_to("../../../other")
+        shutil.copy(blobs / "1", folder.parent / "other")
+        with pytest.raises(InputError, match="leads out of its directory"):
+            read_model(snapshot)
+
+    def test_base_models_of_adapters(self, plain: Path, folder: Path) -> None:
+        base = {"peft_type": "LORA", "base_model_name_or_path": str(plain), "r": 2, "target_modules": ["c_attn"]}
+        (folder / "adapter_config.json").write_text(json.dumps(base))
+        (folder / "model.safetensors").unlink()
+        refused_by_all(folder, "holds an adapter")
+
+    @pytest.mark.parametrize("entry", ["vocab_file", "tokenizer_file", "merges_file", "fast_tokenizer_files"])
+    def test_vocabularies(self, folder: Path, entry: str) -> None:
+        (folder.parent / "secret.json").write_text("{}")
+        value = "../secret.json"
+        change(folder / "tokenizer_config.json", **{entry: [value] if entry.endswith("s") else value})
+        refused_by_all(folder, "outside of its directory")
+
+    def test_names_of_where_it_was_made(self, folder: Path) -> None:
+        """Old checkpoints have such paths, which lead nowhere."""
+        change(folder / "config.json", _name_or_path="/etc/passwd")
+        change(folder / "tokenizer_config.json", special_tokens_map_file="/root/.cache/none", name_or_path="/etc")
+        load(folder)
+
+    def test_a_companion_is_not_copied_from_elsewhere(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "key").write_text("secret")
+        (folder / "vocab.txt").symlink_to(tmp_path / "key")
+        result = commanded("apply", folder, "--scheme", "lns", "--out", tmp_path / "out")
+        check_command(result)
+        assert result.status == 2 and not (tmp_path / "out").exists()
+
+
+class TestCode:
+    """Nothing that a file brings is run."""
+
+    @pytest.mark.parametrize(
+        "name", ["pytorch_model.bin", "model.pt", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
+    )
+    def test_pickles_beside_are_not_touched(self, folder: Path, name: str) -> None:
+        marker = folder.parent / "ran"
+        (folder / name).write_bytes(pickle.dumps(Bomb(marker)))
+        load(folder)
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(InputError, match="pickled"):
+            load(folder)
+        assert not marker.exists()
+
+    def test_a_pickle_by_another_name(self, folder: Path) -> None:
+        marker = folder.parent / "ran"
+        for name in ("model.safetensors", "tokenizer.json", "config.json"):
+            (folder / name).write_bytes(pickle.dumps(Bomb(marker)))
+            outcome(lambda: load(folder))
+        assert not marker.exists()
+
+    @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+    def test_kernels_of_the_hub(self, folder: Path, name: str) -> None:
+        change(folder / "config.json", text_config={name: "someone/kernel"})
+        refused_by_all(folder, "code of the hub, which is not run unless you trust it")
+        check_folder(folder, trust_remote_code=True)
+
+    @pytest.mark.parametrize("names", [True, 3, "GPT2Model", {}, [3], [None], [], ["logging"], ["AutoConfig"], [["a"]]])
+    def test_classes_that_are_none(self, folder: Path, names: Any) -> None:
+        change(folder / "config.json", architectures=names)
+        outcome(lambda: load(folder))
+
+    def test_own_code_names_the_flag(self, folder: Path) -> None:
+        marker = folder.parent / "ran"
+        (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
+        change(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.C", "AutoModel": "own.M"})
+        with pytest.raises(InputError, match="--trust-remote-code of signalprop diagnose"):
+            load(folder)
+        assert not marker.exists()
+
+    def test_own_code_of_a_tokenizer(self, folder: Path) -> None:
+        marker = folder.parent / "ran"
+        (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
+        own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+        change(folder / "tokenizer_config.json", **own)
+        for read in (lambda: read_tokenizer(folder), lambda: tokenizers.load(str(folder))):
+            outcome(read)
+        assert not marker.exists()
+
+    def test_names_that_steer_the_terminal(self, folder: Path) -> None:
+        token = {"content": "[PAD]", "\x1b[2J": 1, "__type": "AddedToken"}
+        change(folder / "tokenizer_config.json", added_tokens_decoder={"0": token})
+        refused_by_all(folder, "a name that cannot be printed")
+
+
+class TestRuns:
+    """What a run that goes on reads of a checkpoint."""
+
+    def checkpoint(self, folder: Path) -> Path:
+        target = folder / "checkpoint-5"
+        target.mkdir(parents=True)
+        generator = torch.get_rng_state().numpy().tobytes().hex()
+        state = {"torch": generator, "cuda": None, "numpy": ["MT19937", [1] * 624, 1, 0, 0.0],
+                 "python": [3, [1] * 625, None], "loss": 0.5}  # fmt: skip
+        (target / PROCESS.format(0)).write_text(json.dumps(state))
+        (target / STATE).write_text(json.dumps({"optimizer": [], "schedule": {}, "scaler": None, "last_logged": 3,
+                                                "seconds": 1.0}))  # fmt: skip
+        checkpoints.mark(target, 5)
+        return target
+
+    @pytest.mark.parametrize("name", ["/dev/zero", "../../../../../../../../dev/zero", "../x", "\x00"])
+    def test_files_that_are_not_in_it(self, tmp_path: Path, name: str) -> None:
+        target = self.checkpoint(tmp_path)
+        change(target / MARKER, files={name: {"bytes": 0, "sha256": "x"}})
+        problem = problem_of(target)
+        assert problem is not None and ("which is not in it" in problem or "damaged" in problem)
+
+    def read_all(self, target: Path) -> None:
+        problem_of(target)
+        before = torch.get_rng_state()
+        for read in (
+            lambda: checkpoints.restore_random(target, 0),
+            lambda: checkpoints.pending_loss(target, 0, 1),
+            lambda: checkpoints.seconds_of(target),
+        ):
+            outcome(read)
+        torch.set_rng_state(before)
+
+    @pytest.mark.parametrize("name", [MARKER, STATE, PROCESS.format(0)])
+    @pytest.mark.parametrize(
+        ("examples", "fixed"), [(FEW, True), pytest.param(MANY, False, marks=pytest.mark.slow)], ids=["few", "many"]
+    )
+    def test_damaged_states(self, tmp_path: Path, name: str, examples: int, fixed: bool) -> None:
+        import random
+
+        import numpy as np
+
+        target = self.checkpoint(tmp_path)
+        own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what is restored is the global one
+
+        def act(found: bytes) -> None:
+            (target / name).write_bytes(found)
+            try:
+                self.read_all(target)
+            finally:
+                random.setstate(own)
+                np.random.set_state(numpys)  # noqa: NPY002
+
+        examine(files_of(read_json(target / name), 2), act, examples, fixed=fixed)
+
+    def test_a_cache_that_reaches_elsewhere(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        for content in ('{"../../../../../../../../dev/zero": 0}', "[" * 5000, '{"x": {}}', "[1]"):
+            (tmp_path / "a" / "sums.json").write_text(content)
+            found = cached(tmp_path, "a", lambda folder: (folder / "made").touch() or None)
+            assert (found / "made").exists()
+            shutil.rmtree(found)
+            found.mkdir()
+
+    def test_the_tokenizer_of_a_cache(self) -> None:
+        for text in ("", "{}", "[" * 5000, '{"version": "1.0"}'):
+            with pytest.raises(InputError, match="the cached tokenizer is damaged"):
+                tokenizers.restore(text)
+
+
+def test_pretrained_models_of_recipes(folder: Path) -> None:
+    """A recipe's model.pretrained is looked through as well."""
+    from types import SimpleNamespace
+
+    from signalprop.training.recipe import parse
+
+    recipe = parse({"name": "x", "task": "causal-lm", "model": {"pretrained": str(folder)}})
+    prepared: Any = SimpleNamespace(facts={})
+    os.symlink("/etc/passwd", folder / "vocab.txt")
+    with pytest.raises(InputError, match="leads out of its directory"):
+        network_of(recipe, prepared)

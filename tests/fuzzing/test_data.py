@@ -1,0 +1,240 @@
+"""Every kind of data that is read, damaged: text, tables, images, sound, NumPy files; and small files that unpack to
+much."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from damage import as_json, damaged, damaged_bytes, examine, outcome
+from signalprop.data import load_frames
+from signalprop.diagnosis.stream import pieces
+from signalprop.errors import InputError
+from signalprop.kernels.inputs import load_kernel
+from signalprop.storage import read_array
+from signalprop.training import images, sources, speech
+from signalprop.training.recipe import Data
+from signalprop.training.sources import Place
+
+FEW, MANY = 8, 400
+BOOK = "Fellow citizens,\r\nthe union is strong. caf\u00e9 \U0001f600\n".encode() * 3
+ROW = {"text": "one two", "label": "x", "n": 3}
+
+
+class Bomb:
+    """What runs when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+def exhaust(found: Iterator[Any]) -> None:
+    for _ in found:
+        pass
+
+
+def texts(path: Path) -> None:
+    exhaust(sources.documents(Data(source=str(path))))
+
+
+def classes(path: Path) -> None:
+    exhaust(sources.classified(Data(source=str(path)), Place(str(path), "train"))[0])
+
+
+def pairs(path: Path) -> None:
+    exhaust(sources.pairs(Data(source=str(path)), Place(str(path), "train")))
+
+
+def pictures(path: Path) -> None:
+    exhaust(images.labelled_images(Data(source=str(path)), Place(str(path), "train"))[0])
+
+
+def speeches(path: Path) -> None:
+    exhaust(speech.utterances(Data(source=str(path)), Place(str(path), "train")))
+
+
+def lines_of(row: Any) -> st.SearchStrategy[bytes]:
+    found = st.lists(damaged(row, 2) | st.just(row), min_size=1, max_size=3)
+    return found.map(lambda rows: "\n".join(map(as_json, rows)).encode())
+
+
+def packed(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def stored(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+
+
+def picture(kind: str) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def sound(kind: str) -> bytes:
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros(800), 16_000, format=kind)
+    return buffer.getvalue()
+
+
+def parquet() -> bytes:
+    import pyarrow
+    from pyarrow import parquet as format_
+
+    buffer = io.BytesIO()
+    format_.write_table(pyarrow.Table.from_pylist([ROW, ROW]), buffer)
+    return buffer.getvalue()
+
+
+NUMBERS = [
+    np.zeros((2, 8, 8)), np.full((2, 8, 8), np.nan), np.zeros((2, 0, 8)), np.zeros((0, 8, 8)), np.zeros((2, 8, 8),
+    complex),
+    np.zeros((2, 8, 8, 3), np.uint8), np.zeros(3), np.array(["a", "b"]), np.zeros((2, 8, 8), "M8[s]"), np.array(3),
+    np.full((2, 8, 8), 1e308), np.array([np.nan, 1]), np.array([(1, 2.0), (3, 4.0)], dtype="i4,f4"), np.arange(2),
+    np.array([0, 1600, 3200]), np.array([0, 2**62, 2**63 - 1]), np.zeros(3200, np.int16), np.full(3200, np.inf),
+    np.array([b"\xff", b"a"]), np.array(["\ud800", "b"]), np.array(-1), np.array(2**62), np.array([1, 2]),
+]  # fmt: skip
+
+
+def arrays(**good: Any) -> st.SearchStrategy[bytes]:
+    """.npz files, some of whose arrays are others."""
+    named = {name: st.just(array) | st.sampled_from(NUMBERS) for name, array in good.items()}
+    return st.fixed_dictionaries(named).map(lambda found: packed(**found))
+
+
+SPOKEN = {
+    "audio": np.zeros(3200, np.int16),
+    "offsets": np.array([0, 1600, 3200]),
+    "text": np.array(["a", "b"]),
+    "sample_rate": np.array(16_000),
+}
+DRAWN = {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.arange(2)}
+late = st.deferred
+# the file that is damaged, what may stand in it, the file or directory that is read, what reads it
+SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], str, Callable[[Path], Any]]] = {
+    "text": ("a.txt", damaged_bytes(BOOK), "a.txt", texts),
+    "text, gz": ("a.txt.gz", damaged_bytes(gzip.compress(BOOK)), "a.txt.gz", texts),
+    "text, xz": ("a.txt.xz", damaged_bytes(lzma.compress(BOOK)), "a.txt.xz", texts),
+    "JSON lines": ("a.jsonl", lines_of(ROW), "a.jsonl", texts),
+    "JSON lines of a diagnosis": ("a.jsonl", lines_of(ROW), "a.jsonl", lambda path: exhaust(pieces(path))),
+    "JSON lines, bytes": ("a.jsonl", damaged_bytes(json.dumps(ROW).encode()), "a.jsonl", texts),
+    "classes": ("a.jsonl", lines_of(ROW), "a.jsonl", classes),
+    "csv": ("a.csv", damaged_bytes(b'text,label\n"one, two",x\nthree,y\n'), "a.csv", classes),
+    "tsv": ("a.tsv", damaged_bytes(b"source\ttarget\none\teins\ntwo\tzwei\n"), "a.tsv", pairs),
+    "translations": ("a.jsonl", lines_of({"translation": {"en": "a", "de": "b"}}), "a.jsonl", pairs),
+    "parquet": ("a.parquet", late(lambda: damaged_bytes(parquet())), "a.parquet", texts),
+    **{
+        f"image, {kind}": (f"set/a/0.{kind.lower()}", late(lambda kind=kind: damaged_bytes(picture(kind))), "set",
+        pictures)
+        for kind in ("PNG", "GIF", "BMP", "JPEG")
+    },
+    "image arrays": ("a.npz", arrays(**DRAWN), "a.npz", pictures),
+    "image arrays, bytes": ("a.npz", damaged_bytes(packed(**DRAWN)), "a.npz", pictures),
+    "images by path": ("a.jsonl", lines_of({"image": "set/a/0.png", "label": 1}), "a.jsonl", pictures),
+    "images in rows": ("a.jsonl", lines_of({"image": [[1, 2], [3, 4]], "label": 1}), "a.jsonl", pictures),
+    "idx": ("set/train-images-idx3-ubyte", damaged_bytes(idx(DRAWN["x_train"])), "set", pictures),
+    "idx, gz": ("set/train-images-idx3-ubyte.gz", damaged_bytes(gzip.compress(idx(DRAWN["x_train"]))), "set", pictures),
+    "sound, WAV": ("a.wav", late(lambda: damaged_bytes(sound("WAV"))), "a.tsv", speeches),
+    "sound, FLAC": ("a.wav", late(lambda: damaged_bytes(sound("FLAC"))), "a.tsv", speeches),
+    "sounds by path": ("a.jsonl", lines_of({"audio": "a.wav", "text": "hello"}), "a.jsonl", speeches),
+    "sounds in rows": (
+        "a.jsonl", lines_of({"audio": {"array": [0.0] * 500, "sampling_rate": 16_000}, "text": "hello"}), "a.jsonl",
+        speeches,
+    ),
+    "sound arrays": ("a.npz", arrays(**SPOKEN), "a.npz", speeches),
+    "frames": ("a.npy", damaged_bytes(stored(np.zeros((4, 8)))), "a.npy", load_frames),
+    "kernel": ("a.npy", damaged_bytes(stored(np.eye(3))), "a.npy", load_kernel),
+}  # fmt: skip
+
+
+def fuzz(subject: str, folder: Path, examples: int, *, fixed: bool) -> None:
+    name, content, read, reader = SUBJECTS[subject]
+    (folder / "set" / "b").mkdir(parents=True)
+    (folder / "set" / "a").mkdir()
+    if name.startswith("set/train"):
+        (folder / "set" / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(2, dtype=np.uint8)))
+    else:
+        (folder / "set" / "b" / "0.png").write_bytes(picture("PNG"))
+    (folder / "a.tsv").write_text("audio\ttext\na.wav\thello\n")
+
+    def act(found: bytes) -> None:
+        (folder / name).write_bytes(found)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # its remarks on what it reads all the same
+            outcome(lambda: reader(folder / read))
+
+    examine(content, act, examples, fixed=fixed)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_damaged_data(subject: str, tmp_path: Path) -> None:
+    fuzz(subject, tmp_path, FEW, fixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_many_damaged_data(subject: str, tmp_path: Path) -> None:
+    fuzz(subject, tmp_path, MANY, fixed=False)
+
+
+class TestPickles:
+    """Pickles in the places of data are not loaded."""
+
+    @pytest.mark.parametrize("name", ["a.npy", "a.npz"])
+    def test_numpy_files(self, tmp_path: Path, name: str) -> None:
+        objects = np.array([Bomb(tmp_path / "ran")], dtype=object)
+        bytes_ = stored(objects) if name == "a.npy" else packed(x_train=objects, y_train=objects)
+        for content in (bytes_, pickle.dumps(Bomb(tmp_path / "ran"))):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(InputError):
+                load_kernel(tmp_path / name) if name == "a.npy" else pictures(tmp_path / name)
+        assert not (tmp_path / "ran").exists()
+
+    def test_a_table_of_cells(self, tmp_path: Path) -> None:
+        row = {"text": pickle.dumps(Bomb(tmp_path / "ran"), 0).decode("latin-1")}
+        (tmp_path / "a.jsonl").write_text(json.dumps(row))
+        texts(tmp_path / "a.jsonl")
+        assert not (tmp_path / "ran").exists()
+
+
+class TestSize:
+    """Headers that promise more than there is."""
+
+    def test_an_array_of_exabytes(self, tmp_path: Path) -> None:
+        content = stored(np.zeros((2, 2))).replace(b"(2, 2), }  ", b"(%d,), }" % 2**58)
+        (tmp_path / "a.npy").write_bytes(content)
+        with pytest.raises(InputError, match="there is not enough memory for it"):
+            read_array(tmp_path / "a.npy", "numbers")
+
+    def test_rates_that_lie(self, tmp_path: Path) -> None:
+        for rate in (0, 1, 2**62, -5):
+            (tmp_path / "a.npz").write_bytes(packed(**{**SPOKEN, "sample_rate": np.array(rate)}))
+            with pytest.raises(InputError, match=f"sample rate {rate}; expected 1000 to 1000000 Hz"):
+                speeches(tmp_path / "a.npz")

@@ -1,0 +1,260 @@
+"""Every JSON and YAML file that is read, damaged in all ways: read, or refused in one short line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+import signalprop as sp
+from damage import as_json, check_command, commanded, damaged, damaged_bytes, examine, files_of, outcome
+from reported import as_measured, predicted, table_of, write_run
+from signalprop.diagnosis.result import Diagnosis
+from signalprop.diagnosis.tasks import read_task
+from signalprop.errors import InputError
+from signalprop.kernels.inputs import load_kernel
+from signalprop.kernels.trace import trace
+from signalprop.report.html import document, render
+from signalprop.report.html.reading import read
+from signalprop.report.kernel_tables import to_json
+from signalprop.storage import finite
+from signalprop.training.grid import load_sweep
+from signalprop.training.recipe import load_recipe, read_recipe, read_yaml
+
+FEW, MANY = 8, 400
+ARCHITECTURE = {
+    "kind": "encoder", "n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 50, "seq_len": 8,
+    "norm_placement": ["pre", "post"], "dropout": 0.1, "final_norm": True,
+}  # fmt: skip
+TABLE = table_of("deepscalelm", n_layers=2)
+PROFILE = predicted("xavier", n_layers=2)
+ESTIMATE = {"value": 1.5, "standard_error": 0.1}
+DIAGNOSIS = {
+    "schema": "signalprop/diagnosis/1", "model": "m", "family": "gpt2", "n_parameters": 10, "perplexity": 4.4,
+    "data": {"source": "s", "sequences": 2, "tokens": 16, "length": 8, "skip_first": 1}, "loss": ESTIMATE,
+    "signal": [
+        {"layer": i, "stack": "decoder", "variance_in": 1.0, "variance": 1.2, "token_correlation": 0.1,
+         "effective_rank": 3.0, "gradient": 1.0, "entropy": [0.5, 0.4], "score_std": [1.0, 2.0]} for i in range(2)
+    ],
+    "weights": [
+        {"layer": i, "stack": "decoder", "std": {"query": 0.1}, "predicted_variance": 1.0, "identity": 0.2}
+        for i in range(2)
+    ],
+    "identity": {"cosine": [0.9, 0.8], "angular": [[0.1, 0.2], [0.3]], "jacobian": [ESTIMATE, ESTIMATE]},
+    "removal": {
+        "single": [{"layers": [i], "loss": ESTIMATE, "increase": ESTIMATE} for i in range(2)],
+        "greedy": [{"layers": [0, 1], "loss": ESTIMATE, "increase": ESTIMATE}],
+    },
+    "casts": [{"format": "int8", "of": "both", "scaled": True, "loss": ESTIMATE, "increase": ESTIMATE,
+               "signal_to_noise": [30.0, 20.0]}],
+    "verdicts": [{"severity": "fault", "kind": "dead head", "layers": [0], "text": "t", "cause": "c", "advice": "a"}],
+    "notes": ["n"],
+}  # fmt: skip
+QUESTION = {"prompt": "a", "choices": ["b", "c"], "answer": 0}
+
+
+def kernels() -> dict[str, Any]:
+    """The JSON of `signalprop kernel`."""
+    return finite(to_json({"x": trace(table_of("xavier", n_layers=2, seq_len=6))}, "signalprop/kernel/1"))
+
+
+def sweep() -> dict[str, Any]:
+    """A shipped sweep that holds its base."""
+    data = read_yaml("sweep-tgs-tab11")
+    return data | {"base": read_recipe(data["base"])}
+
+
+def lines_of(row: Any) -> st.SearchStrategy[bytes]:
+    """Files of JSON lines, some of them damaged."""
+    rows = st.lists(damaged(row, 2) | st.just(row), min_size=1, max_size=4)
+    return rows.map(lambda found: "\n".join(map(as_json, found)).encode())
+
+
+def reported(path: Path) -> None:
+    render(document(list(read(path).items())))
+
+
+def command(*arguments: str) -> Callable[[Path], None]:
+    """Run a command on the file, FILE among its arguments."""
+
+    def go(path: Path) -> None:
+        check_command(commanded(*(str(path) if item == "FILE" else item for item in arguments)))
+
+    return go
+
+
+# name of the file, what may stand in it, what reads it
+SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]] = {
+    "architecture": ("a.json", files_of(ARCHITECTURE), command("predict", "FILE")),
+    "parametrization": ("a.json", files_of(TABLE.to_json()), command("predict", "FILE")),
+    "parametrization on a page": ("a.json", files_of(TABLE.to_json()), reported),
+    "profile": ("a.json", files_of(PROFILE.to_json()), reported),
+    "comparison": ("a.json", files_of(sp.compare(PROFILE, as_measured(PROFILE)).to_json()), reported),
+    "diagnosis": ("a.json", files_of(DIAGNOSIS), command("diagnose", "FILE", "--no-report")),
+    "diagnosis on a page": ("a.json", files_of(DIAGNOSIS), reported),
+    "kernels": ("a.json", st.deferred(lambda: files_of(kernels())), reported),
+    "kernel": ("a.json", files_of([[1.0, 0.1], [0.1, 1.0]]), load_kernel),
+    "recipe": ("a.yaml", st.deferred(lambda: files_of(read_recipe("gpt-small"))), command("train", "FILE", "--show")),
+    "recipe in YAML": (
+        "a.yaml", st.deferred(lambda: damaged_bytes(yaml.safe_dump(read_recipe("gpt-small")).encode())), load_recipe,
+    ),
+    "sweep": ("a.yaml", st.deferred(lambda: files_of(sweep())), load_sweep),
+    "task": ("a.jsonl", lines_of(QUESTION), read_task),
+}  # fmt: skip
+
+
+def fuzz(subject: str, folder: Path, examples: int, *, fixed: bool) -> None:
+    name, content, reader = SUBJECTS[subject]
+    file = folder / name
+
+    def act(found: bytes) -> None:
+        file.write_bytes(found)
+        outcome(lambda: reader(file))
+
+    examine(content, act, examples, fixed=fixed)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_damaged_documents(subject: str, tmp_path: Path) -> None:
+    fuzz(subject, tmp_path, FEW, fixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_many_damaged_documents(subject: str, tmp_path: Path) -> None:
+    fuzz(subject, tmp_path, MANY, fixed=False)
+
+
+RUN_FILES = {
+    "metrics.jsonl": lines_of({"step": 1, "loss": 2.5, "learning_rate": 0.1}),
+    "signal.jsonl": lines_of({"step": 0, "profile": PROFILE.to_json()}),
+    "result.json": files_of({"schema": "signalprop/run/1", "status": "finished", "steps": 3, "train_loss": 1.0}),
+    "environment.json": files_of({"versions": {"torch": "2"}, "python": "3.11"}),
+    "recipe.yaml": damaged_bytes(b"scheme: xavier\n"),
+}
+
+
+def fuzz_run(name: str, folder: Path, examples: int, *, fixed: bool) -> None:
+    root = write_run(folder / "run", steps=3, status="finished")
+
+    def act(found: bytes) -> None:
+        (root / name).write_bytes(found)
+        outcome(lambda: reported(root))
+
+    examine(RUN_FILES[name], act, examples, fixed=fixed)
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_damaged_files_of_a_run(name: str, tmp_path: Path) -> None:
+    fuzz_run(name, tmp_path, FEW, fixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_many_damaged_files_of_a_run(name: str, tmp_path: Path) -> None:
+    fuzz_run(name, tmp_path, MANY // 2, fixed=False)
+
+
+class TestWhatFuzzingFound:
+    """One example of everything that was not one clear line before."""
+
+    def test_numbers_beyond_a_double_in_metrics(self, tmp_path: Path) -> None:
+        root = write_run(tmp_path / "run", steps=2)
+        (root / "metrics.jsonl").write_text(f'{{"step": 1, "loss": {"9" * 400}}}\n{{"step": 2, "loss": 1.0}}\n')
+        steps, losses = read(root)["run"].metrics["loss"]  # type: ignore[union-attr]
+        assert steps == (1, 2) and np.isnan(losses[0]) and losses[1] == 1.0
+
+    @pytest.mark.parametrize("gain", ["%s%n", [1.0], [1.0, "x", 1.0, 1.0], None, -1.0, [[1.0]] * 4])
+    def test_branch_gains_of_a_profile(self, gain: Any) -> None:
+        data = PROFILE.to_json()
+        data["statistics"] = {**data["statistics"], "branch_gain": gain}
+        with pytest.raises(InputError, match=r"statistics\.branch_gain"):
+            sp.Profile.from_json(data)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"removal": {"single": [{"layers": [2], "loss": ESTIMATE, "increase": ESTIMATE}]}},
+            {"removal": {"single": [{"layers": [-1], "loss": ESTIMATE, "increase": ESTIMATE}]}},
+            {"removal": {"single": [{"layers": [], "loss": ESTIMATE, "increase": ESTIMATE}]}},
+            {"identity": {"cosine": [0.9], "angular": []}},
+            {"identity": {"cosine": [0.9, 0.8], "angular": [], "jacobian": [ESTIMATE]}},
+            {"casts": [{**DIAGNOSIS["casts"][0], "signal_to_noise": [1.0]}]},  # type: ignore[index,dict-item]
+        ],
+    )
+    def test_diagnoses_of_other_layers(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match=r"layers|at least 1 item"):
+            Diagnosis.from_json({**DIAGNOSIS, **changes})
+
+    def test_a_name_of_a_megabyte_is_not_repeated(self, tmp_path: Path) -> None:
+        file = tmp_path / "a.json"
+        file.write_text(json.dumps({**ARCHITECTURE, "w" * 300_000: 1}))
+        outcome(lambda: sp.Architecture(**json.loads(file.read_text())))
+        result = commanded("predict", file)
+        check_command(result)
+        assert result.status == 2 and "there is no such field" in result.err
+
+    @pytest.mark.parametrize("family", [[], {}, ["gpt2"], None, 3, True, "x" * 9999])
+    def test_families_that_are_no_names(self, family: Any) -> None:
+        with pytest.raises(InputError, match="the model family"):
+            sp.Architecture.from_hf({"model_type": family})
+
+    def test_an_option_called_name(self) -> None:
+        with pytest.raises(InputError, match="no option 'name'"):
+            sp.scheme("xavier", name="x")
+
+    def test_a_question_of_brackets(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text("[" * 5000)
+        with pytest.raises(InputError, match="line 1 is not JSON"):
+            read_task(tmp_path / "a.jsonl")
+
+    def test_half_a_character_in_a_title(self, tmp_path: Path) -> None:
+        file = tmp_path / "k.json"
+        data = kernels()
+        data["configurations"][0]["name"] = "\ud800"
+        file.write_text(json.dumps(data))
+        check_command(commanded("report", file, "--out", tmp_path / "r.html"))
+        assert "\\ud800" in (tmp_path / "r.html").read_text("utf-8")
+
+
+class TestYaml:
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("a: " + "[" * 100_000, "characters"),
+            ("a: " + "[" * 200, "levels deep"),
+            ("a: &x [1]\nb: *x\n", "aliases"),
+            ("a: !!python/object/apply:os.system ['true']\n", "not YAML"),
+            ("a: !!binary aGVsbG8=\n", "quotation marks"),
+            ("a: 2026-01-01\n", "quotation marks"),
+            ("a: 2026-13-01\n", "not YAML"),
+            ("a: !!set {x}\n", "quotation marks"),
+            ("a: 0x" + "f" * 5_000 + "\n", "not YAML"),
+            ("a: " + "9" * 5_000 + "\n", "not YAML"),
+            ('a: "\\ud800"\n', "not YAML"),
+            ("a: " + "x" * 200_000, "characters"),
+            ("? [1, 2]\n: 3\n", "not YAML"),
+        ],
+    )
+    def test_what_no_recipe_holds(self, tmp_path: Path, text: str, says: str) -> None:
+        file = tmp_path / "a.yaml"
+        file.write_text(text)
+        with pytest.raises(InputError, match=says):
+            load_recipe(file)
+
+    @pytest.mark.parametrize("value", ["[" * 200, "9" * 5000, "2026-13-01", "*x", "!!python/name:os.system"])
+    def test_values_of_settings(self, value: str) -> None:
+        with pytest.raises(InputError, match="the value of --set"):
+            load_recipe("gpt-small", [f"model.options={value}"])
+
+    def test_bases_by_other_paths_to_themselves(self, tmp_path: Path) -> None:
+        (tmp_path / "sub").mkdir()
+        (tmp_path / "a.yaml").write_text("base: sub/../a.yaml\n")
+        with pytest.raises(InputError, match="based on one another"):
+            load_recipe(tmp_path / "a.yaml")
