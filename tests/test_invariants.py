@@ -1,0 +1,260 @@
+"""Invariants of predictions over all activations, norms, placements, schemes and kinds of network, by both recursions.
+
+Warnings are errors here, as in the whole suite: an overflow or 0 / 0 on the way to finite numbers counts.
+docs/theory/checks.md lists every invariant with the test that holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.activations import ACTIVATIONS
+from signalprop.architecture import Architecture
+from signalprop.errors import InputError
+from signalprop.inputs import InputStatistics, from_tokens
+from signalprop.kernels.trace import Trace, trace
+from signalprop.kernels.transforms import dks, tat
+from signalprop.layout import PLACEMENTS
+from signalprop.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.presets import PRESETS
+from signalprop.profile import Profile
+from signalprop.schemes import SCHEMES, scheme
+from signalprop.training.recipe import load_recipe, parse, shipped
+from signalprop.training.run import Result
+from strategies import LARGEST_DROPOUT, architectures, schemes, statistics, table_or_none
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "theory" / "checks.md"
+# What a network can be besides its norms: every row has other branches of the code.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "encoder": {},
+    "class token": {"input": "patches", "class_token": True, "head": "classes"},
+    "decoder": {"kind": "decoder"},
+    "gated, grouped queries, rotary": {
+        "kind": "decoder", "gated": True, "n_kv_heads": 1, "positions": "rotary", "qk_norm": True,
+    },
+    "encoder-decoder": {"kind": "encoder-decoder", "n_decoder_layers": 3, "positions": "relative"},
+    "parallel, one norm": {"kind": "decoder", "parallel": True, "shared_norm": True},
+    "ALiBi": {"kind": "decoder", "positions": "alibi"},
+}  # fmt: skip
+BOTH = ("moments", "kernel")
+
+
+def check(profile: Profile) -> None:
+    """Variances >= 0, correlations within [-1, 1], no NaN; and JSON gives the same Profile back."""
+    for series in (*profile.forward.values(), *(profile.gradient or {}).values()):
+        assert np.isfinite(series.mean).all() and np.isfinite(series.log_variance).all()
+        assert ((series.variance >= 0) & np.isfinite(series.variance)).all()
+        assert (np.abs(series.token_correlation) <= 1).all()
+    assert profile.gradient is not None and profile.gradient["stream_out"].variance[-1] == 1.0
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json(), allow_nan=False))) == profile
+
+
+def check_trace(found: Trace) -> None:
+    """The same of a trace; what it cannot know (a pair of one token, a rank that was not asked for) is NaN."""
+    assert found.gradient is not None
+    for series in (found.forward, found.gradient):
+        assert not np.isnan(series.log_diagonal).any() and (series.diagonal_min >= 0).all()
+        known = np.isfinite(series.min_cosine)
+        assert known.all() or found.n_tokens == 1
+        assert (series.distance[known] >= 0).all() and (series.distance[known] <= 2).all()
+    for kernel in found.kernels.values():
+        assert np.isfinite(kernel).all() and (np.diagonal(kernel) >= 0).all()
+
+
+def covered(p: Parametrization, fidelity: str, inputs: InputStatistics | None = None) -> Profile | None:
+    """A prediction; None where the fidelity says that it is not for this network."""
+    try:
+        return predict(p, inputs, fidelity=fidelity)  # type: ignore[arg-type]
+    except InputError as error:
+        if "fidelity" in str(error):
+            return None
+        raise
+
+
+ACTIVATION_NAMES = [*sorted({item.name for item in ACTIVATIONS.values()}), dks("gelu", 36), tat(36)]
+NORMS = list(itertools.product(("layernorm", "rmsnorm"), PLACEMENTS))
+
+
+def check_network(activation: str, norm: Any, placement: Any, variant: str) -> None:
+    """Both recursions on two layers of a network."""
+    a = Architecture(**{
+        "n_layers": 2, "d_model": 12, "n_heads": 2, "seq_len": 5, "vocab_size": 50, "dropout": 0.1,
+        "activation": activation, "norm": norm, "norm_placement": placement, **VARIANTS[variant],
+    })  # fmt: skip
+    p = scheme("xavier")(a)
+    found = [covered(p, fidelity) for fidelity in BOTH]
+    assert [profile is None for profile in found] == [a.positions == "alibi", a.kind == "encoder-decoder"]
+    for profile in found:
+        if profile is not None:
+            check(profile)
+
+
+def allowed(placement: Any, variant: str) -> bool:
+    return placement in ("pre", "none") or not VARIANTS[variant].get("parallel")
+
+
+@pytest.mark.parametrize("index", range(len(ACTIVATION_NAMES)), ids=ACTIVATION_NAMES)
+def test_every_activation_with_every_norm_and_placement(index: int) -> None:
+    """In another variant of the network each time; all activations together meet all of them."""
+    names = list(VARIANTS)
+    for k, (norm, placement) in enumerate(NORMS):
+        variant = names[(index + k) % len(names)]
+        check_network(ACTIVATION_NAMES[index], norm, placement, variant if allowed(placement, variant) else "decoder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ACTIVATION_NAMES)
+def test_every_activation_norm_placement_and_variant(activation: str) -> None:
+    for (norm, placement), variant in itertools.product(NORMS, VARIANTS):
+        if allowed(placement, variant):
+            check_network(activation, norm, placement, variant)
+
+
+def check_scheme(name: str, presets: Sequence[str]) -> None:
+    """Both recursions and the table's JSON, on those presets that the scheme is for."""
+    seen = 0
+    for preset in presets:
+        a = Architecture.preset(preset, n_layers=2, seq_len=6)
+        try:
+            p = scheme(name)(a)
+        except InputError:  # the scheme is not for this family, and says so
+            continue
+        assert Parametrization.from_json(json.loads(json.dumps(p.to_json(), allow_nan=False))) == p
+        for fidelity in BOTH:
+            profile = covered(p, fidelity)
+            if profile is not None:
+                check(profile)
+                seen += 1
+    assert seen
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_every_scheme(name: str) -> None:
+    check_scheme(name, ("bert-base", "llama3-8b", "gpt-neox", "t5-small", "vit-small", "olmo2-7b"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_every_scheme_on_every_preset(name: str) -> None:
+    check_scheme(name, sorted(PRESETS))
+
+
+@pytest.mark.parametrize("fidelity", BOTH)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_the_smallest_networks_and_the_largest_dropout(placement: Any, fidelity: Any) -> None:
+    """One layer, one feature, one token, one word more than none; dropout of the largest double below 1."""
+    for kind, dropout, norm_eps in itertools.product(("encoder", "decoder"), (0.0, LARGEST_DROPOUT), (0.0, 1e-5)):
+        a = Architecture(
+            kind=kind, n_layers=1, d_model=1, d_ff=1, seq_len=1, vocab_size=2, norm_placement=placement,
+            dropout=dropout, norm_eps=norm_eps,
+        )  # fmt: skip
+        check(predict(scheme("xavier")(a), fidelity=fidelity))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_streams_without_any_signal(placement: Any) -> None:
+    """Nothing to divide by under a norm without epsilon: the norm of nothing is nothing."""
+    a = Architecture(n_layers=2, d_model=4, seq_len=3, norm_placement=placement, norm_eps=0.0, bias=False)
+    nothing = InputStatistics(kind="stream", variance=0.0)
+    profile = predict(scheme("xavier")(a), nothing, fidelity="kernel")
+    check(profile)
+    assert (profile.forward["stream_out"].variance == 0).all()
+
+
+def _kernels(data: st.DataObject) -> None:
+    a = data.draw(architectures(deepest=3))
+    if a.input == "tokens":
+        a = a.replace(seq_len=data.draw(st.sampled_from([1, 2, 3, 7, 24])))
+    if a.seq_len > 64 or a.kind == "encoder-decoder":
+        return
+    if a.input == "tokens" and data.draw(st.booleans()):
+        ids = st.lists(st.integers(0, min(a.vocab_size - 1, 6)), min_size=a.seq_len, max_size=a.seq_len)
+        inputs = from_tokens(data.draw(st.lists(ids, min_size=1, max_size=3)), causal=a.causal)
+    else:
+        inputs = data.draw(statistics(a))
+    p = table_or_none(data.draw(schemes()), a, inputs)
+    if p is None:
+        return
+    sizes = st.sampled_from([0.0, 1e-30, 1e-8, 0.3, 1.0, 20.0, 1e8])
+    names = data.draw(st.sets(st.sampled_from(sorted(p.columns())), max_size=3))
+    try:
+        p = p.with_columns(**{name.replace(".", "__"): data.draw(sizes) for name in names})
+    except InputError:  # numbers that a shaped attention cannot have
+        return
+    profile = covered(p, "kernel", inputs)
+    if profile is not None:
+        check(profile)
+        check_trace(trace(p, inputs=inputs))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_kernels_of_any_network(data: st.DataObject) -> None:
+    _kernels(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None)
+@given(st.data())
+def test_kernels_of_many_networks(data: st.DataObject) -> None:
+    _kernels(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_hundred_thousand_layers_of_every_placement(placement: Any, activation: str) -> None:
+    a = Architecture(
+        n_layers=100_000, d_model=64, seq_len=16, norm_placement=placement, activation=activation,
+        gated=activation == "silu", dropout=0.1,
+    )  # fmt: skip
+    check(predict(scheme("xavier")(a), fidelity="moments"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_kernels_of_twenty_thousand_layers(placement: Any, kind: Any) -> None:
+    a = Architecture(kind=kind, n_layers=20_000, d_model=64, seq_len=4, norm_placement=placement, dropout=0.1)
+    check(predict(scheme("xavier")(a), fidelity="kernel"))
+
+
+def test_recipes_and_results_come_back() -> None:
+    """Recipe -> JSON -> Recipe, of all that are shipped, sweeps apart; and the result of a run likewise."""
+    for name in (item for item in shipped() if not item.startswith("sweep-")):
+        recipe = load_recipe(name)
+        assert parse(json.loads(json.dumps(recipe.to_json()))) == recipe
+    result = Result(
+        "x", "pruned", "the loss was high", 12, 1 / 3, None, math.log(257), 1000, 10, 0.1, None, "tokens", {"a": 0.7}
+    )
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_the_page_names_tests_that_exist() -> None:
+    """Every `tests/...::name` in the two tables of docs/theory/checks.md is a test, and every row has one."""
+    sources: dict[str, str] = {}
+    lines = PAGE.read_text().split("### ")[0].splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| ---")]
+    rows = [row for row in rows if not row.startswith(("| invariant |", "| formula |"))]
+    assert len(rows) > 30
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+)(?:::(\w+))?)?`", row)
+        assert named, f"no test in the row: {row}"
+        for path, first, second in named:
+            if path not in sources:
+                sources[path] = (ROOT / path).read_text()
+            for name in filter(None, (first, second)):
+                assert re.search(rf"^\s*(?:def|class) {name}\b", sources[path], re.M), f"{path} has no {name}"
