@@ -17,7 +17,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _READ, _WRITE = 3, 4  # the descriptors on which --remote-debugging-pipe listens and answers
-_PATIENCE = 60.0
+_PATIENCE = 180.0  # seconds, which a machine with much else to do may need
 
 
 def executable() -> str | None:
@@ -135,6 +135,16 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
+    def faint(self, least: float = 4.5) -> list[str]:
+        """Texts in sight whose contrast with what is behind them (WCAG 2.2) is below the least, with both colours.
+
+        Of the page and of drawings; not of controls that are switched off, which may be faint.
+        """
+        found = self.run(_TEXTS)
+        if len(found) < 30:
+            raise LookupError(f"there are only {len(found)} texts on the page; has it loaded?")
+        return [f"{where}: {ink} on {back}" for ink, back, where in found if contrast(ink, back) < least]
+
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """A picture of the window, or of the whole page."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
@@ -143,6 +153,32 @@ class Page:
     def pdf(self, path: Path) -> None:
         """The page as it is printed."""
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))
+
+
+# Every element with text of its own that is in sight: its ink, what is behind it, where it is.
+_TEXTS = """[...document.querySelectorAll('body *')]
+  .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length
+          && !e.closest('script, style, noscript, option, :disabled, .skip, .modebar'))
+  .map((e) => {
+    const back = (x) => getComputedStyle(x).backgroundColor;
+    let b = e.closest('svg')?.parentElement ?? e;
+    while (back(b) === 'rgba(0, 0, 0, 0)' && b.parentElement) b = b.parentElement;
+    return [e.closest('svg') ? getComputedStyle(e).fill : getComputedStyle(e).color, back(b),
+            `${e.tagName}.${e.getAttribute('class')} ${e.textContent.trim().slice(0, 30)}`];
+  }).concat([...document.querySelectorAll('input[placeholder]:enabled')].map((e) => [
+    getComputedStyle(e, '::placeholder').color, getComputedStyle(e).backgroundColor, `placeholder of ${e.name}`]))"""
+
+
+def contrast(ink: str, back: str) -> float:
+    """The ratio of WCAG 2.2 between two opaque CSS colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in colour[4:-1].split(",")[:3]]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    low, high = sorted((luminance(ink), luminance(back)))
+    return (high + 0.05) / (low + 0.05)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ class Explorer(NamedTuple):
     def interrupt(self) -> tuple[int, str, str]:
         """End it as Ctrl-C does; its status, and what it wrote since."""
         self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=120)
         return self.process.returncode, out, err
 
 
@@ -39,7 +39,7 @@ def explorer(*arguments: str) -> Iterator[Explorer]:
         line = process.stdout.readline()
         words = line.split()
         if len(words) < 2:
-            raise RuntimeError(f"the explorer did not start: {process.communicate(timeout=20)[1]}")
+            raise RuntimeError(f"the explorer did not start: {process.communicate(timeout=120)[1]}")
         yield Explorer(process, words[1])
     finally:
         if process.poll() is None:

@@ -247,6 +247,14 @@ def test_compare_an_encoder_decoder(command: Command) -> None:
     assert result["predicted"]["architecture"]["target_len"] == 12
 
 
+@pytest.mark.parametrize("name", ["measure", "compare"])
+def test_a_seed_makes_a_measurement_repeatable(command: Command, name: str) -> None:
+    """Weights, data, and the masks of dropout."""
+    arguments = (name, "tgs", *TINY, "--seeds", "2")
+    assert result_of(command, *arguments) == result_of(command, *arguments)
+    assert result_of(command, *arguments) != result_of(command, *arguments, "--seed", "1")
+
+
 def test_large_networks_are_simulated_layer_by_layer(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -57,10 +57,12 @@ def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pyt
     assert "None: this is a test." in (folder / "table.md").read_text()
 
     changed = {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
+    assert "2 runs" in (folder / "report.html").read_text()
     again = command("sweep", path, "--table-only")
-    assert (again.status, again.out, again.err) == (0, out, "")
+    assert (again.status, again.out, again.err) == (0, out, "report: sweeps/tiny/report.html\n")
     again = command("sweep", path, "--out", folder)
-    assert (again.status, again.out.splitlines()[:4], again.err) == (0, out.splitlines()[:4], "")
+    assert (again.status, again.out.splitlines()[:4]) == (0, out.splitlines()[:4])
+    assert again.err == f"report: {folder / 'report.html'}\n"
     assert changed == {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
 
 

@@ -16,6 +16,7 @@ testclient = pytest.importorskip("starlette.testclient")
 from signalprop.explore import app as module  # noqa: E402
 from signalprop.explore.curves import predicted  # noqa: E402
 from signalprop.explore.settings import Settings  # noqa: E402
+from signalprop.presets import PRESETS  # noqa: E402
 from signalprop.schemes import SCHEMES  # noqa: E402
 
 HERE = "http://127.0.0.1:8000"
@@ -27,8 +28,8 @@ def client() -> Any:
     return testclient.TestClient(module.application(), base_url=HERE, raise_server_exceptions=False)
 
 
-def question(current: Any = None, pinned: Any = ()) -> dict[str, Any]:
-    return {"current": SMALL.model_dump() if current is None else current, "pinned": list(pinned)}
+def question(current: Any = None, pinned: Any = (), draft: bool = False) -> dict[str, Any]:
+    return {"current": SMALL.model_dump() if current is None else current, "pinned": list(pinned), "draft": draft}
 
 
 class TestAnswers:
@@ -49,6 +50,23 @@ class TestAnswers:
         gradient = json.loads(answer.text, parse_constant=pytest.fail)["section"]["blocks"][1]["series"][0]
         assert min(value for value in gradient["log10"]) < -290 or max(value for value in gradient["log10"]) > 290
 
+    def test_what_takes_long_is_drafted_first(self, client: Any) -> None:
+        slow = Settings(kind="decoder", n_layers=24, d_model=64, seq_len=48, fidelity="auto")
+        draft = client.post("/curves", json=question(slow.model_dump(), draft=True)).json()
+        assert draft["pending"] and "rough guide" in " ".join(draft["notes"])
+        assert [item["name"] for item in draft["section"]["sources"]] == ["predicted (moments)"]
+        final = client.post("/curves", json=question(slow.model_dump())).json()
+        assert not final["pending"]
+        gradient = predicted(slow).profile.gradient
+        assert gradient is not None
+        y = final["section"]["blocks"][1]["series"][0]["y"]
+        assert y == pytest.approx(gradient["stream_in"].variance, rel=1e-7)
+        assert y != pytest.approx(draft["section"]["blocks"][1]["series"][0]["y"], rel=1e-3)
+
+    def test_without_moments_a_draft_only_says_that_curves_follow(self, client: Any) -> None:
+        shaped = Settings(scheme="e-spa", n_layers=24, d_model=64, seq_len=48, fidelity="auto").model_dump()
+        assert client.post("/curves", json=question(shaped, draft=True)).json().keys() == {"pending", "milliseconds"}
+
     def test_the_report_is_the_page_that_the_command_makes(self, client: Any) -> None:
         answer = client.post("/report", json=question())
         assert answer.status_code == 200
@@ -62,6 +80,8 @@ class TestAnswers:
         parser = _Scripts()
         parser.feed(text)
         assert parser.sources and all(source.startswith("/assets/") for source in parser.sources)
+        for name in PRESETS:
+            assert f'<option value="{name}">' in text
         for source in parser.sources:
             assert client.get(source).status_code == 200
 
@@ -110,20 +130,35 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "body",
         [
-            b"", b"{", b"[]", b"null", b"\xff", b"[" * 60_000, b'{"current": {}}', b'{"current": 3, "pinned": []}',
-            b'{"current": {}, "pinned": {}}', b'{"current": {}, "pinned": [1]}',
-            b'{"current": {}, "pinned": [], "x": 1}',
-            b'{"current": {"n_layers": 1e999}, "pinned": []}', b'{"current": {"dropout": NaN}, "pinned": []}',
-            b'{"current": {"n_layers": ' + b"9" * 6000 + b'}, "pinned": []}',
-            b'{"current": {"n_heads": 7}, "pinned": []}', b'{"current": {"scheme": "<script>"}, "pinned": []}',
-            json.dumps({"current": {}, "pinned": [{}] * 8}).encode(),
+            b"", b"{", b"[]", b"null", b"\xff", b"[" * 60_000, b'{"current": {}}',
+            b'{"current": {"n_layers": ' + b"9" * 6000 + b'}, "pinned": [], "draft": false}',
+            b'{"current": {}, "pinned": {}, "draft": false}', b'{"current": {}, "pinned": [], "draft": 1}',
+            b'{"current": {}, "pinned": [], "draft": false, "x": 1}',
         ],
     )  # fmt: skip
-    def test_bad_input_is_one_line(self, client: Any, body: bytes) -> None:
-        answer = client.post("/curves", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 422
-        (line,) = answer.json().values()
-        assert line and "\n" not in line and "Traceback" not in line
+    def test_no_question_is_one_line(self, client: Any, body: bytes) -> None:
+        for path in ("/curves", "/report"):
+            answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 400
+            assert_one_line(answer, "error")
+
+    @pytest.mark.parametrize(
+        ("current", "pinned"),
+        [
+            ("3", "[]"), ("{}", "[1]"), ('{"n_layers": 1e999}', "[]"), ('{"dropout": NaN}', "[]"),
+            ('{"n_heads": 7}', "[]"), ('{"scheme": "<script>"}', "[]"), ('{"preset": "nonsense"}', "[]"),
+            ("{}", json.dumps([{}] * 8)),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("draft", ["true", "false"])
+    def test_refused_settings_are_one_line_and_no_failed_request(
+        self, client: Any, current: str, pinned: str, draft: str
+    ) -> None:
+        body = f'{{"current": {current}, "pinned": {pinned}, "draft": {draft}}}'
+        for path in ("/curves", "/report"):
+            answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 200
+            assert_one_line(answer, "refused")
 
     def test_too_long_a_body(self, client: Any) -> None:
         answer = client.post("/curves", content=b" " * 70_000, headers={"Content-Type": "application/json"})
@@ -133,12 +168,19 @@ class TestRefusals:
         assert answer.status_code == 411
 
     def test_a_mistake_of_ours_is_one_line_too(self, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        def broken(*_: Any) -> None:
+        def broken(*_: Any, **__: Any) -> None:
             raise RuntimeError("one\ntwo")
 
         monkeypatch.setattr(module, "shown", broken)
         answer = client.post("/curves", json=question())
         assert answer.status_code == 500 and answer.json() == {"error": "RuntimeError: one two"}
+
+
+def assert_one_line(answer: Any, word: str) -> None:
+    """The answer is this one word with one line."""
+    ((key, line),) = answer.json().items()
+    assert key == word
+    assert line and "\n" not in line and "Traceback" not in line
 
 
 class _Scripts(HTMLParser):

@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 from browser import Page, browser, executable
 from exploring import explorer
 from signalprop.explore.curves import predicted
-from signalprop.explore.settings import Settings
+from signalprop.explore.settings import Settings, of_preset, read
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")
 CHARTS = ("forward-variance", "gradient-variance", "token-correlation", "sensitivity")
@@ -102,6 +102,36 @@ def test_every_control_redraws_the_prediction(page: Page) -> None:
 
 
 @pytest.mark.slow
+def test_a_preset_sets_the_controls(page: Page) -> None:
+    choose(page, preset="gpt2")
+    state = read({"preset": "gpt2", **of_preset("gpt2")})
+    assert text(page, "command") == state.command()
+    assert_drawn(page, state, "xavier")
+    assert page.run("[...document.querySelectorAll('.pair')].every((p) => p.lastChild.value === "
+                    "p.firstChild.getAttribute('aria-valuetext'))")  # fmt: skip
+    choose(page, n_layers=6)
+    assert_drawn(page, state.model_copy(update={"n_layers": 6}), "xavier")
+
+
+@pytest.mark.slow
+def test_token_kernels_follow_their_draft_and_only_the_last_ones(page: Page) -> None:
+    choose(page, kind="decoder", n_layers=24, seq_len=48)
+    page.run(
+        "(() => { const f = document.getElementById('controls').elements; f.fidelity.value = 'auto';"
+        " f.fidelity.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    page.wait("document.getElementById('latency').textContent.includes('token kernels follow')")
+    assert page.run("document.getElementById('pin').disabled")
+    choose(page, dropout=0.2)  # while the kernels of the former settings are under way
+    state = Settings(kind="decoder", n_layers=24, seq_len=48, fidelity="auto", dropout=0.2)
+    assert predicted(state).profile.fidelity == "kernel"
+    assert_drawn(page, state, "xavier")
+    assert page.run("document.getElementById('latency').textContent").startswith("on screen after")
+    assert not page.run("document.getElementById('pin').disabled")
+    assert page.messages == []
+
+
+@pytest.mark.slow
 def test_a_pin_stays_while_the_curve_moves_on(page: Page) -> None:
     page.click("#pin")
     settle(page)
@@ -127,6 +157,7 @@ def test_bad_input_is_a_line_and_goes_away(page: Page) -> None:
     choose(page, n_heads=8)
     assert page.run("document.getElementById('problem').hidden")
     assert_drawn(page, Settings(n_heads=8), "xavier")
+    assert page.messages == [], "a refusal is no error of the page"
 
 
 @pytest.mark.slow
@@ -148,7 +179,7 @@ def test_the_report_is_downloaded(page: Page, tmp_path: Path) -> None:
     choose(page, scheme="deepnorm")
     page.click("#download")
     file = tmp_path / "signalprop-report.html"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while not file.exists() and time.monotonic() < end:  # Chromium gives it its name when it is whole
         page.run("new Promise((done) => setTimeout(done, 50))")
     made = file.read_text(encoding="utf-8")
@@ -189,6 +220,19 @@ def test_everything_has_a_name(page: Page) -> None:
     ids = page.run("[...document.querySelectorAll('[id]')].map((e) => e.id).filter(Boolean)")
     assert len(set(ids)) == len(ids)
     page.wait("document.getElementById('heard').textContent.startsWith('xavier, 48 layers: ')")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_have_contrast(tab: Page, address: str, dark: bool) -> None:
+    tab.open(address, dark=dark)
+    choose(tab, norm_placement="none", n_layers=96)  # warnings
+    tab.click("#pin")
+    settle(tab)
+    tab.click("#token-correlation .numbers summary")
+    assert tab.faint() == []
+    choose(tab, n_heads=7)  # a refusal
+    assert tab.faint() == []
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from signalprop.architecture import Architecture
 from signalprop.cli import run
 from signalprop.errors import InputError
-from signalprop.explore.curves import predicted, report, shown
-from signalprop.explore.settings import Settings, labels, read
+from signalprop.explore.curves import predicted, report, shown, takes_long
+from signalprop.explore.settings import Settings, labels, of_preset, read
+from signalprop.presets import PRESETS
 from signalprop.profile import Profile
 
 EXAMPLES = [
@@ -25,6 +27,10 @@ EXAMPLES = [
     Settings(kind="decoder", n_layers=3, d_model=96, n_heads=3, activation="silu", seq_len=20, fidelity="auto"),
     Settings(n_layers=2, scheme="ds-init", alpha=0.1 + 0.2, norm_placement="none", activation="tanh", dropout=1 / 3),
     Settings(n_layers=3, scheme="e-spa", seq_len=16, fidelity="auto"),
+    read(
+        {"preset": "llama-130m", **of_preset("llama-130m"), "n_layers": 3, "d_model": 384, "n_heads": 6, "seq_len": 24}
+    ),
+    read({"preset": "t5-small", **of_preset("t5-small"), "n_layers": 4, "seq_len": 40, "scheme": "deepscalelm"}),
 ]
 
 
@@ -138,6 +144,21 @@ class TestShown:
         assert 2 * 192 * longest**2 <= 6_500_000 < 2 * 192 * (longest + 1) ** 2
         assert predicted(s.model_copy(update={"fidelity": "moments"})).profile.fidelity == "moments"
 
+    def test_a_draft_has_the_names_of_what_follows(self) -> None:
+        s = Settings(kind="decoder", n_layers=24, d_model=64, seq_len=48, fidelity="auto")
+        pin = s.model_copy(update={"n_layers": 2})
+        draft, final = (shown(s, [pin], draft=draft) for draft in (True, False))
+        assert draft["section"]["groups"] == final["section"]["groups"]
+        assert (draft["pending"], final["pending"]) == (True, False)
+
+    @pytest.mark.parametrize(
+        "change", [{}, {"kind": "encoder"}, {"n_layers": 2, "seq_len": 16}, {"fidelity": "moments", "n_layers": 400}]
+    )
+    def test_nothing_else_is_drafted(self, change: dict[str, Any]) -> None:
+        s = Settings(**{"kind": "decoder", "fidelity": "auto", "n_layers": 3, "d_model": 64, "seq_len": 16, **change})
+        assert not takes_long(s)
+        assert not shown(s, [], draft=True)["pending"]
+
     def test_too_many_curves(self) -> None:
         several = [Settings(n_layers=n) for n in range(1, 9)]
         with pytest.raises(InputError, match="8 curves"):
@@ -155,6 +176,13 @@ class TestShown:
         assert all(any(len(y) == len(w) and np.allclose(y, w, rtol=1e-7) for y in heights) for w in wanted)
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_the_network_of_that_name(name: str) -> None:
+    s = read({"preset": name, **of_preset(name)})
+    assert s.architecture() == Architecture.preset(name)
+    assert predicted(s).profile.architecture.n_layers == s.n_layers
+
+
 class TestReading:
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -167,7 +195,7 @@ class TestReading:
             ({"dropout": 1}, "dropout"),
             ({"dropout": 10**400}, "dropout"),
             ({"dropout": float("nan")}, "dropout"),
-            ({"kind": "encoder-decoder"}, "kind"),
+            ({"kind": "both"}, "kind"),
             ({"norm_placement": ["pre"]}, "norm_placement"),
             ({"fidelity": "simulate"}, "fidelity"),
             ({"colour": "red"}, "colour"),
@@ -183,6 +211,7 @@ class TestReading:
         [
             ({"n_heads": 7}, "divisible"),
             ({"scheme": "nonsense"}, "unknown scheme"),
+            ({"preset": "nonsense"}, "unknown preset"),
             ({"activation": "nonsense"}, "activation"),
             ({"k": 2.0}, "no option 'k'"),
             ({"scheme": "e-spa"}, "choose fidelity auto"),
@@ -201,3 +230,9 @@ class TestReading:
         assert labels([base, base.model_copy(update={"scheme": "deepnorm"})]) == ["xavier", "deepnorm"]
         two = [base, base.model_copy(update={"qk_scale": 3.0, "norm_placement": "none"})]
         assert labels(two) == ["xavier, Q/K × 1, post-norm", "xavier, Q/K × 3, no norm"]
+
+    def test_of_two_presets_only_what_is_not_their_own_is_named(self) -> None:
+        gpt2 = read({"preset": "gpt2", **of_preset("gpt2"), "seq_len": 64})
+        bert = read({"preset": "bert-base", **of_preset("bert-base")})
+        assert labels([gpt2, bert]) == ["xavier, gpt2, 64 tokens", "xavier, bert-base"]
+        assert labels([gpt2, bert.model_copy(update={"n_layers": 24})])[1] == "xavier, bert-base, 24 layers"

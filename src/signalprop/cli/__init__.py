@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -25,27 +28,15 @@ from signalprop.cli.schemes import schemes
 from signalprop.cli.sweep import sweep
 from signalprop.cli.train import train
 from signalprop.cli.verify import verify
-from signalprop.errors import InputError, MissingExtra
+from signalprop.errors import InputError, MissingExtra, as_line
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
     predict, measure, compare, verify, apply, check, fold, kernel, diagnose, train, sweep, report, explore, reproduce,
     schemes, compute,
 )  # fmt: skip
 
-app = typer.Typer(
-    name="signalprop",
-    help="Predict, measure and repair the signal in deep transformers: variance, token correlation, gradient.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain text: the same on a terminal and in a pipe
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in COMMANDS:
-    app.command()(command)
 
-
-@app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
@@ -58,17 +49,41 @@ def _root(
         typer.echo(context.get_help())
 
 
+def _app(commands: Sequence[Callable[..., None]]) -> typer.Typer:
+    """The command line with these commands."""
+    made = typer.Typer(
+        name="signalprop",
+        help="Predict, measure and repair the signal in deep transformers: variance, token correlation, gradient.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # plain text: the same on a terminal and in a pipe
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(invoke_without_command=True)(_root)
+    for command in commands:
+        made.command()(command)
+    return made
+
+
+app = _app(COMMANDS)
+
+
 def main() -> None:
     """Run the command line: exit status 0, 2 for bad input (one line on stderr), 1 for a failure."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # that would leave behind what was half written
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run with these arguments; the exit status."""
     warnings.showwarning = _one_line  # type: ignore[assignment]
+    # reading the options of every command takes longer than a small prediction: only of the one that is named
+    named = [command for command in COMMANDS if command.__name__ == arguments[0]] if arguments else []
     try:
-        result = app(args=arguments, prog_name="signalprop", standalone_mode=False)
-        sys.stdout.flush()
+        result = (_app(named) if named else app)(args=arguments, prog_name="signalprop", standalone_mode=False)
+        if sys.stdout is not None:  # none: it was closed before the start
+            sys.stdout.flush()
     except (InputError, MissingExtra) as error:
         return _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -78,13 +93,23 @@ def run(arguments: list[str]) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer makes an exit of it
             return _reader_left()
+        if error.code == TERMINATED:
+            return _fail("terminated", TERMINATED)
         raise
     except Exception as error:
         usage = getattr(error, "format_message", None)  # of click, which typer may bring under a name of its own
         if usage is not None:
             return _fail(f"{usage().rstrip('.')}; see {_command_of(error)} --help", 2)
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps one that meets a class being made
+            return _fail("interrupted", INTERRUPTED)
+        if isinstance(error.__cause__, SystemExit) and error.__cause__.code == TERMINATED:
+            return _fail("terminated", TERMINATED)
         if os.environ.get("SIGNALPROP_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _fail(f"the name {error.filename!r:.80} is too long for a file", 2)
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            return _fail(f"there is not enough memory ({error}); take a smaller network, or fewer tokens", 2)
         return _fail(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)", 1)
     if result == INTERRUPTED:  # typer's own word for KeyboardInterrupt
         return _fail("interrupted", INTERRUPTED)
@@ -94,7 +119,7 @@ def run(arguments: list[str]) -> int:
 def _one_line(message: Warning | str, category: type[Warning], *_: Any) -> None:
     """Our own warnings as one line; those of libraries are for their developers."""
     if category is UserWarning:
-        print("signalprop: warning: " + " ".join(str(message).split()), file=sys.stderr)
+        print("signalprop: warning: " + as_line(str(message)), file=sys.stderr)
 
 
 def _reader_left() -> int:
@@ -110,5 +135,5 @@ def _command_of(error: Exception) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print("signalprop: " + " ".join(message.split()), file=sys.stderr)
+    print("signalprop: " + as_line(message), file=sys.stderr)
     return status

@@ -88,7 +88,7 @@ def apply(
     }
     if output.write_result(json_file, result):
         for line in _lines(result):
-            typer.echo(line)
+            output.echo(line)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

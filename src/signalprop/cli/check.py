@@ -52,11 +52,11 @@ def check(
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)
     found = checked(live, wanted)
     if output.write_result(json_file, found.to_json()):
-        typer.echo(check_table(found, everything=all_rows))
+        output.echo(check_table(found, everything=all_rows))
         for note in found.notes:
-            typer.echo(note)
+            output.echo(note)
         if found.ok:
-            typer.echo(found.summary())
+            output.echo(found.summary())
     if not found.ok:
         print(f"signalprop: {found.summary()}", file=sys.stderr)
         raise typer.Exit(1)

@@ -112,20 +112,22 @@ def compare(
         require("torch", "models")
         outcome = _built(p, run)
     result = compared(outcome.predicted, outcome.measured)
-    output.write_report(page, [(result.predicted.scheme, result), *outcome.table])
     if output.write_outputs(result, json_file, plot):
-        typer.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
-        typer.echo()
-        typer.echo(tables.agreement_table(result))
+        output.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
+        output.echo()
+        output.echo(tables.agreement_table(result))
         lines = [
             *findings.summary(outcome.predicted),
             f"{'measured':<20}{outcome.read}, {seeds} seed{'s' * (seeds > 1)}",
         ]
         output.echo_findings(lines, findings.warnings(outcome.measured), json_file, plot)
+    output.write_report(page, [(result.predicted.scheme, result), *outcome.table])
 
 
 def _built(p: Parametrization, run: _Run) -> _Outcome:
     """Predict, and measure networks with fresh weights on one batch."""
+    import torch
+
     from signalprop.cli.loading import model_batch, with_gradient
     from signalprop.compute import count_parameters
     from signalprop.models import build
@@ -146,6 +148,7 @@ def _built(p: Parametrization, run: _Run) -> _Outcome:
                 profiles.append(simulate(p, batch=batch, n_seeds=1, seed=run.seed + k, backward=backward))
             else:
                 model = build(p, seed=run.seed + k)
+                torch.manual_seed(run.seed + k)  # of the dropout masks
                 profiles.append(measure(model, batch, backward=backward, scheme=p.scheme))
             step(k + 1, run.seeds)
     return _Outcome(predicted, average(profiles), read, ((p.scheme, p),))

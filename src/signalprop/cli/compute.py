@@ -57,4 +57,4 @@ def compute(
         rows = [
             [part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()
         ]
-        typer.echo(text_table(["part", "parameters", f"FLOPs of {steps:,} steps"], rows))
+        output.echo(text_table(["part", "parameters", f"FLOPs of {steps:,} steps"], rows))

@@ -155,15 +155,15 @@ def diagnose(
         from signalprop.report.plots import save_figure
 
         save_figure(plot, lambda: diagnosis_figure([found] if other is None else [found, other]))
-    output.write_report(page, [(d.model, d) for d in (found, other) if d is not None])
     value = found.to_json() if other is None else _pair(found, other)
     if output.write_result(json_file, value):
-        typer.echo(diagnosis_tables.diagnosis_text(found))
+        output.echo(diagnosis_tables.diagnosis_text(found))
         if other is not None:
-            typer.echo("\n" + diagnosis_tables.compared(found, other))
+            output.echo("\n" + diagnosis_tables.compared(found, other))
         for name, path in (("json", json_file), ("plot", plot), ("saved", save)):
             if path is not None:
-                typer.echo(f"{name:<8}{path}")
+                output.echo(f"{name:<8}{path}")
+    output.write_report(page, [(d.model, d) for d in (found, other) if d is not None])
 
 
 def is_stored(source: str) -> bool:

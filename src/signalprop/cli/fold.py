@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from signalprop.cli import checkpoints, output
 from signalprop.cli import options as opt
 from signalprop.cli.apply import Directory, Out
@@ -48,6 +46,6 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
         "fold_error": error,
     }
     if output.write_result(json_file, result):
-        typer.echo(f"{'scheme':<20}{result['scheme']}")
-        typer.echo(f"{'folded':<20}outputs differ by {error:.1e} of the largest, on a tiny batch")
-        typer.echo(f"{'written':<20}{out}, for transformers")
+        output.echo(f"{'scheme':<20}{result['scheme']}")
+        output.echo(f"{'folded':<20}outputs differ by {error:.1e} of the largest, on a tiny batch")
+        output.echo(f"{'written':<20}{out}, for transformers")

@@ -43,7 +43,7 @@ def kernel(
     configs: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG...",
+            metavar="CONFIG",
             help="Networks, each in quotes: ARCH [SCHEME] [KEY=VALUE ...] with options of the scheme or fields of the "
             "architecture, e.g. 'gpt2 xavier norm=post'; a parametrization (.json); or `gallery`, the seven "
             "attention-only networks of the SPA paper's figures 1 and 7.",
@@ -145,13 +145,13 @@ def kernel(
     _write(traces, plot, plot_curves, matrices)
     output.write_report(page, list(traces.items()))
     if output.write_result(json_file, kernel_tables.to_json(traces, SCHEMA)):
-        typer.echo(kernel_tables.table(traces))
-        typer.echo()
+        output.echo(kernel_tables.table(traces))
+        output.echo()
         for line in kernel_tables.summary(traces):
-            typer.echo(line)
+            output.echo(line)
         for label, path in (("json", json_file), ("plot", plot), ("curves", plot_curves), ("matrices", matrices)):
             if path is not None:
-                typer.echo(f"{label:<20}{path}")
+                output.echo(f"{label:<20}{path}")
 
 
 class _Config(NamedTuple):

@@ -78,6 +78,8 @@ def measure(
         raise InputError("--random-init belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
     require("torch", "models")
+    import torch
+
     from signalprop.models import build
     from signalprop.probes import measure as measured
 
@@ -95,11 +97,12 @@ def measure(
                 live, architecture, label = subject(k)
             batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
             backward, notes = with_gradient(architecture, not no_gradient)
+            torch.manual_seed(seed + k)  # of the dropout masks
             profiles.append(measured(live, batch, backward=backward, scheme=label))
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, notes=(*profile.notes, *notes))
     if output.write_outputs(profile, json_file, plot):
-        typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
+        output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
         lines = [*findings.summary(profile), f"{'read':<20}{read}"]
         output.echo_findings(lines, findings.warnings(profile), json_file, plot)

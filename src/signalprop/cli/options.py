@@ -110,7 +110,7 @@ def pairs(items: list[str] | None, option: str) -> dict[str, Any]:
             raise InputError(f"{option} {item!r} is not KEY=VALUE")
         try:
             out[key] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             out[key] = text
     return out
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from signalprop.errors import InputError, MissingExtra, require
+from signalprop.errors import InputError, MissingExtra, printable, require
 from signalprop.storage import write_json
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ class ReportFile(NamedTuple):
     asked: bool
 
 
+def echo(text: str = "", *, nl: bool = True) -> None:
+    """Print on standard output; names that came from a file cannot steer the terminal."""
+    typer.echo(printable(text), nl=nl)
+
+
 def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
     """Refuse files that could not be written before the long work starts.
 
@@ -45,7 +50,10 @@ def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
     for name in (json_file, plot):
         if name is None or str(name) == "-":
             continue
-        path = Path(name).resolve()
+        try:
+            path = Path(name).resolve()
+        except ValueError:
+            raise InputError(f"cannot write {str(name)!r:.80}: a name cannot hold a null byte") from None
         if path.is_dir():
             raise InputError(f"cannot write {name}: it is a directory")
         if not path.parent.is_dir():
@@ -74,14 +82,14 @@ def write_result(json_file: str | None, value: Any) -> bool:
 
 def echo_findings(lines: list[str], warnings: list[str], json_file: str | None, plot: Path | None) -> None:
     """Print what stands under a table: numbers, warnings, and the files that were written."""
-    typer.echo()
+    echo()
     for line in lines:
-        typer.echo(line)
+        echo(line)
     for line in warnings:
-        typer.echo(f"{'warning':<20}{line}")
+        echo(f"{'warning':<20}{line}")
     for name, path in (("json", json_file), ("plot", plot)):
         if path is not None:
-            typer.echo(f"{name:<20}{path}")
+            echo(f"{name:<20}{path}")
 
 
 def report_file(report: Path | None, no_report: bool, json_file: str | None) -> ReportFile | None:

@@ -68,7 +68,7 @@ def predict(
     else:
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
     if output.write_outputs(profile, json_file, plot):
-        typer.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
+        output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo_findings(findings.summary(profile), findings.warnings(profile), json_file, plot)
 
 

@@ -14,9 +14,9 @@ def report(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...",
-            help="JSON of predict, measure, compare, diagnose, kernel or schemes NAME --architecture; the .npz of "
-            "kernel --matrices; directories of training runs.",
+            metavar="SOURCE",
+            help="JSON of predict, measure, compare, diagnose, kernel, reproduce or schemes NAME --architecture; the "
+            ".npz of kernel --matrices; directories of training runs and of sweeps.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(output.REPORT),
@@ -25,7 +25,7 @@ def report(
     """Make one interactive HTML page of results: it opens offline, in any browser.
 
     Profiles, comparisons and diagnoses are drawn on the same axes and switched on and off; a training run adds its
-    curves and the signal through time.
+    curves and the signal through time, a sweep its means, errors and verdicts.
 
     \b
     Example:
@@ -39,4 +39,4 @@ def report(
 
     items = [item for source in sources for item in read(source).items()]
     write_report(out, items, title=title)
-    typer.echo(f"{'report':<20}{out}")
+    output.echo(f"{'report':<20}{out}")

@@ -23,7 +23,7 @@ SCHEMA = "signalprop/reproductions/1"
 
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", help="Figures and tables, e.g. tgs-fig1 cod-thm; see --list.")
+        list[str] | None, typer.Argument(metavar="ID", help="Figures and tables, e.g. tgs-fig1 cod-thm; see --list.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List every figure and table, and where it stands.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run all that runs on any machine.")] = False,
@@ -66,7 +66,7 @@ def reproduce(
     output.check_outputs(json_file)
     if listed:
         if output.write_result(json_file, {"schema": SCHEMA, "rows": [row.to_json() for row in rows]}):
-            typer.echo(_listing(rows))
+            output.echo(_listing(rows))
         return
     settings = Settings(scale=scale, seed=seed, checkpoint=checkpoint)
     if len(rows) == 1 and rows[0].checkpoint and checkpoint is None:
@@ -94,11 +94,11 @@ def reproduce(
         found.append(one)
     if output.write_result(json_file, {"schema": SCHEMA, "reproductions": [one.to_json() for one in found]}):
         for one in found:
-            typer.echo(_text(one) + "\n")
+            output.echo(_text(one) + "\n")
         if len(found) > 1:
-            typer.echo(_summary(found))
+            output.echo(_summary(found))
         if out is not None:
-            typer.echo(f"written to {out}")
+            output.echo(f"written to {out}")
     bad = [one.id for one in found if one.verdict == "contradicted"]
     if bad or broken:
         print(

@@ -51,7 +51,7 @@ def schemes(
         if architecture is not None:
             _predict_all(everything, opt.read_architecture(architecture, changed))
         if output.write_result(json_file, {"schema": SCHEMA, "schemes": everything}):
-            typer.echo(_listed(everything) if architecture is None else _compared(everything))
+            output.echo(_listed(everything) if architecture is None else _compared(everything))
         return
     cls = type(scheme(name))
     if architecture is not None:
@@ -59,7 +59,7 @@ def schemes(
         return
     item = _describe(cls)
     if output.write_result(json_file, {"schema": SCHEMA, "schemes": {name: item}}):
-        typer.echo(f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}")
+        output.echo(f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}")
 
 
 def _show_table(
@@ -71,7 +71,7 @@ def _show_table(
 
     table = opt.parametrization(architecture, changed, name, option)
     if output.write_result(json_file, table.to_json()):
-        typer.echo(str(table))
+        output.echo(str(table))
         profile = predict(table)
         output.echo_findings(findings.summary(profile), findings.warnings(profile), json_file, None)
 

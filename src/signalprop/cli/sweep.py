@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from signalprop.cli import output
+
 
 def sweep(
     source: Annotated[
@@ -29,23 +31,25 @@ def sweep(
     """Train every run of a sweep: schemes, sizes, learning rates, seeds.
 
     What is finished stays: the same command goes on after an interruption, and more machines join with --storage.
-    DIR/table.md has the means, DIR/results.csv and results.parquet every run. Exit status 1 when runs failed.
+    DIR/report.html and DIR/table.md have the means, DIR/results.csv and results.parquet every run. Exit status 1 when
+    runs failed.
 
     \b
     Example:
       signalprop sweep --list
     """
-    from signalprop.errors import InputError, require
+    from signalprop.errors import InputError, as_line, require
     from signalprop.training.grid import load_sweep, shipped_sweeps
 
     require("yaml", "training")
     if listed:
         for name in shipped_sweeps():
-            typer.echo(f"{name:<28}{load_sweep(name).sweep.title}".rstrip())
+            output.echo(f"{name:<28}{load_sweep(name).sweep.title}".rstrip())
         return
     if source is None:
         raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
     require("optuna", "training")
+    from signalprop.report.html.sweeps import of_results
     from signalprop.training.sweep import prepare
     from signalprop.training.sweep import sweep as run
     from signalprop.training.tables import FILES, results_table, write_results
@@ -60,10 +64,14 @@ def sweep(
             run(grid, folder, jobs=jobs, storage=storage)
     finally:  # also what was done until an interruption
         store = write_results(grid, folder, queue.entries())
-    typer.echo(results_table(store))
+    output.write_report(
+        output.ReportFile(folder / "report.html", asked=False), [(grid.sweep.name, of_results(store, folder))]
+    )
+    output.echo(results_table(store))
     for name in FILES:
-        typer.echo(f"{name.rpartition('.')[2]:<20}{folder / name}")
+        output.echo(f"{name.rpartition('.')[2]:<20}{folder / name}")
     if store["failed"]:
         first, n = store["failed"][0], len(store["failed"])
-        print(f"signalprop: {n} run{'s' * (n > 1)} failed; {first['cell']}: {first['error']}", file=sys.stderr)
+        line = as_line(f"{n} run{'s' * (n > 1)} failed; {first['cell']}: {first['error']}")
+        print(f"signalprop: {line}", file=sys.stderr)
         raise typer.Exit(1)

@@ -12,10 +12,17 @@ from signalprop.cli import output
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A YAML file, or the name of a recipe (see --list).")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Directory of the run. Default: runs/NAME.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a recipe (see --list).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Directory of the run (default: runs/NAME).")
+    ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, such as optimizer.learning_rate=1e-3; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Field of the recipe, e.g. optimizer.learning_rate=1e-3 (repeatable)."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
@@ -51,7 +58,7 @@ def train(
     chosen = load_recipe(recipe, settings or ())
     if show:
         if output.write_result(json_file, chosen.to_json()):
-            typer.echo(chosen.to_yaml(), nl=False)
+            output.echo(chosen.to_yaml(), nl=False)
         return
     require("torch", "models")
     require("accelerate", "training")
@@ -84,7 +91,7 @@ def _list(json_file: str | None) -> None:
     if output.write_result(json_file, rows):
         width = max(map(len, rows), default=0) + 2
         for name, text in rows.items():
-            typer.echo(f"{name:<{width}}{text}")
+            output.echo(f"{name:<{width}}{text}")
 
 
 def _print(result: object, folder: Path) -> None:
@@ -105,7 +112,7 @@ def _print(result: object, folder: Path) -> None:
         "run": f"{folder}",
     }
     for name, text in told.items():
-        typer.echo(f"{name:<20}{text}")
+        output.echo(f"{name:<20}{text}")
 
 
 def _nats(loss: float | None, status: str) -> str:

@@ -50,7 +50,7 @@ def verify(
              str(row.configurations), verdict]
             for row, verdict in zip(report.rows, verdicts, strict=True)
         ]  # fmt: skip
-        typer.echo(text_table(header, rows, left=2))
+        output.echo(text_table(header, rows, left=2))
     worse = [f"{row.component} {row.quantity}" for row, v in zip(report.rows, verdicts, strict=True) if v == "worse"]
     if worse:
         print(f"signalprop: worse than the papers' Table 20 in {len(worse)} cells: {', '.join(worse)}", file=sys.stderr)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import resources
 from string import Template
-from typing import Any
+from typing import NamedTuple
 
+import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -29,11 +29,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from signalprop.activations import ACTIVATIONS
 from signalprop.errors import InputError, require
-from signalprop.explore.curves import MOST, report, shown
-from signalprop.explore.settings import Settings, read
+from signalprop.explore.curves import MOST, report, shown, takes_long
+from signalprop.explore.settings import Settings, of_preset, read
+from signalprop.presets import PRESETS
 from signalprop.report.html.page import embedded
 from signalprop.schemes import SCHEMES
-from signalprop.storage import finite
 
 HOSTS = ["127.0.0.1", "localhost"]
 _LARGEST_BODY = 65_536  # bytes; a question of seven curves has under 3,000
@@ -80,23 +80,46 @@ def application() -> Starlette:
     )
 
 
+class _Question(NamedTuple):
+    """What the page asks about."""
+
+    current: Settings
+    pinned: list[Settings]
+    draft: bool
+
+
+# Token kernels are computed one at a time: nobody waits for those of settings that have changed since.
+_KERNELS = anyio.CapacityLimiter(1)
+
+
 async def _curves(request: Request) -> Response:
     begun = time.perf_counter()
-    found = await _answer(request, shown)
+    asked = await _question(request)
+    if asked.draft or not takes_long(asked.current):
+        found = await run_in_threadpool(shown, asked.current, asked.pinned, draft=asked.draft)
+    else:
+        async with _KERNELS:
+            if await request.is_disconnected():
+                return Response(status_code=204)
+            found = await run_in_threadpool(shown, asked.current, asked.pinned)
     found["milliseconds"] = round(1000 * (time.perf_counter() - begun), 1)
-    return JSONResponse(finite(found))
+    return JSONResponse(found)
 
 
 async def _report(request: Request) -> Response:
-    return Response(await _answer(request, report), media_type="text/html")
+    asked = await _question(request)
+    return Response(await run_in_threadpool(report, asked.current, asked.pinned), media_type="text/html")
 
 
-async def _answer(request: Request, question: Callable[[Settings, Sequence[Settings]], Any]) -> Any:
-    """What a question about the settings in a request's body gives, found beside the loop that serves others.
+async def _question(request: Request) -> _Question:
+    """The question in a request's body.
 
     Raises:
-        HTTPException: no JSON, or too much of it. InputError: bad settings.
+        HTTPException: no such question. InputError: settings that are refused.
     """
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"http://{request.headers['host']}":
+        raise HTTPException(403, "questions are taken from this page alone")
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "expected a body of type application/json")
     length = request.headers.get("content-length", "")
@@ -107,17 +130,24 @@ async def _answer(request: Request, question: Callable[[Settings, Sequence[Setti
     try:
         data = json.loads(await request.body())
     except (ValueError, RecursionError):
-        raise InputError("the body is not JSON; expected an object with current and pinned") from None
-    if not isinstance(data, dict) or data.keys() != {"current", "pinned"} or not isinstance(data["pinned"], list):
-        raise InputError("expected an object with current (settings) and pinned (a list of settings)")
+        raise HTTPException(400, "the body is not JSON; expected an object with current, pinned and draft") from None
+    if (
+        not isinstance(data, dict)
+        or data.keys() != {"current", "pinned", "draft"}
+        or not isinstance(data["pinned"], list)
+        or not isinstance(data["draft"], bool)
+    ):
+        raise HTTPException(
+            400, "expected an object with current (settings), pinned (a list of settings) and draft (true or false)"
+        )
     if len(data["pinned"]) > MOST:
         raise InputError(f"{len(data['pinned'])} pinned curves are too many to tell apart; unpin some")
-    current, pinned = read(data["current"]), [read(item) for item in data["pinned"]]
-    return await run_in_threadpool(question, current, pinned)
+    return _Question(read(data["current"]), [read(item) for item in data["pinned"]], data["draft"])
 
 
 def _refused(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 422)
+    """Settings that make no network are an everyday answer, not a failed request, which a browser would log."""
+    return JSONResponse({"refused": str(error)})
 
 
 def _failed(_: Request, error: Exception) -> Response:
@@ -166,7 +196,15 @@ def _page() -> str:
     return Template(resources.files(__package__).joinpath("assets", "explore.html").read_text("utf-8")).substitute(
         schemes=_choices({name: f"{name}: {cls.summary}" for name, cls in sorted(SCHEMES.items())}),
         activations=_choices({name: name for name in names}),
-        data=embedded({"start": start.model_dump(), "options": options, "most": MOST}),
+        presets=_choices({name: name for name in PRESETS}),
+        data=embedded(
+            {
+                "start": start.model_dump(),
+                "options": options,
+                "presets": {name: of_preset(name) for name in PRESETS},
+                "most": MOST,
+            }
+        ),
     )
 
 

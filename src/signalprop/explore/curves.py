@@ -9,9 +9,10 @@ from typing import NamedTuple
 from signalprop.data import default_statistics
 from signalprop.errors import InputError
 from signalprop.explore.settings import Settings, labels
+from signalprop.inputs import InputStatistics
 from signalprop.layout import PLACEMENTS
 from signalprop.parametrization import Parametrization
-from signalprop.prediction import cheapest, predict
+from signalprop.prediction import Fidelity, cheapest, predict
 from signalprop.profile import Profile
 from signalprop.report import findings
 from signalprop.report.html import Item, document, render, signal
@@ -21,6 +22,8 @@ from signalprop.report.html.signal import Curve
 MOST = 7  # curves at once: as many as there are colours
 # Sublayers times squared length up to which token kernels take seconds (docs/exploring.md).
 _LARGEST_KERNELS = 6_500_000
+# Sublayers times (squared length plus what a sublayer costs at any length) up to which they take 50 ms.
+_QUICK_KERNELS, _PER_SUBLAYER = 250_000, 15_000
 
 
 class Predicted(NamedTuple):
@@ -31,6 +34,27 @@ class Predicted(NamedTuple):
     notes: tuple[str, ...]
 
 
+class _Network(NamedTuple):
+    """The numbers of a network, its data, and the fidelity that is right for it, with the reason."""
+
+    table: Parametrization
+    inputs: InputStatistics
+    needed: Fidelity
+    why: str
+
+    @property
+    def size(self) -> int:
+        """Sublayers times squared length."""
+        return self.table.n_sublayers * self.table.architecture.seq_len**2
+
+
+@lru_cache(maxsize=64)
+def _network(settings: Settings) -> _Network:
+    table = settings.table()
+    inputs = default_statistics(table.architecture)
+    return _Network(table, inputs, *cheapest(table, inputs))
+
+
 @lru_cache(maxsize=64)
 def predicted(settings: Settings) -> Predicted:
     """The prediction for settings; kept, so that pinned curves cost nothing.
@@ -39,27 +63,33 @@ def predicted(settings: Settings) -> Predicted:
         InputError: settings that make no network, that the scheme refuses, that the fidelity does not cover, or that
             would take minutes.
     """
-    table = settings.table()
-    a = table.architecture
-    inputs = default_statistics(a)
-    needed, why = cheapest(table, inputs)
-    if settings.fidelity == "auto" and needed == "kernel" and table.n_sublayers * a.seq_len**2 > _LARGEST_KERNELS:
+    network = _network(settings)
+    table, a = network.table, network.table.architecture
+    if settings.fidelity == "auto" and network.needed == "kernel" and network.size > _LARGEST_KERNELS:
         longest = int((_LARGEST_KERNELS / table.n_sublayers) ** 0.5)
         raise InputError(
             f"token kernels of {a.n_layers} layers and {a.seq_len} tokens are too slow for this page; take at most "
             f"{longest} tokens, fidelity moments, or the copied command"
         )
     try:
-        profile = predict(table, inputs, fidelity=settings.fidelity)
+        profile = predict(table, network.inputs, fidelity=settings.fidelity)
     except InputError as error:
-        if settings.fidelity == "moments" and needed == "kernel":  # said in the words of the page's own control
+        if settings.fidelity == "moments" and network.needed == "kernel":  # in the words of the page's own control
             raise InputError(f"{error}: choose fidelity auto") from None
         raise
     notes = list(profile.notes)
-    if settings.fidelity == "moments" and needed != "moments":
-        reason = why.partition(": ")[2]
+    if settings.fidelity == "moments" and network.needed != "moments":
+        reason = network.why.partition(": ")[2]
         notes.insert(0, f"moments are only a rough guide here: {reason}; fidelity auto takes token kernels (slower)")
     return Predicted(profile, table, (*_moved(table, settings), *notes))
+
+
+def takes_long(settings: Settings) -> bool:
+    """Whether a prediction takes longer than a redraw may: token kernels of more than a few layers and tokens."""
+    if settings.fidelity == "moments":
+        return False
+    network = _network(settings)
+    return network.needed == "kernel" and network.size + _PER_SUBLAYER * network.table.n_sublayers > _QUICK_KERNELS
 
 
 def _moved(table: Parametrization, settings: Settings) -> list[str]:
@@ -70,19 +100,31 @@ def _moved(table: Parametrization, settings: Settings) -> list[str]:
     return [f"{settings.scheme} decides where the norms stand: {' and '.join(places)} (not {settings.norm_placement})"]
 
 
-def shown(current: Settings, pinned: Sequence[Settings]) -> Block:
+def shown(current: Settings, pinned: Sequence[Settings], *, draft: bool = False) -> Block:
     """Everything that the page shows of the current settings and of the pinned ones, JSON-ready.
+
+    Args:
+        draft: what takes long is to follow: `pending` says that moments stand for the token kernels until then. Where
+            there are no moments, there is nothing but that word.
 
     Raises:
         InputError: as `predicted`, or too many curves.
     """
     several, names = _named(current, pinned)
+    pending = draft and takes_long(current)
+    if pending:
+        several[0] = current.model_copy(update={"fidelity": "moments"})
+        try:
+            predicted(several[0])
+        except InputError:
+            return {"pending": True}
     found = [predicted(item) for item in several]
     curves = [
         Curve(name, f"predicted ({item.profile.fidelity})", item.profile)
         for name, item in zip(names, found, strict=True)
     ]
     return {
+        "pending": pending,
         "section": signal.signal_section(curves),
         "table": signal.glance_block(curves),
         "label": names[0],

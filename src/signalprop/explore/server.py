@@ -12,6 +12,8 @@ import uvicorn
 
 from signalprop.errors import InputError
 from signalprop.explore.app import application
+from signalprop.explore.curves import shown
+from signalprop.explore.settings import Settings
 
 ADDRESS = "127.0.0.1"
 
@@ -26,6 +28,8 @@ def serve(port: int, *, browser: bool, say: Callable[[str], None]) -> None:
     Raises:
         InputError: the port is taken, or not ours to take.
     """
+    # What the first prediction imports and tabulates is there before the page asks for it.
+    threading.Thread(target=shown, args=(Settings(), ()), daemon=True).start()
     app = application()
     with _listening(port) as listener:
         address = f"http://{ADDRESS}:{listener.getsockname()[1]}/"

@@ -7,15 +7,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from signalprop.architecture import Architecture, Placement
+from signalprop.architecture import Architecture, Kind, Placement
 from signalprop.data import default_statistics
 from signalprop.errors import InputError
 from signalprop.parametrization import Parametrization
 from signalprop.schemes import scheme
 from signalprop.validation import Value
 
-# What the page does not ask for is as in this preset.
-PRESET = "tgs"
 _NETWORK = ("kind", "n_layers", "d_model", "n_heads", "norm_placement", "activation", "seq_len", "dropout")
 _OPTIONS = ("k", "alpha")
 _FLAGS = {
@@ -33,13 +31,15 @@ class Settings(Value):
     """The state of all controls.
 
     Attributes:
+        preset: what has no control is as in this one (`signalprop.presets`).
         kind, n_layers, d_model, n_heads, norm_placement, activation, seq_len, dropout: as in `Architecture`.
         scheme: its name. k, alpha: its options of these names; None: the scheme's own default (or it has none).
         qk_scale: factor on the standard deviation of query and key weights.
         fidelity: `moments`, which takes milliseconds, or `auto`, which takes token kernels where moments are wrong.
     """
 
-    kind: Literal["encoder", "decoder"] = "encoder"
+    preset: str = "tgs"
+    kind: Kind = "encoder"
     n_layers: int = Field(default=48, ge=1, le=2000)
     d_model: int = Field(default=256, ge=1, le=65_536)
     n_heads: int = Field(default=4, ge=1, le=65_536)
@@ -63,7 +63,7 @@ class Settings(Value):
         Raises:
             InputError: fields that do not go together.
         """
-        return Architecture.preset(PRESET, **self._network())
+        return Architecture.preset(self.preset, **self._network())
 
     def table(self) -> Parametrization:
         """Every number of the network.
@@ -84,7 +84,7 @@ class Settings(Value):
         lines = [
             "import signalprop as sp",
             "",
-            f"architecture = sp.Architecture.preset({PRESET!r}, {fields})",
+            f"architecture = sp.Architecture.preset({self.preset!r}, {fields})",
             f"table = sp.scheme({self.scheme!r}{options})(architecture)",
         ]
         if self.qk_scale != 1:
@@ -104,7 +104,7 @@ class Settings(Value):
 
     def command(self) -> str:
         """A command line that predicts the same numbers."""
-        words = ["signalprop", "predict", PRESET, "--set", f"kind={self.kind}"]
+        words = ["signalprop", "predict", self.preset, "--set", f"kind={self.kind}"]
         for name, value in self._network().items():
             if name in _FLAGS:
                 words += [_FLAGS[name], str(value)]
@@ -130,16 +130,36 @@ def read(data: Any) -> Settings:
     return Settings(**data)
 
 
+def of_preset(name: str) -> dict[str, Any]:
+    """Where the controls of the network stand for a preset.
+
+    Raises:
+        InputError: there is no such preset.
+    """
+    a = Architecture.preset(name)
+    return {field: getattr(a, field) for field in _NETWORK}
+
+
 def labels(several: list[Settings]) -> list[str]:
-    """A name for each: its scheme, and all in which they differ."""
+    """A name for each: its scheme, and all in which they differ; of different presets, what is not as in its own."""
     words = [_words(item) for item in several]
     telling = [name for name in words[0] if len({item[name] for item in words}) > 1 and name != "scheme"]
-    return [", ".join([item["scheme"], *(item[name] for name in telling if item[name])]) for item in words]
+    own = [_words(item.model_copy(update=of_preset(item.preset))) if "preset" in telling else {} for item in several]
+    return [
+        ", ".join([item["scheme"], *(item[name] for name in telling if item[name] and _is_told(name, item, given))])
+        for item, given in zip(words, own, strict=True)
+    ]
+
+
+def _is_told(name: str, words: dict[str, str], given: dict[str, str]) -> bool:
+    """Whether a detail is not what the preset gives; `given` is empty where all have one preset."""
+    return name not in _NETWORK or words[name] != given.get(name)
 
 
 def _words(s: Settings) -> dict[str, str]:
     return {
         "scheme": s.scheme,
+        "preset": s.preset,
         "k": "" if s.k is None else f"k {s.k:g}",
         "alpha": "" if s.alpha is None else f"alpha {s.alpha:g}",
         "qk_scale": f"Q/K × {s.qk_scale:g}",

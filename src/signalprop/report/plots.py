@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.comparison import Comparison
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, printable, require
 from signalprop.inputs import IntArray
 from signalprop.moments import FloatArray
 from signalprop.parametrization import KINDS, STACKS, layout
@@ -53,8 +53,23 @@ def save_figure(path: str | Path, draw: Callable[[], Any]) -> None:
     # no date in the file, and a fixed salt of its names, so that equal input gives equal bytes
     metadata = {"png": None, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
     with rc_context({"svg.hashsalt": "signalprop"}):
-        draw().savefig(buffer, format=kind, metadata=metadata)
+        picture = draw()
+        _plain(picture)
+        picture.savefig(buffer, format=kind, metadata=metadata)
     write_bytes(path, buffer.getvalue())
+
+
+def _plain(picture: Any) -> None:
+    """Show names as they are: matplotlib would read what stands between two $ as a formula, and end where it is none.
+
+    The numbers of its axes, which are formulas, are written later, as it draws.
+    """
+    from matplotlib.text import Text
+
+    for text in picture.findobj(Text):
+        if text.get_text():
+            text.set_text(printable(text.get_text()))
+            text.set_parse_math(False)
 
 
 def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None = None) -> Any:

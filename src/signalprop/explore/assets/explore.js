@@ -1,17 +1,20 @@
 "use strict";
 
 // The explorer: reads the controls, asks the server for the curves, and draws them with the report's own charts. One
-// question is under way at a time; of changes that come meanwhile the last one is asked next.
+// question is under way at a time; of changes that come meanwhile the last one is asked next. Where a prediction takes
+// long, the server sends a draft first, and the page asks again when the controls rest.
 
 (() => {
   const root = document.documentElement;
   const part = (id) => document.getElementById(id);
-  const { start, options, most } = JSON.parse(part("data").textContent);
+  const REST = 250; // milliseconds without a change
+  const { start, options, presets, most } = JSON.parse(part("data").textContent);
   const form = part("controls");
   const pinned = [];
   const section = { groups: [], sources: [], places: [] };
   const view = { groups: [], sources: [] };
   const figures = new Map();
+  const sliders = []; // functions that put a slider where its field is
   let shown = null; // the answer that is on screen, and the settings that it answers
   let asking = null; // the question under way
   let changedAt = null; // when the reader changed what nobody has asked about yet
@@ -49,6 +52,7 @@
     const pair = element("span", { class: "pair" });
     field.replaceWith(pair);
     pair.append(slider, field);
+    sliders.push(follow);
     follow();
   }
 
@@ -63,19 +67,28 @@
   }
 
   function changed(event) {
-    if (event && event.target.name === "scheme") {
+    if (event.target.name === "scheme") {
       for (const name of ["k", "alpha"]) form.elements[name].value = "";
       offerOptions();
     }
-    changedAt ??= performance.now();
+    if (event.target.name === "preset") {
+      for (const [name, value] of Object.entries(presets[event.target.value])) form.elements[name].value = value;
+      for (const follow of sliders) follow();
+    }
+    asked(event.timeStamp);
+  }
+
+  /** There is something to ask, since then. */
+  function asked(since) {
+    changedAt ??= since;
     root.dataset.state = "busy";
     if (!asking) ask();
-    else if (asking.slow) asking.abort.abort(); // kernels take seconds: nobody waits for old ones
+    else if (asking.slow) asking.abort.abort(); // nobody waits for what has changed since
   }
 
   // --- questions -----------------------------------------------------------------------------------------------
 
-  /** Post JSON; an answer that is no success becomes an error with the server's line. */
+  /** Post JSON; a refusal and an answer that is no success become an error with the server's line. */
   async function post(path, body, signal) {
     let answer;
     try {
@@ -84,22 +97,37 @@
       if (error.name === "AbortError") throw error;
       throw new Error("the explorer does not answer; was it ended in its terminal? (signalprop explore starts it again)");
     }
-    if (answer.ok) return answer;
-    const text = await answer.text();
-    let line = text;
-    try { line = JSON.parse(text).error; } catch { /* no JSON: the text itself */ }
-    throw new Error(line);
+    if (!answer.headers.get("content-type")?.startsWith("application/json")) return answer.blob();
+    const found = await answer.json();
+    const line = found.refused ?? found.error;
+    if (line !== undefined) throw new Error(line);
+    return found;
+  }
+
+  /** Wait until the controls have been left alone for a moment. */
+  function rest(signal) {
+    return new Promise((done, stop) => {
+      const timer = setTimeout(done, REST);
+      signal.addEventListener("abort", () => { clearTimeout(timer); stop(signal.reason); });
+    });
   }
 
   async function ask() {
     const begun = changedAt, current = settings();
+    const draft = !shown || !same(shown.settings, current); // pins alone change nothing that takes long
     changedAt = null;
-    asking = { abort: new AbortController(), slow: current.fidelity !== "moments" };
-    if (asking.slow) part("latency").textContent = "computing …";
+    asking = { abort: new AbortController(), slow: false };
+    const { signal } = asking.abort;
     try {
-      const answer = await (await post("/curves", { current, pinned }, asking.abort.signal)).json();
-      shown = { ...answer, settings: current };
-      await show(begun);
+      let answer = await post("/curves", { current, pinned, draft }, signal);
+      if (answer.section) await show({ ...answer, settings: current }, begun);
+      if (answer.pending && changedAt === null) {
+        asking.slow = true;
+        if (!answer.section) wait();
+        await rest(signal);
+        answer = await post("/curves", { current, pinned, draft: false }, signal);
+        await show({ ...answer, settings: current }, begun);
+      }
     } catch (error) {
       if (error.name !== "AbortError") refuse(error.message);
     }
@@ -108,24 +136,23 @@
     else root.dataset.state = "ready";
   }
 
+  function same(one, other) {
+    return JSON.stringify(one) === JSON.stringify(other);
+  }
+
   // --- what is shown -------------------------------------------------------------------------------------------
 
-  async function show(begun) {
+  async function show(answer, begun) {
+    shown = answer;
     problem("");
     Object.assign(section, shown.section);
     view.groups = section.groups.map(() => true);
     view.sources = section.sources.map(() => true);
     const drawn = shown.section.blocks.map(update); // all stand in their places before the first is drawn, and measured
     await Promise.all(drawn.map((figure) => figure.refresh()));
-    root.dataset.charts = String(Number(root.dataset.charts || 0) + 1);
-    if (begun !== null) {
-      // Behind the next frame the curves are on screen.
-      await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
-      const all = performance.now() - begun;
-      root.dataset.latency = all.toFixed(1);
-      root.dataset.server = shown.milliseconds;
-      part("latency").textContent = `on screen after ${Math.round(all)} ms, ${Math.round(shown.milliseconds)} of them prediction`;
-    }
+    // Behind the next frame the curves are on screen.
+    await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
+    if (begun !== null) timed(begun);
     part("python").textContent = shown.python;
     part("command").textContent = shown.command;
     part("numbers").replaceChildren(tables.box(shown.table), element("p", { class: "caption" }, shown.table.caption));
@@ -134,6 +161,24 @@
     part("says").replaceChildren(...lines.map(([kind, text]) => element("li", { class: kind }, text)));
     listPins();
     speak(`${shown.label}, ${shown.settings.n_layers} layers: ${lines.map(([, text]) => text).join("; ")}`);
+  }
+
+  /** Say how long it took from the change to the screen; kept as a measure of the browser's, too. */
+  function timed(begun) {
+    if (performance.getEntriesByName("redraw").length > 99) performance.clearMeasures("redraw");
+    const all = performance.measure("redraw", { start: begun, detail: { server: shown.milliseconds } }).duration;
+    const after = all < 950 ? `${Math.round(all)} ms` : `${(all / 1000).toFixed(1)} s`;
+    part("latency").textContent = shown.pending
+      ? `moments on screen after ${after}; token kernels follow …`
+      : `on screen after ${after}, ${Math.round(shown.milliseconds)} ms of them prediction`;
+  }
+
+  /** There is nothing to show before the token kernels are done. */
+  function wait() {
+    problem("");
+    part("latency").textContent = "computing token kernels …";
+    part("charts").classList.add("stale");
+    part("pin").disabled = true;
   }
 
   /** The figure of a chart, which now holds this one. */
@@ -157,7 +202,7 @@
     box.hidden = !text;
     part("charts").classList.toggle("stale", Boolean(text));
     for (const button of document.querySelectorAll("#download, [data-copy]")) button.disabled = Boolean(text);
-    part("pin").disabled = Boolean(text) || pinned.length + 2 > most || isPinned();
+    part("pin").disabled = Boolean(text) || pinned.length + 2 > most || isPinned() || shown?.pending;
   }
 
   function refuse(text) {
@@ -174,7 +219,7 @@
   // --- pins ----------------------------------------------------------------------------------------------------
 
   function isPinned() {
-    return Boolean(shown) && pinned.some((item) => JSON.stringify(item) === JSON.stringify(shown.settings));
+    return Boolean(shown) && pinned.some((item) => same(item, shown.settings));
   }
 
   function listPins() {
@@ -186,11 +231,11 @@
       remove.addEventListener("click", () => {
         pinned.splice(k, 1);
         part("pin").focus();
-        changed();
+        asked(performance.now());
       });
       return element("li", {}, charts.swatch(`var(--group-${k + 1})`, "line"), name, remove);
     }));
-    part("pin").disabled = pinned.length + 2 > most || isPinned();
+    part("pin").disabled = pinned.length + 2 > most || isPinned() || shown.pending;
   }
 
   // --- taking it away ------------------------------------------------------------------------------------------
@@ -214,7 +259,7 @@
     button.disabled = true;
     button.textContent = "Making the report …";
     try {
-      const made = await (await post("/report", { current: shown.settings, pinned })).blob();
+      const made = await post("/report", { current: shown.settings, pinned, draft: false });
       const link = element("a", { href: URL.createObjectURL(made), download: "signalprop-report.html" });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
@@ -233,9 +278,12 @@
   offerOptions();
   form.addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
-  part("pin").addEventListener("click", () => { pinned.push(shown.settings); changed(); });
+  part("pin").addEventListener("click", () => { pinned.push(shown.settings); asked(performance.now()); });
   part("download").addEventListener("click", download);
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const { figure } of figures.values()) figure.refresh(); });
+  const redraw = () => { for (const { figure } of figures.values()) figure.refresh(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => { root.dataset.paper = ""; redraw(); });
+  addEventListener("afterprint", () => { delete root.dataset.paper; redraw(); });
   ask();
 })();

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from signalprop.moments import FloatArray
 
 Block = dict[str, Any]
+Cell = str | Block  # of a table: a text, or a `link`
 Scale = Literal["linear", "log", "signed"]
 Style = Literal["line", "dashed", "dotted", "points"]
 
@@ -89,6 +90,8 @@ def chart(
     limits: tuple[float, float] | None = None,
     caption: str = "",
     marks: Sequence[Block] = (),
+    ticks: Sequence[tuple[float, str]] = (),
+    bars: bool = False,
 ) -> Block:
     """A chart of curves.
 
@@ -96,11 +99,14 @@ def chart(
         x, y: what the axes show. scale: how the vertical axis starts. positive: it can be logarithmic. zero: a linear
             axis begins at 0 where all is positive, so that noise about a constant looks like a constant.
         limits: of the vertical axis while it is linear. marks: vertical lines, `{"x": 12, "label": "decoder"}`.
+        ticks: positions and their labels where the horizontal axis is not simply numbers. bars: errors are drawn as
+            bars at points that stand for themselves, not as a band.
     """
     scales = ["linear"] + ["log"] * (positive or scale == "log") + ["signed"] * (scale == "signed")
     return {
         "type": "chart", "id": key, "title": title, "x": x, "y": y, "scale": scale, "scales": scales,
-        "zero": zero, "limits": limits, "caption": caption, "marks": list(marks), "series": list(curves),
+        "zero": zero, "limits": limits, "caption": caption, "marks": list(marks),
+        "ticks": [list(tick) for tick in ticks], "bars": bars, "series": list(curves),
     }  # fmt: skip
 
 
@@ -131,14 +137,19 @@ def heat_map(
 
 
 def table(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, search: bool = False,
+    title: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, left: int = 1, search: bool = False,
     caption: str = "",
 ) -> Block:  # fmt: skip
-    """A table of texts; the first `left` columns are words, the others numbers."""
+    """A table of texts and links; the first `left` columns are words, the others numbers."""
     return {
         "type": "table", "title": title, "header": list(header), "rows": [list(row) for row in rows], "left": left,
         "search": search, "caption": caption,
     }  # fmt: skip
+
+
+def link(label: str, target: str) -> Block:
+    """A cell that leads to a file; `target` is a quoted relative path."""
+    return {"text": label, "href": target}
 
 
 def text(title: str, body: str) -> Block:

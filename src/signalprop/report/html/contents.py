@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from signalprop.comparison import Comparison
@@ -11,32 +12,40 @@ from signalprop.errors import InputError
 from signalprop.kernels.trace import Trace
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
-from signalprop.report.html import blocks, diagnoses, kernels, signal, tables, training
+from signalprop.report.html import blocks, diagnoses, kernels, reproductions, signal, sweeps, tables, training
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.kernels import Kernels
+from signalprop.report.html.reproductions import Reproduced
 from signalprop.report.html.runs import Run
+from signalprop.report.html.sweeps import Swept
 
-Item = Profile | Comparison | Diagnosis | Parametrization | Trace | Kernels | Run
+Item = Profile | Comparison | Diagnosis | Parametrization | Trace | Kernels | Run | Swept | Reproduced
 _SEVERITIES = ("fault", "warning", "note", "good")
 
 
-def document(items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: str | None = None) -> Block:
+def document(
+    items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: str | None = None, beside: Path | None = None
+) -> Block:
     """The report as a JSON-ready dictionary: title, subtitle, findings, notes and sections.
 
     Args:
         items: by the names that tell them apart; as pairs where a name may come twice.
+        beside: directory that the report will lie in, from which it links to the runs of a sweep.
 
     Raises:
         InputError: nothing given, or a sweep.
     """
     named = _distinct(list(items.items()) if isinstance(items, Mapping) else list(items))
     if not named:
-        raise InputError("there is nothing to report; give at least one profile, diagnosis, comparison, trace or run")
+        raise InputError(
+            "there is nothing to report; give at least one profile, diagnosis, comparison, trace, run or sweep"
+        )
     profiles = _of(named, Profile, Comparison)
     for profile in (p for item in profiles.values() for p in _profiles(item)):
         if profile.forward["stream_out"].variance.ndim != 1:
             raise InputError("a report cannot show a sweep; select one of its members")
-    found, runs = _of(named, Diagnosis), _of(named, Run)
+    found, runs, swept = _of(named, Diagnosis), _of(named, Run), _of(named, Swept)
+    reproduced = _of(named, Reproduced)
     traces = kernels.merged(
         [(name, kernels.of_trace(item) if isinstance(item, Trace) else item) for name, item in named
          if isinstance(item, (Trace, Kernels))]
@@ -45,20 +54,23 @@ def document(items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: s
     curves = signal.curves_of(profiles)
     cards = [
         *(signal.signal_findings(curves) if curves else []), *diagnoses.diagnosis_findings(found),
-        *training.training_findings(runs), *kernels.kernel_findings(traces),
+        *sweeps.sweep_findings(swept), *training.training_findings(runs), *kernels.kernel_findings(traces),
+        *reproductions.reproduction_findings(reproduced),
     ]  # fmt: skip
     comparisons = {name: item for name, item in profiles.items() if isinstance(item, Comparison)}
     sections = [
         *_signal(curves, comparisons),
         *([diagnoses.diagnosis_section(found)] if found else []),
         *_casts(found),
+        *sweeps.sweep_sections(swept, beside),
+        *reproductions.reproduction_sections(reproduced),
         *([training.training_section(runs)] if runs else []),
         *_present(training.through_time_section(runs)),
         *([kernels.kernel_section(traces)] if traces else []),
         *([tables.parametrization_section(parametrizations)] if parametrizations else []),
     ]
     return {
-        "title": title or _title(curves, found, runs),
+        "title": title or _title(curves, found, [*(item.sweep.name for item in swept.values()), *runs, *reproduced]),
         "subtitle": signal.title_of(curves) if curves else "",
         "findings": sorted(cards, key=lambda card: _SEVERITIES.index(card["severity"])),
         "notes": [*signal.notes(curves), *dict.fromkeys(note for d in found.values() for note in d.notes)],
@@ -112,8 +124,8 @@ def _present(block: Block | None) -> list[Block]:
     return [] if block is None else [block]
 
 
-def _title(curves: Sequence[signal.Curve], found: Mapping[str, Diagnosis], runs: Mapping[str, Run]) -> str:
-    names = [*dict.fromkeys(curve.group for curve in curves), *diagnoses.names_of(found), *runs]
+def _title(curves: Sequence[signal.Curve], found: Mapping[str, Diagnosis], others: Sequence[str]) -> str:
+    names = [*dict.fromkeys(curve.group for curve in curves), *diagnoses.names_of(found), *others]
     if not names:
         return "Signal report"
     return "Signal report: " + (

@@ -31,21 +31,22 @@ _ICONS = {"fault": "✕", "warning": "!", "note": "i", "good": "✓"}
 def write_report(
     path: str | Path, items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: str | None = None
 ) -> None:
-    """Write the interactive report of profiles, comparisons, diagnoses, traces, parametrizations and runs.
+    """Write the interactive report of profiles, comparisons, diagnoses, traces, parametrizations, runs and sweeps.
 
     One HTML file that opens offline, written whole or not at all.
 
     Args:
+        path: of the file. title: of the page; default: after what is in it.
         items: by the names that tell them apart (schemes and models have names of their own in the report).
 
     Raises:
         InputError: nothing to report, a sweep, or a path that cannot be written. MissingExtra: plotly is not installed.
     """
-    write_text(path, render(document(items, title=title)))
+    write_text(path, render(document(items, title=title, beside=Path(path).resolve().parent)))
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """The HTML of a document.
+    """The HTML of a document (`content`: see `signalprop.report.html.contents.document`).
 
     Raises:
         MissingExtra: plotly, whose JavaScript the page carries, is not installed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ METRICS, SIGNAL, RECIPE, ENVIRONMENT, RESULT = (
     "metrics.jsonl", "signal.jsonl", "recipe.yaml", "environment.json", "result.json",
 )  # fmt: skip
 RESULT_SCHEMA = "signalprop/run/1"
+_LAST_STEP = 2**53  # up to which numbers on an axis are whole
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def _metrics(path: Path) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]
         for name, value in row.items():
             if name != "step" and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool):
                 # a resumed run says some steps again; null is what JSON has for NaN
-                found.setdefault(name, {})[step] = math.nan if value is None else float(value)
+                given = math.inf if value is None else value
+                found.setdefault(name, {})[step] = float(given) if abs(given) <= sys.float_info.max else math.nan
     return {name: (tuple(sorted(at)), tuple(at[step] for step in sorted(at))) for name, at in found.items()}
 
 
@@ -87,8 +90,8 @@ def _signal(path: Path) -> Iterator[tuple[int, Profile]]:
 
 def _step(path: Path, number: int, row: Mapping[str, Any]) -> int:
     step = row.get("step")
-    if not isinstance(step, int) or isinstance(step, bool):
-        raise InputError(f"{path}, line {number} has step {step!r:.40}; expected a whole number")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= _LAST_STEP:
+        raise InputError(f"{path}, line {number} has step {step!r:.40}; expected a whole number from 0 on")
     return step
 
 

@@ -12,8 +12,31 @@ const charts = (() => {
   const BAND = 2; // standard errors
   const LINEAR = 0.01; // up to here a signed axis is linear
 
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const known = new Map(); // colours by name; asking the browser makes it lay out the page
+
   function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+    const key = `${name} ${dark.matches && !("paper" in document.documentElement.dataset)}`;
+    if (!known.has(key)) known.set(key, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+    return known.get(key);
+  }
+
+  const made = new WeakMap();
+
+  /** What `make` gives, kept with its owner: texts and heights of long curves take longer to make than to draw. */
+  function kept(owner, key, make) {
+    if (!made.has(owner)) made.set(owner, new Map());
+    const own = made.get(owner);
+    if (!own.has(key)) own.set(key, make());
+    return own.get(key);
+  }
+
+  let letters = "";
+
+  /** The page's typeface. */
+  function family() {
+    letters ||= getComputedStyle(document.body).fontFamily;
+    return letters;
   }
 
   function groupColour(k) {
@@ -77,8 +100,8 @@ const charts = (() => {
     return [height.bend(low), height.bend(high)];
   }
 
-  function band(series, place, height) {
-    if (!series.error && !series.low) return null;
+  /** A band's outline: to the right along its upper edge, back along the lower one; null without a band. */
+  function outline(series, place, height) {
     const x = [], low = [], high = [];
     place.x.forEach((at, i) => {
       const found = at === null ? null : edges(series, i, height);
@@ -87,14 +110,19 @@ const charts = (() => {
       low.push(found[0]);
       high.push(found[1]);
     });
-    if (!x.length) return null;
-    return {
-      x: [...x, ...x.slice().reverse()], y: [...high, ...low.reverse()], type: "scatter", mode: "lines", fill: "toself",
+    return x.length ? { x: [...x, ...x.slice().reverse()], y: [...high, ...low.reverse()] } : null;
+  }
+
+  function band(series, place, height) {
+    if (!series.error && !series.low) return null;
+    const found = kept(series, `band ${height.kind}`, () => outline(series, place, height));
+    return found && {
+      ...found, type: "scatter", mode: "lines", fill: "toself",
       fillcolor: `${groupColour(series.group)}2e`, line: { width: 0 }, hoverinfo: "skip", showlegend: false,
     };
   }
 
-  function curve(series, section, height) {
+  function curve(series, section, height, bars) {
     const place = section.places[series.place];
     const own = section.sources[series.source].style;
     const style = own === "line" ? roundStyle(series.group) : own;
@@ -102,12 +130,13 @@ const charts = (() => {
     const name = format.plain(nameOf(series, section));
     const ink = groupColour(series.group);
     return {
-      x: place.x, y: place.x.map((_, i) => height.of(series, i)), type: "scatter", name,
+      x: place.x, y: kept(series, height.kind, () => place.x.map((_, i) => height.of(series, i))), type: "scatter", name,
       mode: style === "points" || few ? "lines+markers" : "lines",
       line: { color: style === "points" ? `${ink}80` : ink, width: style === "points" || style === "dotted" ? 1.2 : 2, dash: DASHES[style] },
       marker: { color: ink, size: 6, symbol: SYMBOLS[series.group % SYMBOLS.length], maxdisplayed: MARKERS },
-      text: place.x.map((_, i) => `${name}: ${format.value(series, i)}`),
-      customdata: place.names.map(format.plain),
+      text: kept(series, "text", () => place.x.map((_, i) => `${name}: ${format.value(series, i)}`)),
+      customdata: kept(place, "names", () => place.names.map(format.plain)),
+      ...(bars && series.error ? { error_y: { array: series.error.map((error) => BAND * (error || 0)), color: ink, thickness: 1.4, width: 4 } } : {}),
       hovertemplate: "%{customdata}<br>%{text}<extra></extra>",
     };
   }
@@ -117,9 +146,10 @@ const charts = (() => {
     return { ...line, mode: "lines", line: { color: "rgba(0,0,0,0)" }, hovertemplate: "<b>%{customdata}</b><extra></extra>" };
   }
 
+  // Margins and the overflow of labels are fixed: to measure them takes as long as to draw the chart.
   function axis(extra) {
     return {
-      gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: true, ticks: "",
+      gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, automargin: false, ticklabeloverflow: "allow", ticks: "",
       tickfont: { color: colour("soft"), size: 12 }, fixedrange: matchMedia("(pointer: coarse)").matches, ...extra,
     };
   }
@@ -128,9 +158,20 @@ const charts = (() => {
     return { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("accent") };
   }
 
+  /** Labels of a horizontal axis that has names; of unknown length, so that room for them has to be measured. */
+  function named(chart) {
+    if (!chart.ticks.length) return {};
+    return { tickvals: chart.ticks.map(([x]) => x), ticktext: chart.ticks.map(([, name]) => format.plain(name)), automargin: true, ticklabeloverflow: "hide past div" };
+  }
+
   function vertical(chart, chosen, height) {
     if (height.kind === "exponent") return axis({ tickprefix: "10<sup>", ticksuffix: "</sup>" });
-    if (height.kind === "log") return axis({ type: "log", exponentformat: "power", ...(decades(chosen) < 3 ? { dtick: "D2" } : {}) });
+    if (height.kind === "log") {
+      // Powers of ten are labelled as such; where there are labels between them, the library would write those as small
+      // single digits, so that all are plain numbers.
+      const span = decades(chosen);
+      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : {}), ...(span < 3 ? { dtick: "D2" } : {}) });
+    }
     if (height.kind === "signed") {
       const values = [-10, -1, -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10, 100];
       return axis({ tickvals: values.map(height.bend), ticktext: values.map(String), zeroline: true, zerolinecolor: colour("soft") });
@@ -153,12 +194,12 @@ const charts = (() => {
 
   function layout(chart, chosen, height, unified) {
     return {
-      margin: { l: 48, r: 10, t: 8, b: 40 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      margin: { l: 54, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", modebar: bar(),
-      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("ink") },
+      font: { family: family(), size: 13, color: colour("ink") },
       hovermode: unified ? "x unified" : "closest",
       hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 }, namelength: -1, align: "left" },
-      xaxis: axis({ title: { text: format.plain(chart.x), font: { size: 12, color: colour("soft") }, standoff: 6 }, unifiedhovertitle: { text: " " } }),
+      xaxis: axis({ ...named(chart), title: { text: format.plain(chart.x), font: { size: 12, color: colour("soft") } }, unifiedhovertitle: { text: " " } }),
       yaxis: vertical(chart, chosen, height),
       shapes: chart.marks.map((mark) => ({
         type: "line", x0: mark.x, x1: mark.x, yref: "paper", y0: 0, y1: 1, line: { color: colour("soft"), width: 1, dash: "dash" },
@@ -181,11 +222,11 @@ const charts = (() => {
   function draw(box, chart, section, view) {
     const chosen = visible(chart, section, view);
     const height = heights(view.scale, chosen);
-    const lines = chosen.map((series) => curve(series, section, height));
+    const lines = chosen.map((series) => curve(series, section, height, chart.bars));
     const unified = lines.length > 0 && lines.length <= UNIFIED;
     const title = unified ? [heading(lines[0])] : [];
     if (unified) for (const line of lines) line.hovertemplate = "%{text}<extra></extra>";
-    const bands = chosen.map((series) => band(series, section.places[series.place], height)).filter(Boolean);
+    const bands = chart.bars ? [] : chosen.map((series) => band(series, section.places[series.place], height)).filter(Boolean);
     return Plotly.react(box, [...bands, ...title, ...lines], layout(chart, chosen, height, unified), CONFIG);
   }
 
@@ -265,5 +306,5 @@ const charts = (() => {
     return svg;
   }
 
-  return { draw, visible, missing, described, rows, reading, swatch, roundStyle, colour, axis, bar, CONFIG, GROUPS };
+  return { draw, visible, missing, described, rows, reading, swatch, roundStyle, colour, family, axis, bar, CONFIG, GROUPS };
 })();

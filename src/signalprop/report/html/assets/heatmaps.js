@@ -48,11 +48,11 @@ const heatmaps = (() => {
       colorscale: "Cividis", colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11, color: charts.colour("soft") }, len: 1 },
       hovertemplate: `${format.plain(map.x)} %{x}, ${format.plain(map.y)} %{y}<br>${value} %{z:.4f}<extra></extra>`, hoverongaps: false,
     };
-    const title = (text) => ({ text: format.plain(text), font: { size: 12, color: charts.colour("soft") }, standoff: 4 });
+    const title = (text) => ({ text: format.plain(text), font: { size: 12, color: charts.colour("soft") } });
     const square = map.down && map.rows === map.columns;
     const layout = {
       margin: { l: 44, r: 8, t: 8, b: 38 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, modebar: charts.bar(),
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: charts.colour("ink") },
+      font: { family: charts.family(), size: 12, color: charts.colour("ink") },
       xaxis: charts.axis({ title: title(map.x), showgrid: false, constrain: "domain" }),
       yaxis: charts.axis({
         title: title(map.y), showgrid: false, constrain: "domain", autorange: map.down ? "reversed" : true, ...(square ? { scaleanchor: "x" } : {}),

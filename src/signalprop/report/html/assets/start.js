@@ -8,9 +8,12 @@
 
   /** The plotting library from its compressed form in the page. */
   async function load() {
-    const stream = new Blob([bytesOf(document.getElementById("library").textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const packed = document.getElementById("library");
+    const stream = new Blob([bytesOf(packed.textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
+    packed.remove();
     const script = document.createElement("script");
     script.textContent = await new Response(stream).text();
+    performance.mark("inflated");
     document.head.append(script);
     if (!window.Plotly) throw new Error("the plotting library did not start");
   }
@@ -56,14 +59,17 @@
     for (const figure of everywhere()) if (figure.wanted) figure.refresh();
   }
 
-  /** On paper every figure is drawn, and as wide as the paper. */
+  /** On paper every figure is drawn, in dark ink and as wide as the paper. */
   function printing() {
+    root.dataset.paper = "";
+    for (const notes of document.querySelectorAll("details.notes")) notes.open = true;
     for (const figure of everywhere()) figure.wanted = true;
     redraw();
     for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { width: 660, height: 300 });
   }
 
   function printed() {
+    delete root.dataset.paper;
     for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { width: null, height: null, autosize: true });
     redraw();
   }
@@ -83,12 +89,13 @@
     root.dataset.state = "without charts";
   }
 
+  const library = load(); // is inflated while the page is built
   const data = JSON.parse(document.getElementById("data").textContent);
   document.getElementById("sections").append(...data.sections.map(sections.build));
   followNavigation();
   root.dataset.state = "built";
   performance.mark("built");
-  load().then(() => {
+  library.then(() => {
     performance.mark("loaded");
     watch();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

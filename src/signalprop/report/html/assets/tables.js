@@ -5,10 +5,18 @@
 const tables = (() => {
   const SHOWN = 100;
 
-  function cells(tag, texts, left, scope) {
-    return texts.map((text, k) => element(k < left ? (k === 0 && scope ? "th" : tag) : tag, {
+  function text(cell) {
+    return typeof cell === "string" ? cell : cell.text;
+  }
+
+  function content(cell) {
+    return typeof cell === "string" ? cell : element("a", { href: cell.href }, cell.text);
+  }
+
+  function cells(tag, contents, left, scope) {
+    return contents.map((cell, k) => element(k < left ? (k === 0 && scope ? "th" : tag) : tag, {
       class: k < left ? "word" : null, scope: scope && k === 0 ? scope : tag === "th" ? "col" : null,
-    }, text));
+    }, content(cell)));
   }
 
   /** A table element of the first rows; returns it with what fills it. */
@@ -28,7 +36,7 @@ const tables = (() => {
     const { made, fill } = grid(table.header, table.left, table.title);
     const count = element("span", { role: "status" });
     const more = element("button", { type: "button", class: "more" });
-    const texts = table.rows.map((row) => row.join(" ").toLowerCase());
+    const texts = table.rows.map((row) => row.map(text).join(" ").toLowerCase());
     let words = [], all = false;
     const show = () => {
       const found = table.rows.filter((_, k) => words.every((word) => texts[k].includes(word)));
