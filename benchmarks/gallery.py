@@ -85,7 +85,7 @@ def page() -> str:
 def state_of(row: Row) -> str:
     """The state, with a link to the page of a result."""
     page = row.result_page
-    return row.state if page is None else row.state.replace(page, f"[{slug(row.id)}](results/{slug(row.id)}.md)")
+    return row.state if page is None else row.state.replace(page, f"[{Path(page).stem}]({page.removeprefix('docs/')})")
 
 
 def section(row: Row, one: dict[str, Any]) -> str:
