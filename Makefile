@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 DEMO := tgs --layers 48 --scheme xavier
 
-.PHONY: demo test test-slow lint docs docs-links bench accuracy clean
+.PHONY: demo test test-slow lint docs docs-links bench accuracy versions clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
-	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png
+	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png --report out/demo.html
+	@echo "open file://$(CURDIR)/out/demo.html in a browser"
 
 # A test uses one thread, so the suite takes as many processes as there are cores (four at most: each imports PyTorch).
 test: lint
@@ -38,12 +39,17 @@ bench: $(VENV)/dev.stamp
 accuracy: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.accuracy
 
+# The tests under the oldest and newest supported Python, PyTorch and transformers, each in an environment of its own.
+versions: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.versions
+
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # A stamp is newer than what decides the environment's contents, so that a second run installs nothing.
 $(VENV)/demo.stamp: pyproject.toml constraints-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing signalprop with PyTorch into $(VENV): about 2 GB, once"
 	$(PIP) --editable '.[models,report]'
 	@touch $@
 

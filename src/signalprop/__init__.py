@@ -17,44 +17,67 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from signalprop.architecture import Architecture as Architecture
-from signalprop.comparison import Agreement as Agreement
-from signalprop.comparison import Comparison as Comparison
-from signalprop.comparison import compare as compare
-from signalprop.errors import InputError as InputError
-from signalprop.errors import MissingExtra as MissingExtra
-from signalprop.inputs import InputStatistics as InputStatistics
-from signalprop.moments import Moments as Moments
-from signalprop.parametrization import Parametrization as Parametrization
-from signalprop.prediction import predict as predict
-from signalprop.profile import Profile as Profile
-from signalprop.profile import Series as Series
-from signalprop.profile import average as average
-from signalprop.schemes import SCHEMES as SCHEMES
-from signalprop.schemes import Scheme as Scheme
-from signalprop.schemes import scheme as scheme
+from signalprop.architecture import Architecture
+from signalprop.comparison import Agreement, Comparison, compare
+from signalprop.errors import InputError, MissingExtra
+from signalprop.inputs import InputStatistics
+from signalprop.moments import Moments
+from signalprop.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.profile import Profile, Series, average
+from signalprop.schemes import SCHEMES, Scheme, scheme
 
 if TYPE_CHECKING:
-    from signalprop.diagnosis import diagnose as diagnose
-    from signalprop.kernels.trace import Trace as Trace
-    from signalprop.kernels.trace import attention_only as attention_only
-    from signalprop.kernels.trace import trace as trace
-    from signalprop.models import build as build
-    from signalprop.monitoring import SignalMonitor as SignalMonitor
-    from signalprop.monitoring.lightning import LightningSignalCallback as LightningSignalCallback
-    from signalprop.monitoring.trainer import SignalCallback as SignalCallback
-    from signalprop.probes import Probe as Probe
-    from signalprop.probes import measure as measure
-    from signalprop.simulation import simulate as simulate
-    from signalprop.surgery import apply as apply
-    from signalprop.surgery import fold as fold
-    from signalprop.surgery import initialize as initialize
-    from signalprop.surgery import load as load
-    from signalprop.surgery import parameter_groups as parameter_groups
-    from signalprop.surgery import save as save
-    from signalprop.surgery.checking import check as check
+    from signalprop.diagnosis import diagnose
+    from signalprop.kernels.trace import Trace, attention_only, trace
+    from signalprop.models import build
+    from signalprop.monitoring import SignalMonitor
+    from signalprop.monitoring.lightning import LightningSignalCallback
+    from signalprop.monitoring.trainer import SignalCallback
+    from signalprop.probes import Probe, measure
+    from signalprop.simulation import simulate
+    from signalprop.surgery import apply, fold, initialize, load, parameter_groups, save
+    from signalprop.surgery.checking import check
 
 __version__ = "0.1.0"
+
+# Everything public here; docs/api.md describes it, with the public modules below this one.
+__all__ = [
+    "SCHEMES",
+    "Agreement",
+    "Architecture",
+    "Comparison",
+    "InputError",
+    "InputStatistics",
+    "LightningSignalCallback",
+    "MissingExtra",
+    "Moments",
+    "Parametrization",
+    "Probe",
+    "Profile",
+    "Scheme",
+    "Series",
+    "SignalCallback",
+    "SignalMonitor",
+    "Trace",
+    "apply",
+    "attention_only",
+    "average",
+    "build",
+    "check",
+    "compare",
+    "diagnose",
+    "fold",
+    "initialize",
+    "load",
+    "measure",
+    "parameter_groups",
+    "predict",
+    "save",
+    "scheme",
+    "simulate",
+    "trace",
+]
 
 _NEEDS_TORCH = {
     "build": "signalprop.models",
@@ -76,15 +99,17 @@ _NEEDS_TORCH = {
 _WHEN_USED = dict.fromkeys(("Trace", "attention_only", "trace"), "signalprop.kernels.trace")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _WHEN_USED:
-        return getattr(import_module(_WHEN_USED[name]), name)
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module 'signalprop' has no attribute {name!r}")
-    from signalprop.errors import require
+if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt ones too
 
-    require("torch", "models")
-    return getattr(import_module(_NEEDS_TORCH[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name in _WHEN_USED:
+            return getattr(import_module(_WHEN_USED[name]), name)
+        if name not in _NEEDS_TORCH:
+            raise AttributeError(f"module 'signalprop' has no attribute {name!r}")
+        from signalprop.errors import require
+
+        require("torch", "models")
+        return getattr(import_module(_NEEDS_TORCH[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,14 @@
-"""Published initialisation and scaling methods: one class each, found by name in one registry."""
+"""Published initialisation and scaling methods: one class each, found by name in one registry.
 
-from signalprop.schemes import deepscalelm as deepscalelm
-from signalprop.schemes import mup as mup
-from signalprop.schemes import norms as norms
-from signalprop.schemes import residual as residual
-from signalprop.schemes import scaled as scaled
-from signalprop.schemes import shaped as shaped
-from signalprop.schemes import vanilla as vanilla
-from signalprop.schemes.base import SCHEMES as SCHEMES
-from signalprop.schemes.base import Scheme as Scheme
-from signalprop.schemes.base import register as register
-from signalprop.schemes.base import scheme as scheme
+Every module of this folder is imported here, so that a new one has its schemes registered by being there.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from signalprop.schemes.base import SCHEMES, Scheme, register, scheme
+
+__all__ = ["SCHEMES", "Scheme", "register", "scheme"]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -18,6 +18,20 @@ from signalprop.inputs import InputStatistics
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization, Trainable, blank, fan, layout
 
+__all__ = [
+    "SCHEMES",
+    "Scheme",
+    "fill",
+    "layers_of_stack",
+    "one_of",
+    "positive",
+    "register",
+    "scheme",
+    "truth",
+    "within",
+    "xavier_std",
+]
+
 SCHEMES: dict[str, type[Scheme]] = {}
 S = TypeVar("S", bound="type[Scheme]")
 TRAINABLE: tuple[str, ...] = get_args(Trainable)
@@ -60,7 +74,7 @@ def register(cls: S) -> S:
     return cls
 
 
-def scheme(name: str, **options: Any) -> Scheme:
+def scheme(name: str, /, **options: Any) -> Scheme:
     """The scheme of a name, with options.
 
     Raises:
@@ -77,7 +91,11 @@ def scheme(name: str, **options: Any) -> Scheme:
 
 
 def positive(owner: Scheme, *names: str) -> None:
-    """Refuse options that are not positive numbers."""
+    """Refuse options that are not positive numbers.
+
+    Raises:
+        InputError: with the first of them (`names`), its value, and the scheme (`owner`).
+    """
     for name in names:
         within(owner, name, 0.0, LARGEST)
         if getattr(owner, name) == 0:
@@ -85,7 +103,11 @@ def positive(owner: Scheme, *names: str) -> None:
 
 
 def within(owner: Scheme, name: str, low: float, high: float) -> None:
-    """Refuse an option that is not a number from `low` to `high`."""
+    """Refuse an option that is not a number from `low` to `high`.
+
+    Raises:
+        InputError: with the option (`name`), its value, and the scheme (`owner`).
+    """
     value = getattr(owner, name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise InputError(
@@ -94,7 +116,11 @@ def within(owner: Scheme, name: str, low: float, high: float) -> None:
 
 
 def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
-    """Refuse an option that is not one of the choices."""
+    """Refuse an option that is not one of the choices.
+
+    Raises:
+        InputError: with the option (`name`), its value, and the scheme (`owner`).
+    """
     value = getattr(owner, name)
     if value not in choices:
         listed = ", ".join(map(str, choices))
@@ -102,7 +128,11 @@ def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
 
 
 def truth(owner: Scheme, *names: str) -> None:
-    """Refuse options that are not true or false."""
+    """Refuse options that are not true or false.
+
+    Raises:
+        InputError: with the first of them (`names`), its value, and the scheme (`owner`).
+    """
     for name in names:
         if not isinstance(getattr(owner, name), bool):
             raise InputError(
@@ -113,13 +143,19 @@ def truth(owner: Scheme, *names: str) -> None:
 def fill(
     architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
 ) -> Parametrization:
-    """A table with the given standard deviation per role (a number, or one per sublayer), and other columns."""
+    """A table with the given standard deviations, and other columns.
+
+    Args:
+        architecture: that the rows describe. made_by: the scheme, whose name and options the table keeps.
+        std: by role (`signalprop.parametrization.ROLES`): a number, or one per sublayer; 0 for roles that are missing.
+        columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
+    """
     weights = {f"weight__{role}": value for role, value in std.items()}
     return blank(architecture, made_by.name, **made_by.options()).with_columns(**weights, **columns)
 
 
 def xavier_std(architecture: Architecture, role: str) -> float:
-    """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)).
+    """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)) of a `role` in an `architecture`.
 
     Where a model puts another factor on its scores than 1/sqrt(d_head), queries make up for it: T5, which has none,
     would otherwise start with scores of variance d_head.
@@ -130,7 +166,7 @@ def xavier_std(architecture: Architecture, role: str) -> float:
 
 
 def layers_of_stack(architecture: Architecture) -> FloatArray:
-    """Number of layers of the stack that each sublayer belongs to."""
+    """Number of layers of the stack that each sublayer of an `architecture` belongs to, shape (sublayers,)."""
     a = architecture
     rows = np.arange(len(layout(a).kind))
     return np.where(rows < 2 * a.n_layers, a.n_layers, a.n_decoder_layers or a.n_layers).astype(np.float64)

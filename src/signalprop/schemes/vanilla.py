@@ -13,6 +13,8 @@ from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, 
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
 
+__all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
+
 _NORMAL_FAMILIES = (
     "bert", "roberta", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "vit", "opt", "olmo2", "phi",
     "falcon", "deit", "bart", "whisper", "speech_to_text", "gemma3_text", "mpnet",
@@ -21,7 +23,7 @@ _SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
 def unit_embedding(architecture: Architecture) -> Embedding:
-    """Tables whose sum has variance 1 after embedding dropout: sigma_e^2 = (1 - p) / tables (TGS section 3.5).
+    """Tables (of an `architecture`) whose sum has variance 1 after dropout: (1 - p) / tables (TGS section 3.5).
 
     Convolutions over frames count as a table: of features of mean square 1 they make a stream of its variance.
     """
@@ -36,7 +38,7 @@ def unit_embedding(architecture: Architecture) -> Embedding:
 
 
 def same_embedding(architecture: Architecture, std: float) -> Embedding:
-    """Every table with one standard deviation; likewise the convolutions that read frames."""
+    """Every table of an `architecture` with one standard deviation `std`; so the convolutions that read frames."""
     n = len(architecture.conv_kernels) if architecture.input == "frames" else 0
     return _embedding(architecture, std, token=std, convolutions=(std,) * n)
 
@@ -77,7 +79,12 @@ def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, .
 
 
 def head_of(architecture: Architecture, std: float, embedding: Embedding, scale: float = 1.0) -> Head:
-    """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table."""
+    """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table.
+
+    Args:
+        architecture: that it belongs to. std: of its weights. embedding: whose token table it may be.
+        scale: factor on its input.
+    """
     a = architecture
     return Head(
         weight=embedding.token if a.has_tied_head else std,
@@ -90,6 +97,9 @@ def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     """A head whose logits start of order 1: weights like the token table's, its input divided by sqrt(d).
 
     TGS section 4.1 divides the model's output so, where the head is not scaled otherwise.
+
+    Args:
+        architecture: that it belongs to. embedding: whose token table gives its size.
     """
     a = architecture
     return Head(

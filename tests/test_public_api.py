@@ -1,0 +1,148 @@
+"""The public interface: `__all__` of the public modules against docs/api.md, and what the docstrings say."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import signalprop
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+DIRECTIVE = re.compile(
+    r"^\.\. (currentmodule|autofunction|autoclass|autoexception|py:data):: (\S+)((?:\n +:.*)*)", re.M
+)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Documented:
+    """One entry of the page. members: None, or the names that the page asks for ("": all of them)."""
+
+    module: str
+    name: str
+    members: str | None
+
+    @property
+    def item(self) -> Any:
+        return getattr(import_module(self.module), self.name)
+
+
+def documented() -> Iterator[Documented]:
+    """The entries of the page, in its order."""
+    module = ""
+    for kind, target, options in DIRECTIVE.findall(PAGE):
+        if kind == "currentmodule":
+            module = target
+        else:
+            home, _, name = target.rpartition(".")
+            members = re.search(r":members:(.*)", options)
+            yield Documented(home or module, name, None if members is None else members[1].strip())
+
+
+ENTRIES = tuple(documented())
+MODULES = sorted({entry.module for entry in ENTRIES})
+
+
+def test_the_page_is_read_as_it_is_meant() -> None:
+    names = {f"{entry.module}.{entry.name}" for entry in ENTRIES}
+    assert {"signalprop.predict", "signalprop.data.Batch", "signalprop.schemes.base.fill"} < names
+    assert len(names) == len(ENTRIES) > 70 and len(MODULES) > 12
+    assert next(entry for entry in ENTRIES if entry.name == "Profile").members == ""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_public_is_documented_and_what_is_documented_is_public(module: str) -> None:
+    home = import_module(module)
+    listed = home.__all__
+    assert len(set(listed)) == len(listed)
+    shown = {entry.name for entry in ENTRIES if entry.module == module}
+    assert shown <= set(listed)
+    everywhere = {id(entry.item) for entry in ENTRIES}
+    missing = [
+        name for name in listed if name not in shown and id(getattr(import_module(module), name)) not in everywhere
+    ]
+    assert missing == []
+
+
+def members_of(entry: Documented) -> Iterator[tuple[str, Any]]:
+    """Functions of an entry: itself, or the methods and properties that the page shows."""
+    item = entry.item
+    if inspect.isfunction(item):
+        yield entry.name, item
+    elif inspect.isclass(item) and entry.members is not None:
+        wanted = re.split(r"[, ]+", entry.members) if entry.members else list(vars(item))
+        for name in wanted:
+            member = vars(item)[name]
+            found = getattr(member, "__func__", getattr(member, "fget", member))
+            if not name.startswith("_") and inspect.isfunction(found):
+                yield f"{entry.name}.{name}", found
+
+
+FUNCTIONS = [(entry.module, name, function) for entry in ENTRIES for name, function in members_of(entry)]
+
+
+@pytest.mark.parametrize(("module", "name", "function"), FUNCTIONS, ids=[f"{m}.{n}" for m, n, _ in FUNCTIONS])
+def test_docstrings_of_functions_say_what_goes_in_and_what_goes_wrong(module: str, name: str, function: Any) -> None:
+    text = inspect.getdoc(function)
+    assert text, "no docstring"
+    assert text.split("\n\n")[0].rstrip().endswith((".", ":", ")")), "the first sentence has no end"
+    parameters = [key for key in inspect.signature(function).parameters if key not in ("self", "cls")]
+    assert [key for key in parameters if not re.search(rf"\b{key}\b", text)] == []
+    assert "raise InputError" not in inspect.getsource(function) or "Raises:" in text
+
+
+CLASSES = [entry for entry in ENTRIES if inspect.isclass(entry.item)]
+
+
+@pytest.mark.parametrize("entry", CLASSES, ids=[f"{entry.module}.{entry.name}" for entry in CLASSES])
+def test_docstrings_of_classes_say_what_the_fields_are(entry: Documented) -> None:
+    item, text = entry.item, inspect.getdoc(entry.item)
+    assert text and text != inspect.getdoc(object)
+    fields = [field.name for field in dataclasses.fields(item)] if dataclasses.is_dataclass(item) else []
+    fields += list(getattr(item, "model_fields", {}))
+    assert [key for key in fields if not key.startswith("_") and not re.search(rf"\b{key}\b", text)] == []
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+)
+def test_the_pages_import_what_is_public(page: str) -> None:
+    public = {id(entry.item) for entry in ENTRIES}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for code in PYTHON.findall(text):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "signalprop":
+                module = import_module(str(node.module))
+                assert [item.name for item in node.names if id(getattr(module, item.name)) not in public] == []
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sp":
+                assert node.attr in signalprop.__all__, f"sp.{node.attr}"
+
+
+def test_all_names_of_the_package_come_when_they_are_asked_for() -> None:
+    assert set(signalprop.__all__) <= set(dir(signalprop))
+    code = (
+        "import sys, signalprop\n"
+        "assert set(signalprop.__all__) <= set(dir(signalprop))\n"
+        "import signalprop.schemes, signalprop.diagnosis, signalprop.theory.growth, signalprop.theory.bounds\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'plotly', 'optuna', 'scipy', 'pandas', 'typer'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    light = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (light.returncode, light.stdout) == (0, "[]\n"), light.stderr
+    names: dict[str, Any] = {}
+    exec("from signalprop import *", names)
+    assert set(signalprop.__all__) == set(names) - {"__builtins__"}
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = signalprop.nothing
