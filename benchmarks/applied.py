@@ -1,119 +1,139 @@
 """What a scheme costs: step time of an applied model over the vanilla model's.
 
-24 layers of width 256 with 4 heads (Hugging Face GPT-2 and Llama, in training mode) read 2 x 128 tokens on one thread.
-Steps (forward and backward) of three models take turns: vanilla, vanilla again (the control), applied. Each turn gives
-two ratios of CPU time (`time.process_time`), applied over vanilla and control over vanilla, and their difference; who
-comes first changes from turn to turn, and all three models are made anew every few turns, since where a model lies in
-memory costs more than a multiplier. The table gives medians with their standard errors. Compiled: every layer by
-itself, by inductor.
-
-    python -m benchmarks.applied [--turns 40] [--schemes deepscalelm ...] [--modes eager compiled] [--json FILE]
+python -m benchmarks.applied [--rounds 15 8] [--schemes deepscalelm ...] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.models import hugging_face
-from benchmarks.timing import summary, write_rows
+from benchmarks.page import table
+from benchmarks.timing import one_thread, shown, summary, take_turns, write_rows
 from signalprop.surgery import apply
 
-# fixed multipliers; trainable ones (per channel); moved norms, which need the stream; multipliers on norms
-SCHEMES = ("deepscalelm", "layerscale", "deepnorm", "lns")
-FAMILIES = ("gpt2", "llama")
-TURNS_OF_A_MODEL = 5
-VOCABULARY, TOKENS, BATCH = 1000, 128, 2
+SCHEMES = {
+    "deepscalelm": "fixed multipliers",
+    "layerscale": "trained multipliers, per channel",
+    "deepnorm": "moved norms",
+    "lns": "multipliers on norms",
+}
+COMPILED = ("deepscalelm", "layerscale")  # one that is folded into the code, and one that is not
+FAMILIES = {"gpt2": "GPT-2", "llama": "Llama"}
+ROUNDS_OF_A_MODEL = 5
+LAYERS, VOCABULARY, TOKENS, BATCH = 12, 1000, 128, 2
+
+TITLE = "Applied schemes"
+ABOUT = f"""
+`python -m benchmarks.applied`: forward and backward of {LAYERS} layers of width 256 with 4 heads (Hugging Face, in
+training mode), {BATCH} × {TOKENS} tokens, one thread, CPU time. Vanilla, vanilla again (the control) and one model of
+every scheme take turns. All are made anew every {ROUNDS_OF_A_MODEL} rounds, in another order: where a model lies in
+memory costs more than a multiplier. Compiled: every layer by itself, by inductor.
+"""
+READING = """\
+*Difference* is that of the two ratios, round by round. The floor is 1: a fixed multiplier is one multiplication of a
+branch's output, one pass over batch × tokens × width numbers beside at least 12 × width products for each of them
+(1/3072 at width 256); compiled, it is fused into the addition behind it. A whole compiled model has as many graphs
+and breaks as the vanilla one; layer by layer it has up to three graphs instead of one at any depth (layers whose
+numbers differ share a graph that takes them as inputs); tests/surgery/test_robustness.py counts them."""
 
 
-def prepared(family: str, scheme: str | None, n_layers: int, compiled: bool) -> nn.Module:
-    """A model that has taken a step, so that it is compiled and its gradients have their memory."""
-    model = hugging_face(family, n_layers, dropout=0.0 if family == "llama" else 0.1).train()
-    if scheme is not None:
+def step(model: nn.Module, ids: torch.Tensor) -> Callable[[], None]:
+    """One forward and backward pass."""
+
+    def run() -> None:
+        model.zero_grad(set_to_none=False)
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    return run
+
+
+def prepared(family: str, scheme: str, compiled: bool) -> nn.Module:
+    """A model with a scheme, or as it is (`vanilla`)."""
+    model = hugging_face(family, LAYERS, dropout=0.0 if family == "llama" else 0.1).train()
+    if not scheme.startswith("vanilla"):
         apply(model, scheme, seed=0)
     if compiled:
         for layer in model.transformer.h if family == "gpt2" else model.model.layers:
             layer.compile()
-    step(model, torch.zeros(BATCH, TOKENS, dtype=torch.long))
-    return model
+    return model  # type: ignore[no-any-return]
 
 
-def step(model: nn.Module, ids: torch.Tensor) -> float:
-    """CPU seconds of one forward and backward pass."""
-    model.zero_grad(set_to_none=False)
-    start = time.process_time()
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    return time.process_time() - start
-
-
-def compare(family: str, scheme: str, turns: int, n_layers: int, compiled: bool) -> dict[str, Any]:
-    """Medians and standard errors of the ratios, and the vanilla step's seconds."""
+def compare(family: str, schemes: Sequence[str], rounds: int, compiled: bool) -> list[dict[str, Any]]:
+    """Rows of a family: ratios to the vanilla step and their differences, and its seconds."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
+    if compiled:
+        torch._dynamo.reset()
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it goes on uncompiled
     ids = torch.randint(0, VOCABULARY, (BATCH, TOKENS))
-    variants: tuple[str | None, ...] = (None, None, scheme)
-    bare, applied, control = [], [], []
-    for turn in range(turns):
-        if turn % TURNS_OF_A_MODEL == 0:
-            made = [prepared(family, variants[i], n_layers, compiled) for i in _order(turn // TURNS_OF_A_MODEL)]
-            models = [made[_order(turn // TURNS_OF_A_MODEL).index(i)] for i in range(3)]
-            for model in models:
-                step(model, ids)
-        seconds = [0.0, 0.0, 0.0]
-        for i in _order(turn):
-            seconds[i] = step(models[i], ids)
-        bare.append(seconds[0])
-        control.append(seconds[1] / seconds[0])
-        applied.append(seconds[2] / seconds[0])
-    return {
-        "family": family,
-        "scheme": scheme,
-        "compiled": compiled,
-        "n_layers": n_layers,
-        "turns": turns,
-        "vanilla_seconds": statistics.median(bare),
-        "applied": summary(applied),
-        "control": summary(control),
-        "difference": summary([a - c for a, c in zip(applied, control, strict=True)]),
+    names = ["vanilla", "vanilla again", *schemes]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for group in range(-(-rounds // ROUNDS_OF_A_MODEL)):
+        turned = names[group % len(names) :] + names[: group % len(names)]
+        models = {name: prepared(family, name, compiled) for name in turned}
+        left = min(ROUNDS_OF_A_MODEL, rounds - group * ROUNDS_OF_A_MODEL)
+        for name, found in take_turns({name: step(models[name], ids) for name in names}, left).items():
+            seconds[name] += found
+    over = {
+        name: [own / base for own, base in zip(seconds[name], seconds["vanilla"], strict=True)] for name in names[1:]
     }
+    return [
+        {
+            "family": family,
+            "scheme": scheme,
+            "compiled": compiled,
+            "vanilla_seconds": statistics.median(seconds["vanilla"]),
+            "applied": summary(over[scheme]),
+            "control": summary(over["vanilla again"]),
+            "difference": summary([a - c for a, c in zip(over[scheme], over["vanilla again"], strict=True)]),
+        }
+        for scheme in schemes
+    ]
 
 
-def _order(turn: int) -> list[int]:
-    """All six orders of three, one after the other."""
-    first = turn % 3
-    rest = [i for i in range(3) if i != first]
-    return [first, *(rest if turn // 3 % 2 == 0 else rest[::-1])]
+def section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of the page."""
+    cells = [
+        [
+            FAMILIES[row["family"]],
+            row["scheme"],
+            SCHEMES.get(row["scheme"], ""),
+            "compiled" if row["compiled"] else "eager",
+            f"{1000 * row['vanilla_seconds']:.0f} ms",
+            shown(row["applied"]),
+            shown(row["control"]),
+            f"{row['difference']['median']:+.3f} ± {row['difference']['standard_error']:.3f}",
+        ]
+        for row in rows
+    ]
+    header = ["model", "scheme", "carried by", "mode", "vanilla step", "applied / vanilla", "vanilla / vanilla"]
+    return "\n\n".join([table([*header, "difference"], cells), READING])
 
 
 def main() -> None:
+    """Command line of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES)
-    parser.add_argument("--schemes", nargs="+", default=SCHEMES)
+    parser.add_argument("--rounds", type=int, nargs=2, default=[15, 10], help="eager, compiled")
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
     parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    print("| model | scheme | mode | vanilla step | applied / vanilla | vanilla / vanilla | difference |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
-    rows = []
-    for family in options.families:
-        for mode in options.modes:
-            for scheme in options.schemes:
-                row = compare(family, scheme, options.turns, options.layers, mode == "compiled")
-                rows.append(row)
-                cells = [
-                    f"{row[key]['median']:.4f} ± {row[key]['standard_error']:.4f}" for key in ("applied", "control")
-                ]
-                cells.append(f"{row['difference']['median']:+.4f} ± {row['difference']['standard_error']:.4f}")
-                milliseconds = f"{1000 * row['vanilla_seconds']:.0f} ms"
-                print(f"| {family} | {scheme} | {mode} | {milliseconds} | " + " | ".join(cells) + " |", flush=True)
+    one_thread()
+    rows: list[dict[str, Any]] = []
+    for mode, rounds in zip(("eager", "compiled"), options.rounds, strict=True):
+        for family in options.families if mode in options.modes else ():
+            # layers of one class share their compiled code, which has room for a few graphs: one scheme at a time
+            groups = [options.schemes] if mode == "eager" else [[name] for name in options.schemes if name in COMPILED]
+            for schemes in groups:
+                rows += compare(family, schemes, rounds, mode == "compiled")
+                print(section(rows[-len(schemes) :]).partition("\n\n")[0], flush=True)
     write_rows(options.json, rows)
 
 

@@ -1,24 +1,16 @@
 """What shaped attention costs: beside plain attention, and its kernel recursion beside dense products.
 
-    python -m benchmarks.attention [--rounds N] [--json FILE]
+    python -m benchmarks.attention [--rounds 16] [--json FILE]
 
-Attention: forward and backward of 8 heads of width 64 over 2048 tokens (4 sequences of 512, or one of 2048), B and D
-made anew in every pass, over plain causal `scaled_dot_product_attention`; beside it the same call with a causal mask
-as a tensor, which is what a bias costs at least. Models: a step of a built decoder (12 layers, width 256, 4 heads) with
-shaped attention over the same without. On a GPU in bfloat16, where there is one; else on one thread, CPU time.
-
-Kernels: a step A K A^T for T = 2048 over the dense product of three matrices (CPU time), and 100 attention-only blocks
-at T = 1024 (seconds).
-
-Everything is interleaved, so that a busy machine slows all alike; ratios are medians over rounds with their standard
-errors.
+On a GPU in bfloat16, where there is one; else on one thread, CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import signalprop as sp
-from benchmarks.timing import summary, write_rows
+from benchmarks.page import table
+from benchmarks.timing import one_thread, ratios, shown, take_turns, write_rows
 from signalprop.kernels import schedules
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, kernel_step, uniform_kernel
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
@@ -38,6 +31,24 @@ from signalprop.parametrization import Shaping
 HEADS, WIDTH, TOKENS = 8, 64, 2048
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+
+TITLE = "Shaped attention"
+ABOUT = f"""
+`python -m benchmarks.attention`: causal attention with B and D (E-SPA, U-SPA; made anew in every pass), over plain
+causal `scaled_dot_product_attention`: forward and backward of {HEADS} heads of width {WIDTH} over {TOKENS} tokens
+(several sequences of 512, or one of 2048). Beside it the same call with its causal mask as a tensor, which is what a
+bias costs at least. Models: forward and backward of a built decoder (12 layers, width 256, 4 heads) over 512 tokens.
+
+Kernels (float64): a step A K Aᵀ over the dense product of the three matrices.
+"""
+READING = """\
+The floor is the call with its mask as a tensor: PyTorch's CPU kernel does not skip hidden keys where there is a bias.
+Whole causal sequences beyond 256 tokens therefore go through it in blocks of 256 queries, which is why shaped
+attention can cost less than that call, and for short sequences less than the plain one. On a GPU, compiled, with
+padding or with a cache it is one call.
+
+A dense product of three T × T matrices is 4 T³ operations; the matrices of E-SPA and U-SPA have rank one and two
+besides a triangle, so that a step needs a few passes over T² numbers."""
 
 
 def stack(name: str, n_layers: int) -> list[AttentionShape]:
@@ -61,21 +72,10 @@ def clock() -> float:
     return time.process_time()
 
 
-def ratios(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
-    """The time of every step over that of the first, and `seconds` of the first."""
-    times = np.zeros((rounds, len(steps)))
-    for run in steps.values():
-        run()
-    runs = list(steps.values())
-    for i in range(rounds):
-        for j in np.random.default_rng(i).permutation(len(runs)):
-            began = clock()
-            runs[j]()
-            times[i, j] = clock() - began
-    found = (times / times[:, :1]).T.tolist()
-    out = {name: summary(column) for name, column in zip(steps, found, strict=True)}
-    out[next(iter(steps))]["seconds"] = float(np.median(times[:, 0]))
-    return out
+def compared(steps: dict[str, Callable[[], Any]], rounds: int, base: str) -> dict[str, dict[str, float]]:
+    """The time of every step over that of `base`, and the `seconds` of that one."""
+    seconds = take_turns(steps, rounds, clock=clock)
+    return {base: {"seconds": statistics.median(seconds[base])}, **ratios(seconds, base)}
 
 
 def attention_steps(length: int) -> dict[str, Callable[[], None]]:
@@ -108,17 +108,19 @@ def attention_steps(length: int) -> dict[str, Callable[[], None]]:
     return steps
 
 
-def model_steps(length: int) -> dict[str, Callable[[], None]]:
-    """Training steps, without the optimizer, of built decoders."""
-    ids = torch.randint(0, 1000, (TOKENS // length, length), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+def model_steps() -> dict[str, Callable[[], None]]:
+    """Forward and backward passes of built decoders."""
+    length = 256
+    ids = torch.randint(0, 1000, (512 // length, length), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     steps = {}
-    for name in ("plain", "e-spa", "u-spa"):
+    for name in ("plain", "plain again", "e-spa", "u-spa"):
+        plain = name.startswith("plain")
         architecture = sp.Architecture(
             kind="decoder", n_layers=12, d_model=256, n_heads=4, seq_len=length, vocab_size=1000, positions="none",
             norm_placement="none", final_norm=False,
         )  # fmt: skip
-        table = sp.scheme("u-spa" if name == "plain" else name, activation="keep", repeats=0.0)(architecture)
-        if name == "plain":
+        table = sp.scheme("u-spa" if plain else name, activation="keep", repeats=0.0)(architecture)
+        if plain:
             table = replace(table, shaping=Shaping())
         model = sp.build(table, seed=0).to(DEVICE, DTYPE)
 
@@ -137,41 +139,41 @@ def kernel_rows(rounds: int) -> list[dict[str, Any]]:
         shape, k = middle(name), uniform_kernel(0.02, 2048)
         a = shape.matrix(2048)
         steps = {"dense": lambda a=a, k=k: a @ k @ a.T, "step": lambda shape=shape, k=k: kernel_step(shape, k)}
-        found = ratios(steps, rounds)["step"]
-        print(f"kernel step T 2048  {name:14} dense / step {1 / found['median']:6.1f}   ({line(found)} of dense)")
-        rows.append({"what": "kernel step", "shape": name, "length": 2048, **found})
-        seconds = []
-        for _ in range(3):
-            began, k = time.perf_counter(), np.eye(1024)
-            for block in stack(name, 100):
-                k = kernel_step(block, k)
-            seconds.append(time.perf_counter() - began)
-        print(f"100 blocks  T 1024  {name:14} {sorted(seconds)[1]:.2f} s")
-        rows.append({"what": "100 blocks", "shape": name, "length": 1024, "seconds": sorted(seconds)[1]})
+        found = compared(steps, rounds, "dense")
+        rows.append({"what": "kernel step", "name": name, "length": 2048, **found["dense"], **found["step"]})
+        began, k = time.process_time(), np.eye(1024)
+        for block in stack(name, 100):
+            k = kernel_step(block, k)
+        rows.append({"what": "100 blocks", "name": name, "length": 1024, "seconds": time.process_time() - began})
     return rows
 
 
-def line(found: dict[str, float]) -> str:
-    return f"{found['median']:.3f} +- {found['standard_error']:.3f}"
+def section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of the page."""
+    cells = []
+    for row in rows:
+        seconds = f"{1000 * row['seconds']:.1f} ms" if "seconds" in row else ""
+        cells.append([row["what"], str(row["length"]), row["name"], shown(row) if "median" in row else "", seconds])
+    columns = ["what", "tokens", "how", "time over plain (kernel step: over dense)", "plain, dense, all blocks"]
+    return "\n\n".join([table(columns, cells), READING])
 
 
 def main() -> None:
+    """Command line of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--json", metavar="FILE", help="write the rows as JSON")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    one_thread()
     rows: list[dict[str, Any]] = []
-    for what, make, lengths, rounds in (
-        ("attention", attention_steps, (512, 2048), arguments.rounds),
-        ("model", model_steps, (128, 512), max(5, arguments.rounds // 4)),
-    ):
-        for length in lengths:
-            for name, found in ratios(make(length), rounds).items():
-                extra = f"   {found['seconds'] * 1000:.1f} ms" if "seconds" in found else ""
-                print(f"{what:9} T {length:4}  {DEVICE.type}  {name:24} {line(found)}{extra}", flush=True)
-                rows.append({"what": what, "length": length, "device": DEVICE.type, "name": name, **found})
-    rows += kernel_rows(max(5, arguments.rounds // 4))
+    few = max(5, arguments.rounds // 2)
+    measured = [("attention", n, attention_steps(n), arguments.rounds) for n in (512, 2048)]
+    measured.append(("model", 256, model_steps(), few))
+    for what, length, steps, rounds in measured:
+        for name, found in compared(steps, rounds, "plain").items():
+            rows.append({"what": what, "length": length, "device": DEVICE.type, "name": name, **found})
+    rows += kernel_rows(few)
+    print(section(rows))
     write_rows(arguments.json, rows)
 
 

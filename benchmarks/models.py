@@ -1,8 +1,15 @@
-"""Small Hugging Face models that the benchmarks look at."""
+"""Small models that the benchmarks look at: of Hugging Face families, and a plain decoder as people write their own."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.architecture import Architecture
+from signalprop.probes import EmbeddingMap, HeadMap, Mapping, SublayerMap
 
 
 def hugging_face(
@@ -43,3 +50,127 @@ def hugging_face(
     }  # fmt: skip
     model_class, config_class, options = families[family]
     return model_class(config_class(**options | changes))
+
+
+class Attention(nn.Module):
+    """Causal attention with one map for queries, keys and values."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inputs = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width) -> the same."""
+        batch, tokens, width = x.shape
+        split = self.inputs(x).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.output(seen.transpose(1, 2).reshape(batch, tokens, width))
+        return out
+
+
+class Block(nn.Module):
+    """A pre-norm layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm_2 = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, width) -> the same."""
+        x = x + self.attention(self.norm_1(x))
+        out: Tensor = x + self.feed_forward(self.norm_2(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """A decoder in the manner of nanoGPT: fused query, key and value, `scaled_dot_product_attention`, GELU, learned
+    positions, the token table as the head. No dropout."""
+
+    def __init__(self, n_layers: int, width: int, heads: int, vocab_size: int = 1000, tokens: int = 128) -> None:
+        super().__init__()
+        self.size = (n_layers, width, heads, vocab_size, tokens)
+        self.token = nn.Embedding(vocab_size, width)
+        self.position = nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(n_layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        self.head.weight = self.token.weight
+        for weight in self.parameters():
+            if weight.ndim == 2:
+                nn.init.normal_(weight, 0.0, 0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids (batch, tokens) -> logits."""
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def signalprop_mapping(self) -> Mapping:
+        """Where the signal runs, for a probe."""
+        n_layers, width, heads, vocab_size, tokens = self.size
+        return Mapping(
+            architecture=Architecture(
+                kind="decoder", n_layers=n_layers, d_model=width, n_heads=heads, vocab_size=vocab_size, seq_len=tokens,
+                norm_placement="pre", activation="gelu", dropout=0.0, tied_embeddings=True,
+            ),
+            sublayers=[
+                SublayerMap(branch=f"blocks.{i}.{branch}", norm=f"blocks.{i}.norm_{j}")
+                for i in range(n_layers)
+                for j, branch in ((1, "attention"), (2, "feed_forward"))
+            ],
+            final_norm="norm",
+            embedding=EmbeddingMap(token="token", position="position"),
+            head=HeadMap(weight="head"),
+        )  # fmt: skip
+
+
+def copied(model: nn.Module) -> Decoder:
+    """A Decoder with the weights of a Hugging Face GPT-2: the same function where its activation is `gelu`."""
+    c: Any = model.config
+    out = Decoder(c.n_layer, c.n_embd, c.n_head, c.vocab_size, c.n_positions)
+    names = {
+        "norm_1": "ln_1", "norm_2": "ln_2", "attention.inputs": "attn.c_attn", "attention.output": "attn.c_proj",
+        "feed_forward.0": "mlp.c_fc", "feed_forward.2": "mlp.c_proj",
+    }  # fmt: skip
+    theirs = {name.removeprefix("transformer."): weight.detach() for name, weight in model.named_parameters()}
+    state = {"token.weight": theirs["wte.weight"], "position.weight": theirs["wpe.weight"]}
+    state |= {"head.weight": theirs["wte.weight"]}
+    state |= {f"norm.{kind}": theirs[f"ln_f.{kind}"] for kind in ("weight", "bias")}
+    for i in range(c.n_layer):
+        for own, other in names.items():
+            weight = theirs[f"h.{i}.{other}.weight"]
+            state[f"blocks.{i}.{own}.weight"] = weight.T if weight.ndim == 2 else weight  # a Conv1D holds the transpose
+            state[f"blocks.{i}.{own}.bias"] = theirs[f"h.{i}.{other}.bias"]
+    out.load_state_dict(state)
+    return out
+
+
+def loaded(built: nn.Module, model: Decoder) -> None:
+    """Give a built model of the same shape the weights of a Decoder."""
+    theirs, state = model.state_dict(), dict(built.state_dict())
+    state |= {"decoder.embedding.token.weight": theirs["token.weight"]}
+    state |= {"decoder.embedding.position.weight": theirs["position.weight"]}
+    for kind in ("weight", "bias"):
+        state[f"decoder.final_norm.{kind}"] = theirs[f"norm.{kind}"]
+        for i in range(len(model.blocks)):
+            for j, norm in ((2 * i, "norm_1"), (2 * i + 1, "norm_2")):
+                state[f"decoder.sublayers.{j}.norm.{kind}"] = theirs[f"blocks.{i}.{norm}.{kind}"]
+            inputs = theirs[f"blocks.{i}.attention.inputs.{kind}"].chunk(3)
+            names = ("query", "key", "value")
+            attention = dict(zip(names, inputs, strict=True)) | {
+                "output": theirs[f"blocks.{i}.attention.output.{kind}"]
+            }
+            for role, weight in attention.items():
+                state[f"decoder.sublayers.{2 * i}.branch.function.{role}.{kind}"] = weight
+            for role, k in (("up", 0), ("down", 2)):
+                weight = theirs[f"blocks.{i}.feed_forward.{k}.{kind}"]
+                state[f"decoder.sublayers.{2 * i + 1}.branch.function.{role}.{kind}"] = weight
+    built.load_state_dict(state)

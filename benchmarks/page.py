@@ -1,0 +1,103 @@
+"""docs/benchmarks.md, from the records in docs/benchmarks/NAME.json and nothing else.
+
+A benchmark is a module of MODULES or IN_A_BROWSER. It has
+
+    TITLE           heading of its section
+    ABOUT           Markdown: what was measured, and how
+    section(rows)   Markdown: tables made of the rows of its record, and what their numbers mean
+    main()          takes `--json FILE` and writes a record there (`benchmarks.timing.write_rows`)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from signalprop.storage import read_json, write_text
+
+MODULES = (
+    "prediction",
+    "recursion",
+    "scaling",
+    "probe_overhead",
+    "callback_overhead",
+    "applied",
+    "attention",
+    "throughput",
+    "diagnosing",
+)
+IN_A_BROWSER = ("report", "explore")  # they need Chromium, and run only when they are named
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "docs" / "benchmarks"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+INTRODUCTION = """\
+# Benchmarks
+
+Written by `python -m benchmarks` (`make bench`) from the records in `docs/benchmarks/`: do not edit. `python -m
+benchmarks NAME` measures one section anew, `python -m benchmarks --page` only writes this page.
+
+Seconds depend on the machine; what counts are the ratios. Variants that are compared run in one process (or in turns,
+where each needs its own), on one thread, in an order that changes from round to round. Where a variant is listed as
+its own control, the distance of that ratio from 1 is what the machine's noise does. A cell reads *median ± standard
+error of the median [quartiles]* of the rounds' ratios. Peers run in environments of their own, which the benchmark
+makes (`out/environments`), at the versions given.
+
+A *floor* is what the job costs at least: the bytes that must be moved, the products that must be computed, or the
+operations that any program of this kind needs, timed in the same run. The distance to it is what better code could
+still win."""
+
+
+def page(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page.
+
+    Args:
+        records: by module, in the order of their sections.
+    """
+    found = [(name, importlib.import_module(f"benchmarks.{name}"), record) for name, record in records.items()]
+    parts = [INTRODUCTION, *_machines(records), "## What ran", _runs(records)]
+    for _, module, record in found:
+        parts += [f"## {module.TITLE}", module.ABOUT.strip(), module.section(record["rows"]).strip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_page() -> None:
+    """The page of the records that there are."""
+    files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *IN_A_BROWSER)}
+    write_text(PAGE, page({name: read_json(file) for name, file in files.items() if file.is_file()}))
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    from signalprop.training.tables import markdown_table
+
+    return markdown_table(header, rows)
+
+
+def _machines(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for every machine that records come from."""
+    seen: dict[str, list[str]] = {}
+    for name, record in records.items():
+        m = record["machine"]
+        line = f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB of memory, {m['system']}"
+        seen.setdefault(line, []).append(name)
+    if len(seen) == 1:
+        return [f"Machine: {next(iter(seen))}."]
+    return [f"Machine of {', '.join(names)}: {line}." for line, names in seen.items()]
+
+
+def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for record in records.values():
+        load = record["machine"]["load_average"]
+        used = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+        cells = [
+            f"`{record['command']}`",
+            record["date"],
+            f"{record['seconds']:.0f} s",
+            f"{load['start']}, {load['end']}",
+        ]
+        rows.append([*cells, used])
+    return table(["command", "date", "took", "load average before, after", "versions"], rows)

@@ -1,0 +1,266 @@
+"""Token kernels through an infinitely wide transformer: ours beside neural-tangents and beside dense NumPy.
+
+    python -m benchmarks.recursion [--tokens 128 512 2048] [--json FILE]
+
+The network: pre-norm layers of uniform attention (queries of zero) and a ReLU feed-forward, no biases; float64, one
+thread, CPU time. All variants start from the same kernel of one sequence, (T, T), and their results are compared before
+anything is timed. It runs in an environment of its own, which holds neural-tangents and reads our sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.environments import ROOT, environment
+from benchmarks.timing import one_thread, ratios, shown, take_turns, write_rows
+from signalprop.architecture import Architecture
+from signalprop.kernels.stack import Stack
+from signalprop.kernels.state import State
+from signalprop.kernels.tokens import passes
+from signalprop.moments import FloatArray
+from signalprop.parametrization import Parametrization
+from signalprop.schemes import scheme
+
+REQUIREMENTS = (
+    "neural-tangents==0.6.5",
+    "jax==0.4.38",  # the last one that its imports of jax.core still find their names in
+    "jaxlib==0.4.38",
+    "numpy>=2",
+    "pydantic>=2.7",
+    "threadpoolctl>=3",
+)
+LAYERS, WIDTH = 4, 64
+EPSILON = 1e-12  # of the norms; neural-tangents' own
+ROUNDS = {128: 15, 512: 9, 2048: 5}
+BASE = "ours"
+
+
+def network(n_layers: int, tokens: int, *, scores: float = 0.0) -> Parametrization:
+    """The network as a table: every weight has the standard deviation that neural-tangents' layers give it.
+
+    Args:
+        scores: variance of attention scores on uncorrelated normed tokens.
+    """
+    a = Architecture(
+        kind="encoder", n_layers=n_layers, d_model=WIDTH, n_heads=1, d_ff=4 * WIDTH, vocab_size=1000, seq_len=tokens,
+        norm_placement="pre", norm_eps=EPSILON, activation="relu", bias=False, positions="none", dropout=0.0,
+        attention_dropout=0.0, embedding_dropout=0.0, n_segments=0, final_norm=False,
+    )  # fmt: skip
+    p = scheme("xavier")(a)
+    feed_forward = p.kind == 2
+    root = WIDTH**-0.5
+    query = np.where(feed_forward, 0.0, (scores / WIDTH**2) ** 0.25)
+    return p.with_columns(
+        skip=np.ones(p.n_sublayers),
+        branch=np.ones(p.n_sublayers),
+        weight__query=query,
+        weight__key=query,
+        weight__value=np.where(feed_forward, 0.0, root),
+        weight__output=np.where(feed_forward, 0.0, root),
+        weight__up=np.where(feed_forward, (2 / WIDTH) ** 0.5, 0.0),
+        weight__down=np.where(feed_forward, (4 * WIDTH) ** -0.5, 0.0),
+    )
+
+
+def ours(p: Parametrization, kernel: FloatArray) -> Callable[[], FloatArray]:
+    """Our recursion, moments of every point included; the last kernel."""
+    stack = Stack(p)
+
+    def run() -> FloatArray:
+        last: list[State] = []
+        passes(stack, State(kernel), None, see=lambda i, state: last.append(state) if i == stack.n else None)
+        return last[0].absolute()
+
+    return run
+
+
+def our_feed_forwards(p: Parametrization, kernel: FloatArray) -> Callable[[], FloatArray]:
+    """Our steps of the feed-forwards alone; the last kernel."""
+    stack = Stack(p)
+
+    def run() -> FloatArray:
+        state = State(kernel)
+        for i in np.flatnonzero(p.kind == 2).tolist():
+            state, *_ = stack.step(i, state, state)
+        return state.absolute()
+
+    return run
+
+
+def dense(n_layers: int, kernel: FloatArray, *, attention: bool = True) -> Callable[[], FloatArray]:
+    """What one writes down first: products of dense matrices, and the arc-cosine kernel of ReLU."""
+    average = np.full(kernel.shape, 1 / len(kernel))
+
+    def normed(k: FloatArray) -> FloatArray:
+        root = 1 / np.sqrt(np.diagonal(k) + EPSILON)
+        return np.asarray(root[:, None] * k * root)
+
+    def run() -> FloatArray:
+        k = kernel
+        for _ in range(n_layers):
+            if attention:
+                k = k + average @ normed(k) @ average.T
+            r = np.clip(normed(k), -1, 1)
+            k = k + (np.sqrt(1 - r * r) + (np.pi - np.arccos(r)) * r) / np.pi
+        return k
+
+    return run
+
+
+def peer(n_layers: int, x: FloatArray, *, attention: bool = True) -> tuple[Callable[[], FloatArray], float]:
+    """neural-tangents' compiled kernel function of the network, and the CPU seconds that compiling took."""
+    import jax
+    from neural_tangents import stax
+
+    def residual(*branch: Any) -> Any:
+        normed = stax.serial(stax.LayerNorm(axis=-1, eps=EPSILON), *branch)
+        return stax.serial(stax.FanOut(2), stax.parallel(stax.Identity(), normed), stax.FanInSum())
+
+    layers = [stax.Dense(WIDTH)]
+    for _ in range(n_layers):
+        if attention:
+            layers.append(residual(stax.GlobalSelfAttention(WIDTH, WIDTH, WIDTH, 1, W_key_std=0.0, W_query_std=0.0)))
+        layers.append(residual(stax.Dense(WIDTH, W_std=2**0.5), stax.Relu(), stax.Dense(WIDTH)))
+    *_, kernel_fn = stax.serial(*layers)
+    compiled = jax.jit(lambda x: kernel_fn(x, None, get="nngp", diagonal_spatial=False))
+    device = jax.numpy.asarray(x[None])
+
+    def run() -> FloatArray:
+        return np.asarray(compiled(device).block_until_ready())[0, 0]
+
+    began = time.process_time()
+    run()
+    return run, time.process_time() - began
+
+
+def rows_of(tokens: int, rounds: int, n_layers: int = LAYERS) -> list[dict[str, Any]]:
+    """Times of all variants over ours, with attention and without."""
+    x = np.random.default_rng(0).normal(size=(tokens, WIDTH)) + 0.3
+    kernel = x @ x.T / WIDTH
+    rows = []
+    for attention in (True, False):
+        make = ours if attention else our_feed_forwards
+        theirs, compiling = peer(n_layers, x, attention=attention)
+        variants = {
+            BASE: make(network(n_layers, tokens), kernel),
+            "ours again": make(network(n_layers, tokens), kernel),
+            "dense NumPy": dense(n_layers, kernel, attention=attention),
+            "neural-tangents": theirs,
+        }
+        expected = variants[BASE]()
+        apart = {name: float(np.abs(run() / expected - 1).max()) for name, run in variants.items()}
+        if attention:
+            variants["ours, scores of variance 1"] = ours(network(n_layers, tokens, scores=1.0), kernel)
+        out = np.empty_like(kernel)
+
+        def moved(out: FloatArray = out, times: int = n_layers * (1 + attention)) -> None:
+            for _ in range(times):
+                np.copyto(out, kernel)
+
+        variants["floor"] = moved
+        seconds = take_turns(variants, rounds)
+        for name, found in ratios(seconds, BASE).items():
+            rows.append({
+                "tokens": tokens, "layers": n_layers, "attention": attention, "variant": name, "over_ours": found,
+                "seconds": float(np.median(seconds[name])), "ours_seconds": float(np.median(seconds[BASE])),
+                "largest_relative_difference": apart.get(name),
+                "compiling_seconds": compiling if name == "neural-tangents" else None,
+            })  # fmt: skip
+    return rows
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+TITLE = "Kernel recursion"
+ABOUT = f"""\
+One sequence's token kernel, T × T in float64, through {LAYERS} pre-norm layers of uniform attention (queries of zero)
+and a ReLU feed-forward at infinite width, forward only. Three programs compute the same kernel:
+
+- *ours*: `signalprop.kernels`, which uses that uniform attention is an average and looks the dual activation up by
+  its angle; with attention it also takes the moments of every probe point, as a prediction does;
+- *dense NumPy*: `A @ K @ A.T` and the arc-cosine formula, as one writes it down first;
+- *neural-tangents*: `stax.GlobalSelfAttention`, `LayerNorm`, `Relu` and residual sums, NNGP kernel only, compiled by
+  `jax.jit` for one thread; compiling is not in its times but in a column of its own. Its attention takes any weights
+  and is dense for it.
+
+The floor copies the kernel once per sublayer (8 T² bytes read, 8 T² written). A ratio above 1 is slower than ours."""
+
+
+def section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Tables and what they say."""
+    from benchmarks.page import table
+
+    parts = []
+    for attention in (True, False):
+        cells = []
+        for row in (row for row in rows if row["attention"] == attention):
+            apart, compiling = row["largest_relative_difference"], row["compiling_seconds"]
+            cells.append([
+                str(row["tokens"]), row["variant"], f"{1000 * row['seconds']:.1f} ms", shown(row["over_ours"]),
+                "" if apart is None else f"{apart:.1e}", "" if compiling is None else f"{compiling:.1f} s",
+            ])  # fmt: skip
+        header = ["T", "variant", "time", "over ours", "kernel apart by", "compiling"]
+        parts += ["With attention:" if attention else "Feed-forwards only:", table(header, cells)]
+    for name in ("neural-tangents", "dense NumPy"):
+        said = [f"{_place(row)} {_beside(row['over_ours']['median'])}" for row in rows if row["variant"] == name]
+        parts.append(f"{name} takes {'; '.join(said)}.")
+    parts.append(
+        "*Kernel apart by*: largest relative difference of an entry of the last kernel from ours. With attention, "
+        "dense products grow as T³ and ours as T²; without, all three make a few passes of elementwise functions, and "
+        "ours pays for a table that serves every activation, where the others have ReLU's own formula. *Scores of "
+        "variance 1*: what ours takes where queries are random, for which the others have no closed form."
+    )
+    return "\n\n".join(parts)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return f"at T = {row['tokens']}{'' if row['attention'] else ' without attention'}"
+
+
+def _beside(ratio: float) -> str:
+    return f"{ratio:.1f} times as long as ours" if ratio > 1 else f"1/{1 / ratio:.1f} of our time, ahead of us"
+
+
+def main() -> None:
+    """Command line of the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(ROUNDS))
+    parser.add_argument("--json", help="write the numbers to this file")
+    options = parser.parse_args()
+    if importlib.util.find_spec("neural_tangents") is None:
+        python = environment("neural-tangents", REQUIREMENTS)
+        variables = {
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+            "JAX_ENABLE_X64": "1",
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",  # its import brings TensorFlow, which reports on GPUs
+        }
+        run = [str(python), "-m", "benchmarks.recursion", *sys.argv[1:]]
+        sys.exit(subprocess.run(run, env=os.environ | variables).returncode)
+    one_thread()
+    import jax
+    import neural_tangents
+
+    warnings.filterwarnings("ignore", category=UserWarning, module="neural_tangents")  # on what FanIn assumes
+    rows = []
+    for tokens in options.tokens:
+        for row in rows_of(tokens, ROUNDS.get(tokens, 5)):
+            rows.append(row)
+            print(f"T {tokens:4} {'attention' if row['attention'] else 'no attention':12} {row['variant']:27} "
+                  f"{1000 * row['seconds']:9.2f} ms  {shown(row['over_ours'])} of ours", flush=True)  # fmt: skip
+    write_rows(options.json, rows, {"neural-tangents": neural_tangents.__version__, "jax": jax.__version__})
+
+
+if __name__ == "__main__":
+    main()
