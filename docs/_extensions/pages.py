@@ -9,11 +9,12 @@ from sphinx.application import Sphinx
 
 ANCHOR = re.compile(r'^<a id="([\w/-]+)"></a>$', re.MULTILINE)
 README = re.compile(r"\]\((?:\.\./)+README\.md(?:#[\w-]+)?\)")
+BESIDE = re.compile(r"\[[^\]]+\]\((?:\.\./)+(CONTRIBUTING\.md)\)")
 
 
 def rewrite(app: Sphinx, page: str, source: list[str]) -> None:
-    """Anchors become targets of MyST; on the site the landing page stands for the README."""
-    source[0] = README.sub("](/index.md)", ANCHOR.sub(r"(\1)=", source[0]))
+    """Anchors become targets of MyST; the landing page stands for the README, and other files have but their name."""
+    source[0] = BESIDE.sub(r"`\1`", README.sub("](/index.md)", ANCHOR.sub(r"(\1)=", source[0])))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

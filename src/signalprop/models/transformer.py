@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.architecture import ADDED, Architecture
+from signalprop.compute import count_parameters
 from signalprop.data import Batch
 from signalprop.errors import InputError
+from signalprop.memory import check_fits
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import (
@@ -189,6 +191,7 @@ class Transformer(nn.Module):
             token = stack.embedding.token
             setattr(self, name, stack)
         self.head = None if a.head == "none" else Head(parametrization, seed, dtype, token)
+        self._one_answer = a.head == "classes"  # not read from the table in `forward`: torch.compile 2.6 trips over it
 
     def sublayers(self) -> list[Sublayer]:
         """All sublayers in the order of the table: the encoder's, then the decoder's."""
@@ -284,7 +287,6 @@ class Transformer(nn.Module):
         Raises:
             InputError: an encoder-decoder without decoder_tokens, or more tokens than positions.
         """
-        a = self.parametrization.architecture
         if self.encoder is not None and self.decoder is not None:
             if decoder_tokens is None:
                 raise InputError("an encoder-decoder needs decoder_tokens, the ids that its decoder reads")
@@ -296,7 +298,7 @@ class Transformer(nn.Module):
             hidden = only(inputs, segments, keep)
         if self.head is None:
             return Output(None, None, hidden)
-        logits = self.head(hidden[:, 0] if a.head == "classes" else hidden)
+        logits = self.head(hidden[:, 0] if self._one_answer else hidden)
         loss = None
         if targets is not None:
             wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
@@ -317,12 +319,15 @@ def build(
     """The PyTorch network that a parametrization describes, with freshly drawn weights, in training mode.
 
     The same seed gives the same weights in every precision, and the same as `signalprop.simulation.simulate` draws
-    layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU.
+    layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU, as
+    `dtype`.
 
     Raises:
         InputError: the parametrization is a sweep, or a cross-attention has a value skip.
     """
     refuse_sweep(parametrization)
+    n = count_parameters(parametrization)["total"]
+    check_fits(n * dtype.itemsize, f"a network of {n:,} parameters", "take fewer layers or a smaller d_model")
     if seed is None:
         seed = int(torch.randint(2**31 - 1, ()))
     return Transformer(parametrization, seed, dtype)
