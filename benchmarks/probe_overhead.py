@@ -77,7 +77,7 @@ Per tensor a probe makes two passes, a norm per token and a sum per sequence (th
 tensor fits), and decides whether float32 was enough; all that is left is done for all tensors together when the step
 ends. What separates it from reading once is code that is cold, since between two tensors a step runs through all
 caches, and the Profile. A gradient is not kept until the next one: what is held cannot be added to in place, nor can
-its memory be used again, and that alone doubled the cost."""
+its memory be used again."""
 SCALING = """\
 Networks whose norms and branches are taken out, so that a step is little more than the probe: milliseconds that it
 adds. The floor is the number of tensors times one sum of such a tensor that is in the cache, in the same run; its

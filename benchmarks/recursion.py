@@ -33,7 +33,7 @@ from signalprop.schemes import scheme
 
 REQUIREMENTS = (
     "neural-tangents==0.6.5",
-    "jax==0.4.38",  # the last one that its imports of jax.core still find their names in
+    "jax==0.4.38",  # its imports of jax.core find their names in this one
     "jaxlib==0.4.38",
     "numpy>=2",
     "pydantic>=2.7",

@@ -169,6 +169,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"shared_norm": True}, "shared_norm needs parallel"),
     ({"distillation_token": True}, "distillation_token needs class_token"),
+    ({"input": "patches", "class_token": True, "seq_len": 1}, "seq_len 1: expected more than the 1 class token"),
     ({"qk_norm": "all"}, "qk_norm"),
     ({"seq_len": 0}, "seq_len"),
     ({"vocab_size": 1}, "vocab_size"),

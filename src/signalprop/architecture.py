@@ -187,9 +187,7 @@ class Architecture(Value):
         if self.distillation_token and not self.class_token:
             raise ValueError("distillation_token needs class_token, which stands before it")
         if self.input == "patches" and self.seq_len <= self.n_class_tokens:
-            raise ValueError(
-                f"seq_len {self.seq_len}: expected room for a patch behind {self.n_class_tokens} class tokens"
-            )
+            raise ValueError(f"seq_len {self.seq_len}: expected more than the {self.n_class_tokens} class token(s)")
         if self.input == "frames":
             self._check_convolutions()
         activation(self.activation)  # raises with the list of names
