@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from damage import as_json, damaged, damaged_bytes, examine, outcome
 from signalprop.data import load_frames
-from signalprop.diagnosis.stream import pieces
 from signalprop.errors import InputError
 from signalprop.kernels.inputs import load_kernel
+from signalprop.readers import pieces
 from signalprop.storage import read_array
 from signalprop.training import images, sources, speech
 from signalprop.training.recipe import Data

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preparing import documents_of, lines, text_of
-from signalprop.diagnosis.stream import Piece
 from signalprop.errors import InputError
+from signalprop.readers import Piece
 from signalprop.training import splitting
 from signalprop.training.recipe import Data
 from signalprop.training.sources import (

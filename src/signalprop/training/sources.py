@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.diagnosis.stream import Piece, json_lines, lines_of, parquet_rows, pieces
 from signalprop.errors import InputError, require
+from signalprop.readers import Piece, json_lines, lines_of, parquet_rows, pieces
 from signalprop.training.recipe import Data
 
 TEXT = ("text", "sentence", "content", "document")

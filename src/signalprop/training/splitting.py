@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.diagnosis.stream import Piece
 from signalprop.errors import InputError
+from signalprop.readers import Piece
 from signalprop.training.recipe import Data
 from signalprop.training.sources import Place, documents, training_place, validation_place
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.diagnosis.stream import Piece
 from signalprop.inputs import IntArray
+from signalprop.readers import Piece
 from signalprop.training.cache import cache_directory, cached
 from signalprop.training.recipe import Data
 from signalprop.training.splitting import split
