@@ -7,7 +7,10 @@ python -m benchmarks.results sweeps/NAME ...       # store what these sweeps hav
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from signalprop.errors import InputError
@@ -37,11 +40,23 @@ def pages() -> list[tuple[str, str, str]]:
     return found
 
 
+def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Pages that other benchmarks have written here: their names, titles and verdicts."""
+    found = []
+    for file in sorted(FOLDER.glob("*.md")):
+        if file.stem not in (*known, "index"):
+            text = file.read_text(encoding="utf-8")
+            lines = re.findall(r"^- .*?: \*\*(.+?)\*\*", text.partition("## Verdict")[2], re.MULTILINE)
+            verdict = ", ".join(f"{n} of {len(lines)} {word}" for word, n in sorted(Counter(lines).items()))
+            found.append((file.stem, text.partition("\n")[0].removeprefix("# "), verdict))
+    return found
+
+
 def index(found: list[tuple[str, str, str]]) -> str:
     """The page that lists the others."""
     rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
-    text = "Written by `python -m benchmarks.results` from the JSON files beside it: do not edit."
-    return f"# Results of sweeps\n\n{text}\n\n{markdown_table(['sweep', 'verdict on the claim'], rows)}\n"
+    text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
+    return f"# Results of training\n\n{text}\n\n{markdown_table(['what was trained', 'verdict on the claim'], rows)}\n"
 
 
 def main() -> None:
@@ -53,7 +68,7 @@ def main() -> None:
     try:
         store(arguments.sweeps)
         found = pages()
-        write_text(FOLDER / "index.md", index(found))
+        write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
     except InputError as error:
         sys.exit(f"results: {error}")
     print(f"wrote {len(found)} pages and {FOLDER / 'index.md'}", file=sys.stderr)

@@ -274,10 +274,15 @@ def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sys.argv", ["results", "run"])
     results.main()
     (results.FOLDER / "else.json").write_text('{"schema": "signalprop/else/1"}')
+    (results.FOLDER / "else.md").write_text(
+        "# Else\n\n## Verdict\n\n- a: **confirmed** (1)\n- b: **open**\n- c: **open**\n"
+    )
     monkeypatch.setattr("sys.argv", ["results"])
     results.main()
-    assert sorted(file.name for file in results.FOLDER.glob("*.md")) == ["index.md", "parabolas.md"]
-    assert "(parabolas.md)" in (results.FOLDER / "index.md").read_text()
+    assert sorted(file.name for file in results.FOLDER.glob("*.md")) == ["else.md", "index.md", "parabolas.md"]
+    listed = (results.FOLDER / "index.md").read_text()
+    assert "(parabolas.md)" in listed
+    assert "| [Else](else.md)" in listed and "1 of 3 confirmed, 2 of 3 open" in listed
 
 
 @settings(max_examples=50)
