@@ -1,6 +1,6 @@
 """What watching the signal costs: training steps with a monitor over the bare step.
 
-    python -m benchmarks.probe_overhead [--rounds 16 5] [--json FILE]
+    python -m benchmarks.probe_overhead [--rounds 16 12] [--json FILE]
 
 Runs itself in an environment that has the two other packages (`benchmarks.environments`).
 """
@@ -291,7 +291,7 @@ def lines(row: Mapping[str, Any]) -> list[str]:
 def main() -> None:
     """Command line of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, nargs=2, default=[16, 5], help="of the small model, of the large one")
+    parser.add_argument("--rounds", type=int, nargs=2, default=[16, 12], help="of the small model, of the large one")
     parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     if importlib.util.find_spec("torch_module_monitor") is None:
