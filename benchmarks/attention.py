@@ -37,7 +37,8 @@ ABOUT = f"""
 `python -m benchmarks.attention`: causal attention with B and D (E-SPA, U-SPA; made anew in every pass), over plain
 causal `scaled_dot_product_attention`: forward and backward of {HEADS} heads of width {WIDTH} over {TOKENS} tokens
 (several sequences of 512, or one of 2048). Beside it the same call with its causal mask as a tensor, which is what a
-bias costs at least. Models: forward and backward of a built decoder (12 layers, width 256, 4 heads) over 512 tokens.
+bias costs at least. Models: forward and backward of a built decoder (12 layers, width 256, 4 heads) over two sequences
+of 256 tokens.
 
 Kernels (float64): a step A K Aᵀ over the dense product of the three matrices.
 """
