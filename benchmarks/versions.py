@@ -27,29 +27,38 @@ RECORDS = ROOT / "docs" / "versions"
 PAGE = ROOT / "docs" / "versions.md"
 SCHEMA = "signalprop/versions/1"
 PACKAGES = ("torch", "transformers", "numpy", "pydantic", "typer", "scikit-learn", "accelerate", "peft", "optuna")
-EXTRAS = ".[models,report,explore,diagnose,training]"
-TESTING = ("pytest>=8", "hypothesis>=6.100", "mpmath>=1.3", "dks>=0.1.2", "absl-py>=2", "lightning>=2.4",
+EXTRAS = "models,report,explore,diagnose"
+TESTING = ("accelerate>=1.2", "tensorboard>=2.17",
+           "pytest>=8.2", "hypothesis>=6.100", "mpmath>=1.3", "dks>=0.1.2", "absl-py>=2", "lightning>=2.4",
            "datasets>=2.19", "httpx2>=2", "hatchling>=1.25")  # fmt: skip
 VERSIONS = """
 import json, sys
-from importlib.metadata import version
-print(json.dumps({"Python": sys.version.split()[0]} | {name: version(name) for name in sys.argv[1:]}))
+from importlib.metadata import distributions
+held = {item.metadata["Name"]: item.version for item in distributions()}
+print(json.dumps({"Python": sys.version.split()[0]} | {name: held.get(name, "none") for name in sys.argv[1:]}))
 """
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where tests run. python: its version. resolution: uv's word for which versions of packages it takes."""
+    """Where tests run.
+
+    python: its version. resolution: uv's word for which versions of packages it takes. trains: whether it has the
+    extra `training`, which needs a newer transformers than the others.
+    """
 
     python: str
     resolution: str
+    trains: bool = True
 
 
 ENVIRONMENTS = {
-    "lowest": Environment("3.11", "lowest-direct"),
+    "lowest": Environment("3.11", "lowest-direct", trains=False),
+    "lowest-training": Environment("3.11", "lowest-direct"),
     "3.12": Environment("3.12", "highest"),
     "3.13": Environment("3.13", "highest"),
 }
+RECIPES = "recipes, checkpoints"  # needs the extra `training`
 GROUPS = {
     "command line": "tests/cli/test_process.py",
     "schemes": "tests/schemes/test_registry.py tests/schemes/test_deepscalelm.py",
@@ -59,7 +68,7 @@ GROUPS = {
     "torch.compile": "tests/models tests/probes -k 'compiled or compiles_to_one_graph'",
     "applied against built": "tests/surgery/test_equal_to_built.py -k 'in_single and (admin or e-spa or t-fixup)'",
     "saving, folding": "tests/surgery/test_saving.py tests/surgery/test_folding.py -k 'save or deepscalelm-simple'",
-    "recipes, checkpoints": "tests/training/test_recipes.py tests/training/test_checkpoints.py",
+    RECIPES: "tests/training/test_recipes.py tests/training/test_checkpoints.py",
     "monitoring": "tests/monitoring",
     "report": "tests/report/test_html.py tests/report/test_plots.py",
     "diagnosis": "tests/diagnosis",
@@ -75,7 +84,8 @@ def prepared(folder: Path, environment: Environment) -> Path:
         make = ["uv", "venv", "--quiet", "--python", environment.python, str(folder)]
         subprocess.run(make, check=True, cwd=ROOT)
         install = ["uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", environment.resolution]
-        subprocess.run([*install, "--editable", EXTRAS, *TESTING], check=True, cwd=ROOT)
+        extras = f".[{EXTRAS},training]" if environment.trains else f".[{EXTRAS}]"
+        subprocess.run([*install, "--editable", extras, *TESTING], check=True, cwd=ROOT)
     return python
 
 
@@ -107,11 +117,12 @@ def shown(result: Mapping[str, Any] | None) -> str:
 INTRODUCTION = """\
 # Versions
 
-Python 3.11, 3.12 and 3.13; PyTorch 2.6 or newer, transformers 4.51 or newer. CI runs all tests on Python 3.11 with the
-newest packages and the PyTorch of `constraints-dev.txt`. This page is about the ends of the range, each in an
-environment of its own: `python -m benchmarks.versions` makes them, runs the tests that touch other packages, and writes
-this page. `lowest` has the lowest version of every package that `pyproject.toml` names, the others the newest there
-were.
+Python 3.11, 3.12 and 3.13; PyTorch 2.6 or newer; transformers 4.51 or newer, and 5.3 or newer for `train` and `sweep`,
+which go through its Trainer. CI runs all tests on Python 3.11 with the newest packages and the PyTorch of
+`constraints-dev.txt`. This page is about the ends of the range, each in an environment of its own: `python -m
+benchmarks.versions` makes them, runs the tests that touch other packages, and writes this page. Those called `lowest`
+have the lowest version of every package that `pyproject.toml` names, with and without the extra `training`, the others
+the newest there were.
 """
 
 
@@ -148,6 +159,8 @@ def main() -> None:
         python = prepared(given.folder / name, ENVIRONMENTS[name])
         record: dict[str, Any] = {"schema": SCHEMA, "versions": versions(python), "results": {}}
         for group, arguments in GROUPS.items():
+            if group == RECIPES and not ENVIRONMENTS[name].trains:
+                continue
             record["results"][group] = outcome(python, arguments)
             print(
                 name,

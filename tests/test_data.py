@@ -290,7 +290,7 @@ class TestImages:
     def test_labels_fit_the_head(self) -> None:
         assert image_batch(digits(n_classes=3), 50, seed=0).targets.max() == 2
 
-    @pytest.mark.parametrize("changes", [{"seq_len": 16}, {"patch_dim": 15}, {"seq_len": 1}])
+    @pytest.mark.parametrize("changes", [{"seq_len": 16}, {"patch_dim": 15}, {"seq_len": 3}])
     def test_what_is_not_a_grid(self, changes: dict[str, Any]) -> None:
         with pytest.raises(InputError, match="square") as caught:
             image_batch(digits(**changes), 2, seed=0)

@@ -29,11 +29,14 @@ def test_the_tests_that_it_runs_exist(group: str) -> None:
 
 def test_the_lowest_versions_are_the_lower_bounds() -> None:
     extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *extras["models"], *extras["training"]]
-    bounds = dict(match.groups() for line in lines if (match := re.fullmatch(r"([\w-]+)>=([\d.]+)", line)))
-    for package, version in FOUND["lowest"]["versions"].items():
-        if package != "Python":
-            assert f"{version}.".startswith(f"{bounds[package]}."), package
+    for name, environment in ENVIRONMENTS.items():
+        if environment.resolution != "highest":
+            lines = [*PROJECT["dependencies"], *extras["models"], *(extras["training"] if environment.trains else [])]
+            bounds = dict(match.groups() for line in lines if (match := re.fullmatch(r"([\w-]+)>=([\d.]+)", line)))
+            found = FOUND[name]["versions"]
+            assert {"torch", "transformers", "numpy"} <= bounds.keys() & found.keys()
+            for package in bounds.keys() & found.keys():
+                assert f"{found[package]}.".startswith(f"{bounds[package]}."), (name, package)
 
 
 def test_every_python_that_is_classified_was_tested() -> None:

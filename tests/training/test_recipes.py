@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,10 @@ def test_bases_that_lead_back_to_one_another_are_refused(write: Write) -> None:
 def test_a_base_is_a_recipe(base: str, said: str, write: Write) -> None:
     with pytest.raises(InputError, match=said):
         load_recipe(write("bad.yaml", f"base: {base}\nname: bad\n"))
+
+
+def test_a_transformers_that_is_too_old() -> None:
+    """In a process of its own, since the check is made when the module is read."""
+    code = "import transformers; transformers.__version__ = '5.2.1'; import signalprop.training.trainer"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MissingExtra: training needs transformers 5.3 or newer, and 5.2.1 is installed" in done.stderr

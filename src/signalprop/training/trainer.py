@@ -13,9 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
+from transformers import __version__ as installed
+
+from signalprop.errors import InputError, MissingExtra
+
+if int(installed.split(".")[0]) * 1000 + int(installed.split(".")[1]) < 5003:
+    # its loop keeps the loss that waits to be logged, and the gradient's norm, in names of its own
+    raise MissingExtra(
+        f"training needs transformers 5.3 or newer, and {installed} is installed; install it with: pip install "
+        "--upgrade 'signalprop[training]'"
+    )
+
 from transformers import Trainer, TrainingArguments
 
-from signalprop.errors import InputError
 from signalprop.probes.mapping import find
 from signalprop.training import checkpoints
 from signalprop.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate
