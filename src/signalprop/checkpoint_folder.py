@@ -37,7 +37,7 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
     for index in sorted(folder.glob("*.index.json")):
         shards = _object(index).get("weight_map")
         for name in shards.values() if isinstance(shards, dict) else ():
-            if not isinstance(name, str) or not _inside(folder, folder / name):
+            if not isinstance(name, str) or not (_inside(folder, folder / name) or _links_weights(folder, name)):
                 raise InputError(f"{index} names the file {name!r:.80}, which does not lie in its directory")
     tokenizer = _object(folder / "tokenizer_config.json")
     listed = tokenizer.get("fast_tokenizer_files")
@@ -62,13 +62,17 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a directory one of whose files is a link to somewhere else; the hub's cache keeps its own beside.
+    """Refuse a directory one of whose files is a link to somewhere else.
+
+    The hub's cache keeps its own beside, and weights (`.safetensors`) may be links: people keep them on other disks,
+    and reading a file as weights gives nothing else away.
 
     Raises:
         InputError: there is one.
     """
     for path in sorted(folder.iterdir()):
-        if path.is_symlink() and _is_file(path) and not _inside(folder, path):
+        outside = path.is_symlink() and _is_file(path) and not _inside(folder, path)
+        if outside and not _links_weights(folder, path.name):
             raise InputError(f"{path} is a link that leads out of its directory; put the file itself in its place")
 
 
@@ -81,6 +85,11 @@ def _inside(folder: Path, path: Path) -> bool:
         return os.path.commonpath([root, os.path.realpath(path)]) == root
     except (OSError, ValueError):  # a null byte, or too long a name
         return False
+
+
+def _links_weights(folder: Path, name: str) -> bool:
+    """Whether a name is that of a link in the directory to weights, wherever these are."""
+    return "/" not in name and name.endswith(".safetensors") and os.path.islink(folder / name)
 
 
 def _is_file(path: Path) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 import signalprop as sp
 from damage import check_command, commanded, damaged_bytes, examine, files_of, outcome
@@ -196,13 +197,24 @@ class TestElsewhere:
         (folder / "model.safetensors.index.json").write_text(json.dumps(found))
         refused_by_all(folder, "which does not lie in its directory")
 
-    @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
     def test_links(self, folder: Path, name: str) -> None:
         outside = folder.parent / "outside"
         change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
         (folder / name).rename(outside)
         (folder / name).symlink_to(outside)
         refused_by_all(folder, "is a link that leads out of its directory")
+
+    def test_weights_may_be_links(self, folder: Path) -> None:
+        """Old releases of huggingface_hub made them, into its cache, and people do who keep weights on other disks."""
+        (folder / "model.safetensors").rename(folder.parent / "blob")
+        (folder / "model.safetensors").symlink_to(folder.parent / "blob")
+        read_model(folder)
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+        names = load_file(folder.parent / "blob")
+        found = {"metadata": {}, "weight_map": dict.fromkeys(names, "a.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(found))
+        read_model(folder)
 
     def test_links_that_stay(self, folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "blob")
@@ -217,9 +229,8 @@ class TestElsewhere:
         (snapshot / "model.safetensors").rename(blobs / "1")
         (snapshot / "model.safetensors").symlink_to("../../blobs/1")
         read_model(snapshot)
-        (snapshot / "model.safetensors").unlink()
-        (snapshot / "model.safetensors").symlink_to("../../../other")
-        shutil.copy(blobs / "1", folder.parent / "other")
+        (snapshot / "config.json").rename(folder.parent / "other")
+        (snapshot / "config.json").symlink_to("../../../other")
         with pytest.raises(InputError, match="leads out of its directory"):
             read_model(snapshot)
 
