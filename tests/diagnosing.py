@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,12 @@ def tiny(family: str, n_layers: int = 4, seed: int = 0, **changes: Any) -> Any:
     return model
 
 
+def with_weights(model: Any, other: Any) -> Any:
+    """The model, with the weights of another."""
+    model.load_state_dict(other.state_dict())
+    return model
+
+
 def text_batch(model: nn.Module, n: int = 2, length: int = LENGTH, start: int = 0) -> Batch:
     """Words of a text, as a model reads them."""
     a = mapping_of(model).architecture
@@ -88,7 +95,7 @@ def logits_of(model: nn.Module, batch: Batch, mapping: Mapping | None = None) ->
     """What a model says about a batch, without a cache."""
     make = (mapping or mapping_of(model)).arguments
     assert make is not None
-    lean = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
+    lean = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
     with torch.no_grad():
         out = model(**{k: v for k, v in make(batch).items() if v is not None}, **lean)
     found: torch.Tensor = out if isinstance(out, torch.Tensor) else out.logits

@@ -47,7 +47,7 @@ def by_hand(family: str, model: Any, layers: Sequence[int]) -> Any:
     model_class, config_class, depths, options = FAMILIES[family]
     kept = [[k for k in range(N) if k + N * stack not in layers] for stack in range(len(depths))]
     numbers = {name: len(left) for name, left in zip(depths, kept, strict=True)}
-    if family in ("qwen2", "gemma3"):
+    if hasattr(model.config, "layer_types"):
         numbers["layer_types"] = [model.config.layer_types[k] for k in kept[0]]  # type: ignore[assignment]
     config = getattr(transformers, config_class)(**options | numbers)
     fresh = getattr(transformers, model_class)(config).eval()

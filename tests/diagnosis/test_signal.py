@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import own_model
 import signalprop as sp
-from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny
+from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny, with_weights
 from models.test_families import NAMES, theirs
 from signalprop.data import Batch, default_statistics
 from signalprop.diagnosis.heads import HeadSums
@@ -109,9 +109,9 @@ class TestStreams:
             ids = torch.as_tensor(batch.tokens[b : b + 1, :n])  # type: ignore[index]
             outs: list[Tensor] = []
 
-            def keeps(_: nn.Module, __: Any, out: Tensor, outs: list[Tensor] = outs) -> None:
-                out.retain_grad()
-                outs.append(out)
+            def keeps(_: nn.Module, __: Any, out: Any, outs: list[Tensor] = outs) -> None:
+                outs.append(out[0] if isinstance(out, tuple) else out)  # transformers 4 has tuples
+                outs[-1].retain_grad()
 
             handles = [layer.register_forward_hook(keeps) for layer in model.model.layers]
             targets = torch.as_tensor(batch.targets[b, :n])
@@ -144,19 +144,24 @@ class TestStreams:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
-    def test_a_whole_layer_of_multipliers(self) -> None:
-        """Shares are of the signal that the scheme's own numbers describe, gauged or not."""
-        for family in ("gpt2", "bert"):
-            model = tiny(family, 3)
+    @pytest.mark.parametrize("family", ["gpt2", "bert"])
+    def test_a_whole_layer_of_multipliers(self, family: str) -> None:
+        """Shares are of the signal that the scheme's own numbers describe, gauged or not.
+
+        Single networks scatter by 15 %, so the mean of eight; a share without the multipliers would be 1.5 times that.
+        """
+        ratios = []
+        for seed in range(8):
+            model = tiny(family, 3, seed=seed)
             sp.apply(model, "deepnorm", initialize=False)
             batch = text_batch(model, 1)
             profile = sp.measure(model, batch, backward=False)
-            skip = profile.architecture.n_layers  # alpha = (2N)^(1/4), of decoders and encoders alike
-            alpha = (2 * skip) ** 0.25
-            for k, found in enumerate(observed(model, batch, skip_first=0)):
-                branch = profile.forward["branch"].variance[2 * k + 1]
-                stream = profile.forward["stream_in"].variance[2 * k + 1]
-                assert found.feed_forward_share == pytest.approx(branch / (alpha**2 * stream + branch), rel=0.2)
+            alpha = (2 * profile.architecture.n_layers) ** 0.25  # of decoders and encoders alike
+            branch = profile.forward["branch"].variance[1::2]
+            expected = branch / (alpha**2 * profile.forward["stream_in"].variance[1::2] + branch)
+            shares = [found.feed_forward_share for found in observed(model, batch, skip_first=0)]
+            ratios.append(np.array(shares, float) / expected)
+        assert np.mean(ratios, 0) == pytest.approx(np.ones(3), abs=0.15)
 
     def test_memory_does_not_grow_with_the_data(self) -> None:
         """What stays between batches are numbers."""
@@ -189,7 +194,7 @@ class TestAttention:
         with torch.no_grad():
             arguments = {k: v for k, v in make(batch).items() if v is not None}
             weights = model(**arguments, output_attentions=True).attentions
-        model.set_attn_implementation(kernel)
+        model = with_weights(tiny(family, 3, attn_implementation=kernel), model)
         for k, found in enumerate(observed(model, batch)):
             a = weights[k].double()
             seen = a > 0
@@ -295,8 +300,10 @@ class TestEdges:
         batch = padded(model)
         clean = observed(model, batch, gradient_sequences=0)
 
-        def spoil(_: nn.Module, args: Any, out: Tensor) -> Tensor:
-            return out.masked_fill(~torch.as_tensor(batch.keep)[..., None], math.inf)
+        def spoil(_: nn.Module, args: Any, out: Any) -> Any:
+            first = out[0] if isinstance(out, tuple) else out  # transformers 4 has tuples
+            spoilt = first.masked_fill(~torch.as_tensor(batch.keep)[..., None], math.inf)
+            return (spoilt, *out[1:]) if isinstance(out, tuple) else spoilt
 
         handle = model.model.layers[1].register_forward_hook(spoil)
         found = observed(model, batch, gradient_sequences=0)

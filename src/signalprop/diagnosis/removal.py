@@ -23,6 +23,7 @@ from signalprop.surgery.record import record_of
 
 # Lists in a config that hold one entry per layer.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+_COUNTS = ("num_hidden_layers", "encoder_layers")  # transformers 4 has both, in BART; in 5 one stands for the other
 _DECODER_COUNTS = ("num_decoder_layers", "decoder_layers")
 
 
@@ -106,7 +107,7 @@ def _changes(
         own = getattr(owner, "config", None)  # T5 gives each of its stacks a copy
         for target in [config] if own is config else [config, own]:
             decoder = stack > 0 and target is config
-            for count in _DECODER_COUNTS if decoder else ("num_hidden_layers",):
+            for count in _DECODER_COUNTS if decoder else _COUNTS:
                 if getattr(target, count, None) == len(members):
                     out.append((target, count, len(kept)))
             for entries in _PER_LAYER if len(stacks) == 1 else ():
