@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "versions.md"
 SCHEMA = "signalprop/versions/1"
 PACKAGES = ("torch", "transformers", "numpy", "pydantic", "typer", "scikit-learn", "accelerate", "peft", "optuna")
 EXTRAS = "models,report,explore,diagnose"
-TESTING = ("accelerate>=1.2", "tensorboard>=2.17", "pyarrow>=17",
+TESTING = ("accelerate>=1.3", "tensorboard>=2.17", "pyarrow>=17",
            "pytest>=8.2", "hypothesis>=6.100", "mpmath>=1.3", "dks>=0.1.2", "absl-py>=2", "lightning>=2.4",
            "datasets>=2.19", "httpx2>=2", "hatchling>=1.25")  # fmt: skip
 VERSIONS = """

@@ -48,6 +48,11 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
+def weights_in(path: Path) -> dict[str, Tensor]:
+    """What a file holds; transformers 5.3 gives the norms of a BERT that was loaded the names of old when it saves."""
+    return {name.replace(".gamma", ".weight").replace(".beta", ".bias"): x for name, x in load_file(path).items()}
+
+
 class TestRoundTrips:
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("scheme", ["deepscalelm-simple", "rezero", "layerscale"])
@@ -63,8 +68,10 @@ class TestRoundTrips:
         assert not again.training and not hasattr(again.config, "signalprop")
         assert (tmp_path / TENSORS).is_file() == (scheme != "deepscalelm-simple")
         sp.save(again, tmp_path / "again")  # the same files again
-        for name in (RECORD, "config.json", WEIGHTS):
+        for name in (RECORD, "config.json"):
             assert (tmp_path / "again" / name).read_bytes() == (tmp_path / name).read_bytes()
+        first, second = (weights_in(folder / WEIGHTS) for folder in (tmp_path, tmp_path / "again"))
+        assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
     @pytest.mark.parametrize(
         ("scheme", "options"),
