@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -21,3 +22,21 @@ torch.set_num_threads(1)
 def word_stream() -> np.ndarray:
     """The default text as ids below 5,000."""
     return word_ids(load_text(), 5000)
+
+
+@pytest.fixture(scope="session")
+def compiles() -> None:
+    """Skips where transformers does not compile by itself, as 5.3 under PyTorch 2.6."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
+    handle = model.transformer.h[0].register_forward_hook(lambda *_: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.compile(model, backend="eager")(input_ids=torch.zeros(1, 2, dtype=torch.long))
+        except NameError:
+            pytest.skip("transformers does not compile under this PyTorch")
+        finally:
+            handle.remove()
+            torch._dynamo.reset()

@@ -69,7 +69,8 @@ class TestDirectories:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.skipif(
-        transformers.__version__ < "5", reason="transformers 4 takes the family's class, which adds its start token"
+        tuple(map(int, transformers.__version__.split(".")[:2])) <= (5, 3),
+        reason="transformers read it as the family's class wants it, with a start token or not at all",
     )
     def test_a_lone_tokenizer_json(self, folder: Path, tokenizer: Any) -> None:
         """Without the configuration that names its class."""

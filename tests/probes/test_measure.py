@@ -123,6 +123,7 @@ def test_gradient_checkpointing_changes_nothing(build: Any, name: str, use_reent
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("compiles")
 def test_a_compiled_model_is_measured_uncompiled(build: Any, whole: bool) -> None:
     model = build("llama").eval()
     arguments = arguments_for(model)

@@ -186,6 +186,7 @@ def test_checkpointed_training(build: Any, use_reentrant: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("compiles")
 def test_compiled_training_runs_uncompiled_on_sampled_steps_only(build: Any) -> None:
     model = build("llama").train()
     arguments = arguments_for(model)
