@@ -66,3 +66,12 @@ def test_a_missing_extra_names_the_command() -> None:
 
 def test_require_gives_the_module() -> None:
     assert require("json.decoder", "models").__name__ == "json.decoder"
+
+
+class Line(Value):
+    start: Point
+
+
+def test_names_within_are_text() -> None:
+    """YAML can write others: {100, x: 1} has the name 100."""
+    assert "the name of a field is no text" in message(lambda: Line(start={100: None, "width": 1}))

@@ -51,3 +51,8 @@ class Value(BaseModel):
             super().__init__(**plain)
         except ValidationError as error:
             raise InputError(one_line(error, type(self).model_fields)) from None
+        except TypeError as error:  # of pydantic, which gives a mapping to a Value within this one
+            if "keywords must be strings" not in str(error):
+                raise
+            title = type(self).__name__
+            raise InputError(f"{title}: the name of a field is no text; expected names, in quotation marks") from None

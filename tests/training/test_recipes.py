@@ -14,7 +14,16 @@ from signalprop.compute import count_parameters
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
 from signalprop.schemes import scheme
-from signalprop.training.recipe import SCHEMA, Recipe, architecture_of, load_recipe, read_recipe, read_yaml, shipped
+from signalprop.training.recipe import (
+    SCHEMA,
+    Recipe,
+    architecture_of,
+    load_recipe,
+    parse,
+    read_recipe,
+    read_yaml,
+    shipped,
+)
 from signalprop.training.run import train
 
 RECIPES = [name for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA]
@@ -216,3 +225,10 @@ def test_a_transformers_that_is_too_old() -> None:
     code = "import transformers; transformers.__version__ = '5.2.1'; import signalprop.training.trainer"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtra: training needs transformers 5.3 or newer, and 5.2.1 is installed" in done.stderr
+
+
+@pytest.mark.parametrize("preset", [{"a": 1}, [1], 3, "gpt-9"])
+def test_presets_are_names(preset: Any) -> None:
+    data = read_recipe("gpt-small")
+    with pytest.raises(InputError, match=r"model\.architecture\.preset .* is unknown; expected one of"):
+        parse(data | {"model": {"architecture": {"preset": preset}}})

@@ -489,8 +489,8 @@ def _check_architecture(recipe: Recipe) -> None:
     if given is None:
         return
     preset = given.get("preset")
-    if preset is not None and preset not in PRESETS:
-        raise InputError(f"model.architecture.preset {preset!r} is unknown; expected one of {', '.join(PRESETS)}")
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+        raise InputError(f"model.architecture.preset {preset!r:.80} is unknown; expected one of {', '.join(PRESETS)}")
     unknown = sorted(given.keys() - Architecture.model_fields.keys() - {"preset"})
     if unknown:
         raise InputError(f"model.architecture has no field {unknown[0]!r}; see `signalprop predict --help`")
