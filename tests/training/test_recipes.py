@@ -231,4 +231,4 @@ def test_a_transformers_that_is_too_old() -> None:
 def test_presets_are_names(preset: Any) -> None:
     data = read_recipe("gpt-small")
     with pytest.raises(InputError, match=r"model\.architecture\.preset .* is unknown; expected one of"):
-        parse(data | {"model": {"architecture": {"preset": preset}}})
+        parse(data | {"model": {"architecture": {"preset": preset}, "scheme": "xavier"}})
