@@ -114,7 +114,8 @@ def _agreements(name: str, predicted: Series, reference: Series) -> list[Agreeme
 
     r_se = reference.token_correlation_se
     if r_se is not None:
-        r_se = r_se / np.maximum(np.abs(reference.token_correlation), 0.1)
+        with np.errstate(over="ignore"):  # of an error near the largest double, which then is infinite
+            r_se = r_se / np.maximum(np.abs(reference.token_correlation), 0.1)
     return [
         row("variance", variance, r_squared(predicted.log_variance, reference.log_variance), reference.variance_se),
         row("token correlation", correlation, None, r_se),

@@ -131,10 +131,11 @@ def test_many_damaged_documents(subject: str, tmp_path: Path) -> None:
     fuzz(subject, tmp_path, MANY, fixed=False)
 
 
+RESULT = {"schema": "signalprop/run/1", "status": "finished", "steps": 3, "train_loss": 1.0}
 RUN_FILES = {
     "metrics.jsonl": lines_of({"step": 1, "loss": 2.5, "learning_rate": 0.1}),
     "signal.jsonl": lines_of({"step": 0, "profile": PROFILE.to_json()}),
-    "result.json": files_of({"schema": "signalprop/run/1", "status": "finished", "steps": 3, "train_loss": 1.0}),
+    "result.json": files_of(RESULT),
     "environment.json": files_of({"versions": {"torch": "2"}, "python": "3.11"}),
     "recipe.yaml": damaged_bytes(b"scheme: xavier\n"),
 }
@@ -169,6 +170,20 @@ class TestWhatFuzzingFound:
         (root / "metrics.jsonl").write_text(f'{{"step": 1, "loss": {"9" * 400}}}\n{{"step": 2, "loss": 1.0}}\n')
         steps, losses = read(root)["run"].metrics["loss"]  # type: ignore[union-attr]
         assert steps == (1, 2) and np.isnan(losses[0]) and losses[1] == 1.0
+
+    @pytest.mark.parametrize("loss", [10**400, -(10**400), 1e308], ids=["large", "small", "double"])
+    def test_losses_beyond_a_double_in_a_result(self, tmp_path: Path, loss: float) -> None:
+        root = write_run(tmp_path / "run", steps=2)
+        (root / "result.json").write_text(json.dumps(RESULT | {"train_loss": loss}))
+        assert render(document(list(read(root).items())))
+
+    def test_an_error_near_the_largest_double(self) -> None:
+        data = as_measured(PROFILE).to_json()
+        for row in data["sublayers"]:
+            row["stream_out"]["token_correlation_se"] = 1e308
+            row["stream_out"]["token_correlation"] = 0.01
+        found = sp.compare(PROFILE, sp.Profile.from_json(data)).agreements
+        assert found[1].quantity == "forward token correlation" and found[1].standard_error is not None
 
     @pytest.mark.parametrize("gain", ["%s%n", [1.0], [1.0, "x", 1.0, 1.0], None, -1.0, [[1.0]] * 4])
     def test_branch_gains_of_a_profile(self, gain: Any) -> None:

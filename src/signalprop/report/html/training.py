@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,7 +91,9 @@ def _results(runs: Mapping[str, Run]) -> Block:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """A number of a file; None for anything else, whole numbers beyond all doubles among it."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if known else None
 
 
 def _recipes(runs: Mapping[str, Run]) -> list[Block]:
