@@ -93,7 +93,8 @@ def schemes(draw: Any) -> Scheme:
 
 def statistics(architecture: Architecture) -> SearchStrategy[InputStatistics]:
     """Input statistics that fit an architecture, among them streams of enormous and of no variance."""
-    unit, correlation, share = st.floats(0, 1), st.floats(-1, 1), st.floats(0.001, 1)
+    lowest = -1 / max(architecture.seq_len - 1, 1)  # what so many tokens can have among each other
+    unit, correlation, share = st.floats(0, 1), st.floats(lowest, 1), st.floats(0.001, 1)
     stream = st.builds(
         InputStatistics,
         kind=st.just("stream"),

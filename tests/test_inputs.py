@@ -285,7 +285,7 @@ ENDS: dict[str, dict[str, Any]] = {
     "rmsnorm": {"positions": "sinusoidal", "embedding_norm": True, "norm": "rmsnorm"},
     "patches": {"input": "patches", "patch_dim": 24},
     "class token": {"input": "patches", "patch_dim": 24, "class_token": True, "n_segments": 2},
-    "one patch": {"input": "patches", "patch_dim": 24, "class_token": True, "seq_len": 1},
+    "one patch": {"input": "patches", "patch_dim": 24, "class_token": True, "seq_len": 2},
 }
 
 

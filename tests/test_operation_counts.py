@@ -7,6 +7,7 @@ no longer means that a change made every sublayer dearer. Raise a bound only wit
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tracemalloc
@@ -42,11 +43,13 @@ def calls(action: Action) -> int:
         count += event in ("call", "c_call")
 
     before = sys.getprofile()
+    gc.disable()  # libraries (hypothesis) have themselves called at every collection
     sys.setprofile(see)
     try:
         action()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 
@@ -64,10 +67,12 @@ def bytecodes(action: Action) -> int:
         return within
 
     before = sys.gettrace()
+    gc.disable()
     sys.settrace(enter)
     try:
         action()
     finally:
+        gc.enable()
         sys.settrace(before)
     return count
 

@@ -53,6 +53,10 @@ def test_an_unknown_field_gets_a_suggestion() -> None:
     assert "there is no such field" in message(lambda: Point(width=1, zzz=2.0))
 
 
+def test_an_unknown_field_may_end_like_the_member_of_a_union() -> None:
+    assert message(lambda: Point(**{"width": 1, "a]": 2})).startswith("Point: a]: there is no such field")
+
+
 def test_many_mistakes_make_one_readable_line() -> None:
     text = message(lambda: Point(width=0, height="x\ny", name=3, tags=5))
     assert text.startswith("Point: width: ") and "and 1 more" in text

@@ -24,10 +24,10 @@ def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
     for item in error.errors(include_url=False):
         # pydantic names the members of a union, which all failed, by their types: `literal['pre', ...]`
         steps = [str(step) for step in item["loc"] if not (isinstance(step, str) and step.endswith("]"))]
-        place = ".".join(steps)
+        place = ".".join(steps or [str(item["loc"][-1])] if item["loc"] else ())
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            near = get_close_matches(steps[-1], known, n=1)
+            near = get_close_matches(str(item["loc"][-1]), known, n=1)
             message = "there is no such field" + (f"; did you mean {near[0]}?" if near else "")
         got = "" if item["type"] in {"missing", "value_error"} else f" (got {item['input']!r:.60})"
         parts.setdefault(place, f"{place}: {message}{got}" if place else message)

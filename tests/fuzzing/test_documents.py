@@ -177,6 +177,13 @@ class TestWhatFuzzingFound:
         (root / "result.json").write_text(json.dumps(RESULT | {"train_loss": loss}))
         assert render(document(list(read(root).items())))
 
+    @pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+    def test_a_head_that_hears_nothing(self, fidelity: Any) -> None:
+        data = TABLE.to_json()
+        data["head"]["final_norm_gain"] = 0.0
+        found = sp.predict(sp.Parametrization.from_json(data), fidelity=fidelity)
+        assert found.gradient is not None and np.isfinite(found.gradient["stream_in"].log_variance).all()
+
     def test_an_error_near_the_largest_double(self) -> None:
         data = as_measured(PROFILE).to_json()
         for row in data["sublayers"]:

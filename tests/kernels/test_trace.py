@@ -515,3 +515,11 @@ def test_the_table_and_the_summary(traces: dict[str, sp.Trace]) -> None:
     assert summary[2].endswith("E-SPA: none in 12 layers")
     assert kernel_tables.cosine(2.84e-9) == "1-2.8e-09"
     assert [kernel_tables.cosine(x) for x in (0.0, 0.25, math.nan)] == ["1", "0.7500", "-"]
+
+
+def test_correlations_that_so_many_tokens_cannot_have() -> None:
+    """Of five vectors no more than pairs can point away from each other: Sum |x|^2 >= 0 bounds the average."""
+    p = sp.scheme("xavier")(sp.Architecture(n_layers=1, d_model=8, n_heads=2, seq_len=5, dropout=0.0))
+    assert (trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.25)).forward.distance <= 2).all()
+    with pytest.raises(InputError, match=r"a token correlation of -0\.3 is not possible among 5 tokens: .* -0\.25 at"):
+        trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.3))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.architecture import Architecture
+from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics, IntArray, collision_probability
 from signalprop.kernels.state import State
 from signalprop.moments import FloatArray
@@ -49,10 +50,20 @@ def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list
 
 
 def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> FloatArray:
-    """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation."""
+    """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation.
+
+    Raises:
+        InputError: a correlation that so many tokens cannot have: n vectors of one length sum to one whose square is
+            n (1 + (n - 1) r) of theirs, so that r is -1 / (n - 1) at least.
+    """
     p, a = parametrization, parametrization.architecture
     start = embed(a, p.embedding, inputs)
     t = a.seq_len
+    if (t - 1) * start.covariance < -start.variance * (1 + 1e-9):
+        raise InputError(
+            f"a token correlation of {start.token_correlation:.4g} is not possible among {t} tokens: on average it is "
+            f"{-1 / (t - 1):.4g} at least; correct it, or take fidelity moments"
+        )
     kernel = np.full((t, t), float(start.covariance))
     np.fill_diagonal(kernel, float(start.variance))
     if inputs.kind == "patches":

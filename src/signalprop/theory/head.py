@@ -7,7 +7,6 @@ Derivation and measured error: `docs/theory/network.md`.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from signalprop.architecture import Architecture
 from signalprop.inputs import InputStatistics, IntArray
 from signalprop.moments import Array, ratio
 from signalprop.parametrization import Parametrization
+from signalprop.theory.logs import log
 from signalprop.theory.softmax import softmax_moments
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
@@ -144,9 +144,9 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     own: Array = 0.0
     aligned: Array = 0.0
     if a.has_tied_head and not a.head_transform:
-        share = log_token_share - (held if normed else 0.0) + math.log(gain2)
+        share = log_token_share - (held if normed else 0.0) + log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
-        aligned = np.minimum(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)) / second, 1.0)
+        aligned = np.minimum(ratio(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)), second), 1.0)
         own = 1 / (1 + (classes - 1) * np.exp(np.clip(s / 2 - raised, -600.0, 600.0)))
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)

@@ -203,7 +203,7 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     a = p.architecture
     last = p.stack == p.stack[-1]
     e = p.embedding
-    start = math.log(e.scale**2)
+    start = log(e.scale**2)
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += math.log(e.norm_gain**2 / total) if total > 0 and e.norm_gain > 0 else NO_SIGNAL
