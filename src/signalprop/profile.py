@@ -233,9 +233,9 @@ class Profile:
         """
         gain = np.asarray(self.statistics.get("branch_gain", 1.0), np.float64)
         branch, stream = self.forward["branch"].log_variance, self.forward["stream_in"].log_variance
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):  # a skip of next to nothing: infinite
             log_ratio = np.where(branch == -np.inf, -np.inf, branch - stream)  # no branch: 0, also on no stream
-        return np.asarray(gain * np.exp(np.minimum(log_ratio, 300)))
+            return np.asarray(gain * np.exp(np.minimum(log_ratio, 300)))
 
     @property
     def layer_sensitivities(self) -> FloatArray:
@@ -251,9 +251,9 @@ class Profile:
             raise InputError("sensitivity needs a single profile, this is a sweep; select one of its members")
         starts = layer_starts(layout(self.architecture))
         entering = np.repeat(stream[starts], np.diff(starts, append=len(stream)))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             shift = np.where(stream == entering, 0.0, stream - entering)
-        return np.asarray(np.add.reduceat(self.sensitivity_ratios * np.exp(np.minimum(shift, 300)), starts))
+            return np.asarray(np.add.reduceat(self.sensitivity_ratios * np.exp(np.minimum(shift, 300)), starts))
 
     def sensitivity(self) -> dict[str, float]:
         """Mean and median over layers of `layer_sensitivities`, times the number of layers. Not for sweeps."""

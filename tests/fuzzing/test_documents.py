@@ -184,6 +184,15 @@ class TestWhatFuzzingFound:
         found = sp.predict(sp.Parametrization.from_json(data), fidelity=fidelity)
         assert found.gradient is not None and np.isfinite(found.gradient["stream_in"].log_variance).all()
 
+    def test_a_skip_of_next_to_nothing(self, tmp_path: Path) -> None:
+        data = TABLE.to_json()
+        data["sublayers"][0]["skip"] = 1e-320
+        file = tmp_path / "a.json"
+        file.write_text(json.dumps(data))
+        result = commanded("predict", file)
+        check_command(result)
+        assert result.status == 0
+
     def test_an_error_near_the_largest_double(self) -> None:
         data = as_measured(PROFILE).to_json()
         for row in data["sublayers"]:
