@@ -5,7 +5,6 @@ python -m benchmarks.applied [--rounds 15 8] [--schemes deepscalelm ...] [--json
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 
 from benchmarks.models import hugging_face
 from benchmarks.page import table
-from benchmarks.timing import one_thread, shown, summary, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, shown, summary, take_turns, write_rows
 from signalprop.surgery import apply
 
 SCHEMES = {
@@ -118,12 +117,11 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, nargs=2, default=[15, 10], help="eager, compiled")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
-    parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     one_thread()
     rows: list[dict[str, Any]] = []

@@ -7,7 +7,6 @@ On a GPU in bfloat16, where there is one; else on one thread, CPU time.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch import Tensor
 
 import signalprop as sp
 from benchmarks.page import table
-from benchmarks.timing import one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
 from signalprop.kernels import schedules
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, kernel_step, uniform_kernel
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
@@ -161,9 +160,8 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON")
     arguments = parser.parse_args()
     one_thread()
     rows: list[dict[str, Any]] = []

@@ -5,7 +5,6 @@ python -m benchmarks.callback_overhead [--rounds 10] [--every 50] [--json FILE]
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ import torch
 
 from benchmarks.models import hugging_face
 from benchmarks.page import table
-from benchmarks.timing import one_thread, shown, summary, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, shown, summary, take_turns, write_rows
 from signalprop.monitoring import SignalMonitor
 
 NAMES = {"bare again": "bare again (control)", "sampled": "signal", "everything": "everything"}
@@ -95,11 +94,10 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="steps of each variant")
     parser.add_argument("--every", type=int, default=50, help="steps from one sample to the next")
     parser.add_argument("--vocab", type=int, nargs="+", default=[1000, 50257])
-    parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     one_thread()
     rows = [compare(vocab, options.rounds, options.every) for vocab in options.vocab]

@@ -8,7 +8,6 @@ Weights are random, in directories of their own, removed afterwards.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 from benchmarks.memory import peak
 from benchmarks.page import table
-from benchmarks.timing import write_rows
+from benchmarks.timing import command_line, write_rows
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,9 @@ def large(options: Sequence[str]) -> int:
 
 def main() -> int:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--large", action="store_true", help="only the model of 1.1 billion parameters")
     parser.add_argument("options", nargs="*", help="options of diagnose for --large, after --")
-    parser.add_argument("--json", help="write the numbers to this file")
     given = parser.parse_args()
     if given.large:
         return large(given.options or ["--tokens", "1024", "--seq-len", "512", "--batch-size", "2"])

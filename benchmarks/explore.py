@@ -9,20 +9,18 @@ the documentation instead.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import psutil
 from tests.browser import Page, browser
-from tests.exploring import explorer
+from tests.exploring import choose, explorer, settle
 
 from benchmarks.page import table
 from benchmarks.pictures import keep
-from benchmarks.timing import one_thread, summary, write_rows
+from benchmarks.timing import command_line, one_thread, summary, write_rows
 
 TITLE = "The explorer in a browser"
 ABOUT = """
@@ -52,10 +50,9 @@ _DROPOUTS = (round(0.1 + 1e-4 * k, 4) for k in itertools.count(1))  # none twice
 
 def main() -> None:
     """Print the table, or take the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--picture", action="store_true", help="take the documentation's picture instead")
     parser.add_argument("--changes", type=int, default=25, help="of every case")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers")
     given = parser.parse_args()
     one_thread()
     rows = []
@@ -88,12 +85,12 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def take_picture(page: Page) -> None:
     """Two pinned schemes and a third at 192 post-norm layers."""
-    choose(page, {"n_layers": 192, "norm_placement": "post"})
+    choose(page, n_layers=192, norm_placement="post")
     for name in ("xavier", "deepnorm"):
-        choose(page, {"scheme": name})
+        choose(page, scheme=name)
         page.click("#pin")
         settle(page)
-    choose(page, {"scheme": "deepscalelm"})
+    choose(page, scheme="deepscalelm")
     page.run("scrollTo(0, 0)")
     page.run("new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); })")
     keep(page, "explore")
@@ -105,14 +102,14 @@ def measured(page: Page, case: dict[str, Any], changes: int, server: psutil.Proc
     """
     wanted = dict(case)
     pins = wanted.pop("pins", 0)
-    choose(page, START)
+    choose(page, **START)
     for k in range(pins):
-        choose(page, {**wanted, "qk_scale": 2.0 + k})
+        choose(page, **{**wanted, "qk_scale": 2.0 + k})
         page.click("#pin")
         settle(page)
-    choose(page, {**wanted, "qk_scale": 1.0})
+    choose(page, **{**wanted, "qk_scale": 1.0})
     for _ in range(WARM_UP):
-        choose(page, {"dropout": next(_DROPOUTS)})
+        choose(page, dropout=next(_DROPOUTS))
     redraws, shares, kernels = [], [], []
     slow = wanted.get("fidelity") == "auto"
     changes = min(changes, 7) if slow else changes
@@ -120,7 +117,7 @@ def measured(page: Page, case: dict[str, Any], changes: int, server: psutil.Proc
     before = cpu_time([server]), cpu_time(tabs)
     for _ in range(changes):
         page.run("performance.clearMeasures('redraw')")
-        choose(page, {"dropout": next(_DROPOUTS)})
+        choose(page, dropout=next(_DROPOUTS))
         found = page.run("performance.getEntriesByName('redraw').map((e) => [e.duration, e.detail.server])")
         redraws.append(found[0][0])
         shares.append(found[0][1])
@@ -136,22 +133,6 @@ def measured(page: Page, case: dict[str, Any], changes: int, server: psutil.Proc
         "redraw": summary(redraws), "best": min(redraws), "worst": max(redraws),
         "server": sorted(shares)[len(shares) // 2], "server_cpu": used[0], "browser_cpu": used[1], "kernels": kernels,
     }  # fmt: skip
-
-
-def choose(page: Page, values: dict[str, Any]) -> None:
-    """Set controls, one after the other, and wait until the page has followed."""
-    for name, value in values.items():
-        page.run(
-            f"(() => {{ const f = document.getElementById('controls').elements['{name}'];"
-            f" f.value = {json.dumps(value)};"
-            " f.dispatchEvent(new Event('input', {bubbles: true})); })()"
-        )
-        settle(page)
-
-
-def settle(page: Page) -> None:
-    """Wait until everything that was asked is answered."""
-    page.wait("document.documentElement.dataset.state === 'ready'")
 
 
 def cpu_time(processes: list[psutil.Process]) -> float:

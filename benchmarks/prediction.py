@@ -5,7 +5,6 @@ python -m benchmarks.prediction [--json FILE]
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import resource
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
 from signalprop.architecture import Architecture
 from signalprop.inputs import zipf
 from signalprop.parametrization import Parametrization
@@ -218,9 +217,7 @@ def _seconds(value: float) -> str:
 
 def main() -> None:
     """Command line of the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="write the numbers to this file")
-    options = parser.parse_args()
+    options = command_line(__doc__).parse_args()
     one_thread()
     rows = []
     for measure in (deep_model, sweep, cold_start):

@@ -7,7 +7,6 @@ Runs itself in an environment that has the two other packages (`benchmarks.envir
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import importlib.util
@@ -28,7 +27,7 @@ from benchmarks.memory import peak
 from benchmarks.models import Block, Decoder
 from benchmarks.monitors import Steps
 from benchmarks.page import table
-from benchmarks.timing import one_thread, ratios, shown, summary, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, ratios, shown, summary, take_turns, write_rows
 
 PEERS = {"torch-module-monitor": "0.1.0", "unit-scaling": "0.3.5"}
 NAMES = {
@@ -290,9 +289,8 @@ def lines(row: Mapping[str, Any]) -> list[str]:
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, nargs=2, default=[16, 12], help="of the small model, of the large one")
-    parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     if importlib.util.find_spec("torch_module_monitor") is None:
         pinned = [f"{name}=={version}" for name, version in PEERS.items()]

@@ -9,7 +9,6 @@ anything is timed. It runs in an environment of its own, which holds neural-tang
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environments import ROOT, environment
-from benchmarks.timing import one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
 from signalprop.architecture import Architecture
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
@@ -233,9 +232,8 @@ def _beside(ratio: float) -> str:
 
 def main() -> None:
     """Command line of the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(ROUNDS))
-    parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     if importlib.util.find_spec("neural_tangents") is None:
         python = environment("neural-tangents", REQUIREMENTS)

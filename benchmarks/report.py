@@ -8,7 +8,6 @@ processors. CPU time is that of all processes of Chromium. `--pictures` takes th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -21,7 +20,7 @@ from tests.browser import Page, browser
 
 from benchmarks.page import table
 from benchmarks.pictures import keep
-from benchmarks.timing import one_thread, write_rows
+from benchmarks.timing import command_line, one_thread, write_rows
 from signalprop.architecture import Architecture
 from signalprop.comparison import compare
 from signalprop.data import default_batch, default_statistics
@@ -47,10 +46,9 @@ MARKS = ("built", "inflated", "loaded", "ready")
 
 def main() -> None:
     """Print the table, or take the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--pictures", action="store_true", help="take the documentation's pictures instead")
     parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS, help="layers of the reports")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers")
     given = parser.parse_args()
     one_thread()
     if given.pictures:

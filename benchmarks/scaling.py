@@ -7,7 +7,6 @@ CPU time, one thread; memory is the largest of a process of its own, less that o
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from benchmarks.memory import peak
 from benchmarks.prediction import INPUTS, members, network
 from benchmarks.recursion import network as kernel_network
 from benchmarks.recursion import ours as kernel_recursion
-from benchmarks.timing import one_thread, summary, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, summary, take_turns, write_rows
 from signalprop.architecture import Architecture
 from signalprop.compute import count_parameters, train_flops
 from signalprop.schemes import scheme
@@ -205,9 +204,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Command line of the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="write the numbers to this file")
-    options = parser.parse_args()
+    options = command_line(__doc__).parse_args()
     one_thread()
     rows = []
     for curve, rounds, points in cases():

@@ -5,7 +5,6 @@ python -m benchmarks.throughput [--rounds 10] [--families ...] [--modes eager co
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from torch import nn
 import signalprop as sp
 from benchmarks.models import copied, hugging_face, loaded
 from benchmarks.page import table
-from benchmarks.timing import one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
 
 VOCABULARY = 1000
 
@@ -151,12 +150,11 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", help="write the numbers to this file")
     options = parser.parse_args()
     one_thread()
     rows = []

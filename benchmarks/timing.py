@@ -5,6 +5,7 @@ A record is {"machine", "versions", "date", "command", "rows"}; `benchmarks.page
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import math
 import os
@@ -24,6 +25,13 @@ from signalprop.storage import write_json
 PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers")
 _BEGAN = time.time()
 _LOAD_AT_START = os.getloadavg()[0]
+
+
+def command_line(doc: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark that is its module's docstring and `--json FILE`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the numbers to this file")
+    return parser
 
 
 def one_thread() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -157,6 +158,16 @@ def examine(content: SearchStrategy[Any], act: Callable[[Any], Any], examples: i
         act(found)
 
     run()
+
+
+def examine_file(file: Path, content: SearchStrategy[bytes], read: Callable[[], Any], n: int, *, fixed: bool) -> None:
+    """Write so many damaged contents to a file, and `read` each: it is read, or refused in one line."""
+
+    def act(found: bytes) -> None:
+        file.write_bytes(found)
+        outcome(read)
+
+    examine(content, act, n, fixed=fixed)
 
 
 def outcome(read: Callable[[], Any]) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from browser import Page
 
 
 class Explorer(NamedTuple):
@@ -45,3 +49,19 @@ def explorer(*arguments: str) -> Iterator[Explorer]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def settle(page: Page) -> None:
+    """Wait until everything that was asked is answered."""
+    page.wait("document.documentElement.dataset.state === 'ready'")
+
+
+def choose(page: Page, **values: Any) -> None:
+    """Change controls, one after the other, as a reader does, and wait until the page has followed."""
+    for name, value in values.items():
+        page.run(
+            f"(() => {{ const f = document.getElementById('controls').elements['{name}'];"
+            f" f.value = {json.dumps(value)};"
+            " f.dispatchEvent(new Event('input', {bubbles: true})); })()"
+        )
+        settle(page)

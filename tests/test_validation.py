@@ -55,6 +55,7 @@ def test_an_unknown_field_gets_a_suggestion() -> None:
 
 def test_an_unknown_field_may_end_like_the_member_of_a_union() -> None:
     assert message(lambda: Point(**{"width": 1, "a]": 2})).startswith("Point: a]: there is no such field")
+    assert "start: Point: a]: there is no such field" in message(lambda: Line(start={"width": 1, "a]": 2}))
 
 
 def test_many_mistakes_make_one_readable_line() -> None:

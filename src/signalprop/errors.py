@@ -38,13 +38,25 @@ class MissingExtra(ImportError):
     """An optional dependency is not installed; the message names the extra and the command that installs it."""
 
 
-def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, or raise MissingExtra naming the pip extra that brings it."""
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number of a version, such as 5.23.0 or 5.0.0.dev0."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return major, minor
+
+
+def require(module: str, extra: str, at_least: tuple[int, int] | None = None) -> ModuleType:
+    """Import `module`, or raise MissingExtra naming the pip extra that brings it; likewise where it is too old."""
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise MissingExtra(
             f"this needs {module.partition('.')[0]}, which cannot be imported ({reason}); "
             f"install it with: pip install 'signalprop[{extra}]'"
         ) from error
+    if at_least is not None and release(found.__version__) < at_least:
+        raise MissingExtra(
+            f"{extra} needs {module} {at_least[0]}.{at_least[1]} or newer, and {found.__version__} is installed; "
+            f"install it with: pip install --upgrade 'signalprop[{extra}]'"
+        )
+    return found

@@ -163,6 +163,12 @@ def written_whole(out: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def is_below(name: str) -> bool:
+    """Whether a path that a file names lies in the directory that it is taken from, by its words alone."""
+    path = Path(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
 def sync(path: Path) -> None:
     """Force a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

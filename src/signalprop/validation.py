@@ -22,12 +22,14 @@ def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
     """
     parts: dict[str, str] = {}
     for item in error.errors(include_url=False):
+        unknown = item["type"] == "extra_forbidden"  # then a name of the input's own comes last
         # pydantic names the members of a union, which all failed, by their types: `literal['pre', ...]`
-        steps = [str(step) for step in item["loc"] if not (isinstance(step, str) and step.endswith("]"))]
-        place = ".".join(steps or [str(item["loc"][-1])] if item["loc"] else ())
+        loc, own = (item["loc"][:-1], item["loc"][-1:]) if unknown else (item["loc"], ())
+        steps = [str(step) for step in loc if not (isinstance(step, str) and step.endswith("]"))]
+        place = ".".join((*steps, *map(str, own)))
         message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            near = get_close_matches(str(item["loc"][-1]), known, n=1)
+        if unknown:
+            near = get_close_matches(str(own[0]), known, n=1)
             message = "there is no such field" + (f"; did you mean {near[0]}?" if near else "")
         got = "" if item["type"] in {"missing", "value_error"} else f" (got {item['input']!r:.60})"
         parts.setdefault(place, f"{place}: {message}{got}" if place else message)

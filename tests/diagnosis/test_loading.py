@@ -18,7 +18,7 @@ from torch import Tensor
 import signalprop as sp
 from signalprop.diagnosis import loading
 from signalprop.diagnosis.loading import load, read_model
-from signalprop.errors import InputError, MissingExtra
+from signalprop.errors import InputError, MissingExtra, release
 
 IDS = torch.arange(12)[None] % 50
 
@@ -69,7 +69,7 @@ class TestDirectories:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.skipif(
-        tuple(map(int, transformers.__version__.split(".")[:2])) <= (5, 3),
+        release(transformers.__version__) <= (5, 3),
         reason="transformers read it as the family's class wants it, with a start token or not at all",
     )
     def test_a_lone_tokenizer_json(self, folder: Path, tokenizer: Any) -> None:

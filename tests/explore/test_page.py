@@ -14,7 +14,7 @@ pytest.importorskip("plotly")
 pytest.importorskip("uvicorn")
 
 from browser import Page, browser, executable
-from exploring import explorer
+from exploring import choose, explorer, settle
 from signalprop.explore.curves import predicted
 from signalprop.explore.settings import Settings, of_preset, read
 
@@ -38,21 +38,6 @@ def tab() -> Iterator[Page]:
 def page(tab: Page, address: str) -> Page:
     tab.open(address)
     return tab
-
-
-def settle(page: Page) -> None:
-    page.wait("document.documentElement.dataset.state === 'ready'")
-
-
-def choose(page: Page, **values: Any) -> None:
-    """Change controls, one after the other, as a reader does."""
-    for name, value in values.items():
-        page.run(
-            f"(() => {{ const f = document.getElementById('controls').elements['{name}'];"
-            f" f.value = {json.dumps(value)};"
-            " f.dispatchEvent(new Event('input', {bubbles: true})); })()"
-        )
-        settle(page)
 
 
 def text(page: Page, part: str) -> str:

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import strategies as st
 
 import signalprop as sp
-from damage import as_json, check_command, commanded, damaged, damaged_bytes, examine, files_of, outcome
+from damage import as_json, check_command, commanded, damaged, damaged_bytes, examine_file, files_of, outcome
 from reported import as_measured, predicted, table_of, write_run
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.diagnosis.tasks import read_task
@@ -112,12 +112,7 @@ SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]]
 def fuzz(subject: str, folder: Path, examples: int, *, fixed: bool) -> None:
     name, content, reader = SUBJECTS[subject]
     file = folder / name
-
-    def act(found: bytes) -> None:
-        file.write_bytes(found)
-        outcome(lambda: reader(file))
-
-    examine(content, act, examples, fixed=fixed)
+    examine_file(file, content, lambda: reader(file), examples, fixed=fixed)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -143,12 +138,7 @@ RUN_FILES = {
 
 def fuzz_run(name: str, folder: Path, examples: int, *, fixed: bool) -> None:
     root = write_run(folder / "run", steps=3, status="finished")
-
-    def act(found: bytes) -> None:
-        (root / name).write_bytes(found)
-        outcome(lambda: reported(root))
-
-    examine(RUN_FILES[name], act, examples, fixed=fixed)
+    examine_file(root / name, RUN_FILES[name], lambda: reported(root), examples, fixed=fixed)
 
 
 @pytest.mark.parametrize("name", RUN_FILES)
@@ -183,6 +173,12 @@ class TestWhatFuzzingFound:
         data["head"]["final_norm_gain"] = 0.0
         found = sp.predict(sp.Parametrization.from_json(data), fidelity=fidelity)
         assert found.gradient is not None and np.isfinite(found.gradient["stream_in"].log_variance).all()
+
+    def test_an_embedding_norm_of_next_to_nothing(self) -> None:
+        data = table_of("xavier", n_layers=2, embedding_norm=True).to_json()
+        data["embedding"]["norm_gain"] = 1e-200
+        found = sp.predict(sp.Parametrization.from_json(data), fidelity="moments")
+        assert found.gradient is not None and not np.isnan(found.gradient["stream_in"].log_variance).any()
 
     def test_a_skip_of_next_to_nothing(self, tmp_path: Path) -> None:
         data = TABLE.to_json()

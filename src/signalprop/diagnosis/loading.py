@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from signalprop.checkpoint_folder import check_folder
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, release, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -219,8 +219,7 @@ def _transformers() -> Any:
 
 def _dtype_option(version: str) -> str:
     """How a version of transformers calls the type of the weights that `from_pretrained` makes."""
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
+    return "dtype" if release(version) >= (4, 56) else "torch_dtype"
 
 
 def _place(source: str | Path) -> str | Path:

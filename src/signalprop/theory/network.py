@@ -8,7 +8,6 @@ so that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.inputs import InputStatistics
-from signalprop.moments import Array, FloatArray, Moments
+from signalprop.moments import Array, FloatArray, Moments, ratio
 from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.profile import POINTS, Profile, Series
 from signalprop.theory import blocks
@@ -206,7 +205,7 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     start = log(e.scale**2)
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
-        start += math.log(e.norm_gain**2 / total) if total > 0 and e.norm_gain > 0 else NO_SIGNAL
+        start += log(float(ratio(e.norm_gain**2, total)))
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
     steps = steps + np.where(p.placement == POST, log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))

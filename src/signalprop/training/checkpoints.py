@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, require
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import read_json, sync, write_json
+from signalprop.storage import is_below, read_json, sync, write_json
 from signalprop.surgery.initialising import fill, whole
 from signalprop.training.processes import first, gathered
 
@@ -68,7 +68,7 @@ def problem_of(folder: Path) -> str | None:
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or data.get("step") != step_of(folder):
             return f"its {MARKER} is not that of a checkpoint of this step ({SCHEMA})"
         for name, known in data["files"].items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
+            if not is_below(name):
                 return f"its {MARKER} names {name!r:.80}, which is not in it"
             size = (folder / name).stat().st_size
             if size != known["bytes"]:

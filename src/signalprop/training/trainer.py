@@ -13,26 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import __version__ as installed
 
-from signalprop.errors import InputError, MissingExtra
+from signalprop.errors import InputError, require
 
-if int(installed.split(".")[0]) * 1000 + int(installed.split(".")[1]) < 5003:
-    # its loop keeps the loss that waits to be logged, and the gradient's norm, in names of its own
-    raise MissingExtra(
-        f"training needs transformers 5.3 or newer, and {installed} is installed; install it with: pip install "
-        "--upgrade 'signalprop[training]'"
-    )
+# its loop keeps the loss that waits to be logged, and the gradient's norm, in names of its own
+require("transformers", "training", at_least=(5, 3))
 
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from signalprop.probes.mapping import find
-from signalprop.training import checkpoints
-from signalprop.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate
-from signalprop.training.guard import Diverged, Pass, random_states
-from signalprop.training.networks import Network
-from signalprop.training.processes import told
-from signalprop.training.recipe import Recipe, Schedule
+from signalprop.probes.mapping import find  # noqa: E402
+from signalprop.training import checkpoints  # noqa: E402
+from signalprop.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
+from signalprop.training.guard import Diverged, Pass, random_states  # noqa: E402
+from signalprop.training.networks import Network  # noqa: E402
+from signalprop.training.processes import told  # noqa: E402
+from signalprop.training.recipe import Recipe, Schedule  # noqa: E402
 
 
 def rate_factor(step: int, steps: int, schedule: Schedule) -> float:

@@ -65,6 +65,12 @@ def _has(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
+def as_double(value: Any) -> float | None:
+    """A number of a file; None for anything else, NaN, infinities and whole numbers beyond all doubles among it."""
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if known else None
+
+
 def _metrics(path: Path) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
     found: dict[str, dict[int, float]] = {}
     for number, row in _rows(path):
@@ -72,8 +78,8 @@ def _metrics(path: Path) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]
         for name, value in row.items():
             if name != "step" and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool):
                 # a resumed run says some steps again; null is what JSON has for NaN
-                given = math.inf if value is None else value
-                found.setdefault(name, {})[step] = float(given) if abs(given) <= sys.float_info.max else math.nan
+                known = as_double(value)
+                found.setdefault(name, {})[step] = math.nan if known is None else known
     return {name: (tuple(sorted(at)), tuple(at[step] for step in sorted(at))) for name, at in found.items()}
 
 

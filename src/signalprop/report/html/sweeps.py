@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -14,9 +13,10 @@ from urllib.parse import quote
 from signalprop.errors import InputError
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Cell
-from signalprop.report.html.runs import Run, read_run
+from signalprop.report.html.runs import Run, as_double, read_run
 from signalprop.report.html.training import thinned
 from signalprop.report.tables import number
+from signalprop.storage import is_below
 from signalprop.training import tables
 from signalprop.training.grid import SEPARATOR, Sweep
 from signalprop.training.tables import Summary
@@ -94,8 +94,8 @@ def _checked(data: Any) -> dict[str, Any]:
         if not isinstance(row, dict) or row.get("cell") not in names:
             raise InputError(f"row {k} is of no cell of the sweep; write the results again with sweep --table-only")
         known = isinstance(row.get("seed"), int) and isinstance(row.get("status"), str)
-        known = known and (column is None or _is_number(row.get(column)))
-        if not known or not all(row.get(name) is None or _is_number(row[name]) for name in _NUMBERS):
+        known = known and (column is None or as_double(row.get(column)) is not None)
+        if not known or not all(row.get(name) is None or as_double(row[name]) is not None for name in _NUMBERS):
             raise InputError(
                 f"row {k} lacks its seed, status{f' or {column}' if column else ''}, or one of its numbers is none; "
                 "write the results again with sweep --table-only"
@@ -103,20 +103,13 @@ def _checked(data: Any) -> dict[str, Any]:
     return {"environments": [], **data, "failed": failed}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _folder(swept: Swept, row: Mapping[str, Any]) -> Path | None:
     """The directory of a run, if it is there; never one outside the sweep's."""
     given = row.get("directory")
     if swept.root is None or not isinstance(given, str) or not given:
         return None
-    inside = PurePosixPath(given)
-    if inside.is_absolute() or ".." in inside.parts:
-        return None
-    folder = swept.root / inside
-    return folder if folder.is_dir() else None
+    folder = swept.root / given
+    return folder if is_below(given) and folder.is_dir() else None
 
 
 # --- sections ----------------------------------------------------------------------------------------------------
@@ -266,7 +259,7 @@ def _runs(swept: Swept, beside: Path | None) -> Block:
         if isinstance(item, dict):
             error = " ".join(str(item.get("error", "")).split())[:200]
             rate = item.get("rate")
-            shown = [f"{rate:g}" if _is_number(rate) else "-"] if column else []
+            shown = [f"{rate:g}" if as_double(rate) is not None else "-"] if column else []
             rows.append([str(item.get("cell")), *shown, str(item.get("seed")), f"failed: {error}", "-", "-", "-"])
     return blocks.table("All runs", header, rows, left=1, search=True)
 

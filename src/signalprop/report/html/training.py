@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +10,7 @@ from signalprop.profile import Profile
 from signalprop.report import findings
 from signalprop.report.html import blocks, signal
 from signalprop.report.html.blocks import Block
-from signalprop.report.html.runs import Run
+from signalprop.report.html.runs import Run, as_double
 from signalprop.report.tables import number
 
 MAX_POINTS = 1200  # of a curve over steps
@@ -75,25 +73,19 @@ def _results(runs: Mapping[str, Run]) -> Block:
     for name, run in runs.items():
         result = run.result or {}
         last = run.metrics.get("loss")
-        losses = [number(_number(result.get(key))) for key in ("train_loss", "eval_loss")]
+        losses = [number(as_double(result.get(key))) for key in ("train_loss", "eval_loss")]
         if not result and last is not None:
             losses[0] = number(last[1][-1])
         steps = result.get("steps", max((steps[-1] for steps, _ in run.metrics.values() if steps), default=None))
         rows.append(
             [
                 name, str(result.get("status", "running")), str(result.get("reason") or ""),
-                "-" if steps is None else str(steps), *losses, number(_number(result.get("seconds"))),
+                "-" if steps is None else str(steps), *losses, number(as_double(result.get("seconds"))),
             ]
         )  # fmt: skip
     return blocks.table(
         "Runs", ["run", "status", "reason", "steps", "loss", "loss in evaluation", "seconds"], rows, left=3
     )
-
-
-def _number(value: Any) -> float | None:
-    """A number of a file; None for anything else, whole numbers beyond all doubles among it."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return float(value) if known else None
 
 
 def _recipes(runs: Mapping[str, Run]) -> list[Block]:
@@ -163,7 +155,7 @@ def training_findings(runs: Mapping[str, Run]) -> list[Block]:
             "fault" if status == "diverged" else "warning" if found or status not in ("finished", "running") else "good"
         )
         if not texts and not found:
-            loss = _number(result.get("eval_loss", result.get("train_loss")))
+            loss = as_double(result.get("eval_loss", result.get("train_loss")))
             texts = [f"loss {number(loss)}" if loss is not None else "nothing stands out"]
         if status == "diverged":
             cure = "a smaller learning rate, a longer warm-up, or a scheme that conserves the signal (deepscalelm)"
