@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from signalprop.architecture import ADDED, Architecture
 from signalprop.errors import InputError
+from signalprop.kinds import rows_where
 from signalprop.moments import FloatArray
 from signalprop.parametrization import (
-    KINDS,
     PLACEMENTS,
     ROLES,
     Embedding,
@@ -101,7 +101,7 @@ def read_parametrization(
         [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
     )
     columns["score_scale"] = np.array([score_scale(model, item, a, offset) for item in items])
-    attends = rows.kind != KINDS.index("feed_forward")
+    attends = rows_where(rows, lambda kind: kind.attends)
     columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
     columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
     for k, name in enumerate(("shape_in", "shape_out", "shape_gain")):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from signalprop.comparison import Comparison
+from signalprop.kinds import kind_of
 from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, STACKS, layout
+from signalprop.parametrization import STACKS, layout
 from signalprop.profile import Profile, Series
 
 MAX_ROWS = 24
-_SHORT_KIND = {"attention": "attention", "cross_attention": "cross", "feed_forward": "ffn"}
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
@@ -68,8 +68,8 @@ def _names(profile: Profile) -> list[str]:
     rows = layout(profile.architecture)
     both = profile.architecture.kind == "encoder-decoder"
     return [
-        f"{STACKS[stack] + ' ' if both else ''}{layer} {_SHORT_KIND[KINDS[kind]]}"
-        for stack, layer, kind in zip(rows.stack, rows.layer, rows.kind, strict=True)
+        f"{STACKS[stack] + ' ' if both else ''}{layer} {kind_of(rows, i).short}"
+        for i, (stack, layer) in enumerate(zip(rows.stack, rows.layer, strict=True))
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from signalprop.architecture import Architecture
 from signalprop.inputs import InputStatistics
+from signalprop.layout import layer_ends
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -108,9 +109,9 @@ def lemmas_and_theorems(settings: Settings) -> Findings:
         ]
         measured = average(runs)
         out = measured.forward["stream_out"]
-        variances[name] = np.asarray(out.variance[1::2])
+        variances[name] = np.asarray(out.variance[layer_ends(p)])
         assert out.variance_se is not None
-        errors[name] = np.asarray((out.variance * out.variance_se)[1::2])
+        errors[name] = np.asarray((out.variance * out.variance_se)[layer_ends(p)])
         predicted[name] = predict(p, inputs)
 
         def step(done: int, total: int, before: int = number) -> None:
@@ -203,7 +204,9 @@ def lemmas_and_theorems(settings: Settings) -> Findings:
         "identity; what training makes of them is another figure (COD Fig 1, 5).",
     )
     x = np.arange(1.0, LAYERS + 1)
-    theory = {name: profile.forward["stream_out"].variance[1::2] for name, profile in predicted.items()}
+    theory = {
+        name: profile.forward["stream_out"].variance[layer_ends(tables[name])] for name, profile in predicted.items()
+    }
     near = {name: nearness(tables[name], profile).identity_distance for name, profile in predicted.items()}
     growth = [
         curve

@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.layout import ATTENTION_ROLES, FEED_FORWARD_ROLES, STACKS
+from signalprop.kinds import kind_of
+from signalprop.layout import STACKS
 from signalprop.parametrization import Distribution, Parametrization, fan, layout
 from signalprop.probes.mapping import Mapping, describe, find_any, split
 from signalprop.probes.reading import is_transposed
@@ -82,12 +83,8 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
     rows = layout(mapping.architecture)
     for i, item in enumerate(mapping.sublayers):
         where = describe(rows, i)
-        attention = rows.kind[i] != 2
-        roles = ATTENTION_ROLES if attention else FEED_FORWARD_ROLES
         vectors = float(p.learning_rates["vectors"][i])
-        for role in roles:
-            if role == "gate" and not mapping.architecture.gated:
-                continue
+        for role in kind_of(rows, i).role_names(mapping.architecture):
             if role not in item.weights:
                 raise InputError(f"{where} {role}: the mapping names no weight of this role; expected one in `weights`")
             source, taken = split(item.weights[role])

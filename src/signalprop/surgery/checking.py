@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from signalprop.inputs import InputStatistics
-from signalprop.layout import KINDS, PLACEMENTS, STACKS, layout
+from signalprop.kinds import kind_of
+from signalprop.layout import PLACEMENTS, STACKS, layout
 from signalprop.parametrization import Parametrization, Shaping
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
@@ -206,7 +207,7 @@ def _places(mapping: Mapping) -> list[dict[str, Any]]:
             "place": describe(table, i),
             "stack": STACKS[table.stack[i]],
             "layer": int(table.layer[i]),
-            "kind": KINDS[table.kind[i]],
+            "kind": kind_of(table, i).name,
         }
         for i in range(len(table.kind))
     ]
@@ -271,14 +272,14 @@ def _multipliers(
 
     shaped = mapping.shaping.kind != "none"
     for i, item in enumerate(mapping.sublayers):
-        attends = KINDS[table.kind[i]] != "feed_forward"
+        kind = kind_of(table, i)
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
-        names += ["value_skip", "attention_gain", "score_scale"] if attends else []
-        names += _SHAPE if KINDS[table.kind[i]] == "attention" and (shaped or p.shaping.kind != "none") else []
+        names += ["value_skip", "attention_gain", "score_scale"] if kind.attends else []
+        names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
         now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(model, item, mapping, record, i)
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name])
-        if not attends:
+        if kind.activates:
             differ(i, "activation", _activation(model, item, mapping, record, i), p.architecture.activation)
         differ(i, "norm placement", PLACEMENTS[table.placement[i]], PLACEMENTS[p.placement[i]])
     put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)

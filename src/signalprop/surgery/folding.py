@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
+from signalprop.kinds import kind_of
 from signalprop.layout import PLACEMENTS, layout
 from signalprop.probes.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.probes.reading import is_transposed
@@ -253,7 +254,7 @@ class _Folding:
             before = PLACEMENTS[rows.placement[i]] in ("pre", "sandwich")
             if item.norm is None or find(self.model, item.norm) is not norm or not before:
                 continue
-            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=rows.kind[i] == 1)}
+            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=kind_of(rows, i).reads_memory)}
         return list(found.values())
 
     def _mixing(self, module: Mixing, where: str) -> None:

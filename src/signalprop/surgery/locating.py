@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
+from signalprop.kinds import kind_of
 from signalprop.layout import PLACEMENTS, Layout
 from signalprop.probes.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.probes.recording import placed, unwrapped
@@ -56,7 +57,7 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
     if on_meta(model):
         return False
     readers = [
-        [m for m in reading_maps(model, item, cross=rows.kind[i] == 1) if isinstance(m, nn.Module)]
+        [m for m in reading_maps(model, item, cross=kind_of(rows, i).reads_memory) if isinstance(m, nn.Module)]
         for i, item in enumerate(items)
     ]
     norms = [None if item.norm is None else find(model, item.norm, describe(rows, i)) for i, item in enumerate(items)]
