@@ -27,7 +27,8 @@ from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.shaping import ESPA
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
 from signalprop.parametrization import Parametrization
-from signalprop.theory import blocks
+from signalprop.sublayers.elements import Branch
+from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
 from signalprop.theory.network import predict_moments
 
 Action = Callable[[], Any]
@@ -111,13 +112,13 @@ def test_a_prediction_costs_per_sublayer(count: Callable[[Action], int], placeme
 
 
 def test_a_branch_that_is_computed_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = blocks.feed_forward
+    once = FeedForwardMoments.forward
 
-    def twice(*arguments: Any) -> blocks.Branch:
+    def twice(*arguments: Any) -> Branch:
         once(*arguments)
         return once(*arguments)
 
-    monkeypatch.setattr(blocks, "feed_forward", twice)
+    monkeypatch.setattr(FeedForwardMoments, "forward", twice)
     assert per_sublayer(calls) > 197
     assert per_sublayer(bytecodes) > 2310
 

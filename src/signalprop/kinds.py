@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,7 @@ class Kind:
         name: that of its folder, in tables and files. package: the folder, as Python's `__package__`.
         roles: its weights, in the order in which they are drawn and shown.
         words, short: its name in a sentence, and in a narrow column. line: style of its curves.
+        counted: the part of a network that its parameters and operations count to; default: its name.
         attends: it has queries and keys, so its scores have a scale. reads_memory: it reads the encoder's output.
         activates: the architecture's activation is in it.
     """
@@ -74,7 +75,8 @@ class Kind:
     roles: tuple[Role, ...]
     words: str
     short: str
-    line: str = "-"
+    line: Literal["-", "--", ":", "-."] = "-"
+    counted: str = ""
     attends: bool = False
     reads_memory: bool = False
     activates: bool = False

@@ -303,7 +303,7 @@ class Parametrization:
             },
             embedding=document.embedding,
             head=document.head,
-            distribution=dict.fromkeys(ROLES, "normal") | document.distribution,
+            distribution={role: document.distribution.get(role, "normal") for role in ROLES},
             branch_trainable=document.branch_trainable,
             skip_trainable=document.skip_trainable,
             attention_trainable=document.attention_trainable,

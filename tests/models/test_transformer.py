@@ -20,7 +20,7 @@ from signalprop.errors import InputError
 from signalprop.models import build
 from signalprop.models.activations import TORCH_FUNCTIONS, torch_activation
 from signalprop.models.ends import sinusoidal_table
-from signalprop.models.sublayers import Surroundings
+from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import batch_tensors
 from signalprop.models.weights import draw
 from signalprop.parametrization import Distribution, Embedding, Parametrization

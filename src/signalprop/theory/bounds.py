@@ -22,10 +22,11 @@ from signalprop.layout import PLACEMENTS, layer_starts
 from signalprop.moments import Array, FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
-from signalprop.theory.blocks import BranchBackward
+from signalprop.sublayers.elements import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
-from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned
+from signalprop.theory.network import Returned, is_shaped, returned
 
+PRE, POST = PLACEMENTS.index("pre"), PLACEMENTS.index("post")
 __all__ = ["DepthBounds", "depth_bounds"]
 
 Form = Literal["printed", "corrected"]

@@ -12,6 +12,7 @@ KIND = Kind(
     words="cross-attention",
     short="cross",
     line=":",
+    counted="attention",
     attends=True,
     reads_memory=True,
 )
