@@ -19,6 +19,7 @@ from signalprop.activations import activation
 from signalprop.architecture import Architecture
 from signalprop.inputs import from_tokens
 from signalprop.schemes import scheme
+from signalprop.sublayers.feed_forward import moments as feed_forward
 from signalprop.theory import logs
 from signalprop.theory.embedding import activated
 from signalprop.theory.head import coincidences

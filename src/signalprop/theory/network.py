@@ -166,10 +166,6 @@ class Ahead:
         self.epsilon = log(float(self.a.norm_eps))
         self.branches = branches_of(p)
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
-        # what one row needs, in one look-up: log skip^2, skip, log branch^2, norms' gains squared and their logs
-        norm2, second2 = p.norm_output**2, p.post_norm_gain**2
-        on_branch = log(np.where(p.placement == PLACEMENTS.index("sandwich"), second2, norm2))
-        self.numbers = np.stack([log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch])
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
                  "r_read", "norm", "raw_branch")  # fmt: skip
         self.seen: dict[str, FloatArray] = {name: np.empty((p.n_sublayers, *self.lead)) for name in names}
@@ -178,22 +174,24 @@ class Ahead:
 
     def run(self, starts: list[Moments]) -> Stream:
         """The last stream, from what enters each stack."""
-        parallel = self.p.parallel.tolist()
+        p, parallel = self.p, self.p.parallel.tolist()
+        # what one row needs, in one look-up: log skip^2, skip, log branch^2, norms' gains squared and their logs
+        norm2, second2 = p.norm_output**2, p.post_norm_gain**2
+        on_branch = log(np.where(p.placement == PLACEMENTS.index("sandwich"), second2, norm2))
+        numbers = np.stack([log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch])
+
+        def one(i: int, read: Stream, onto: Stream | None) -> tuple[Output, Stream]:
+            self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch = at(numbers, i)
+            return step(self, i, self.placements[i], read, onto)
+
         stream: Stream | None = None
         for (_, rows), moments in zip(stacks_of(self.p), starts, strict=True):
             if stream is not None:
                 self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
             stream = _start(moments, self.lead)
-            stream = through(rows, parallel[rows.start : rows.stop], self.sublayer, stream, self.see)
+            stream = through(rows, parallel[rows.start : rows.stop], one, stream, self.see)
         assert stream is not None
         return stream
-
-    def sublayer(self, i: int, read: Stream, onto: Stream | None) -> tuple[Output, Stream]:
-        """One sublayer, as `residual.through` asks for it."""
-        self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch = at(
-            self.numbers, i
-        )
-        return step(self, i, self.placements[i], read, onto)
 
     def read(self, i: int, stream: Stream) -> Read:
         """A stream as it is, of any size: the branch is computed at a held one."""
