@@ -2,8 +2,8 @@
 
     make constraints
 
-pip resolves without installing. PyTorch stays at the version that the file names, as its builds are many and large: change
-that line by hand first. The standard library is enough to run this.
+pip resolves without installing. PyTorch stays at the version that the file names, as its builds are many and large:
+change that line by hand first. The standard library is enough to run this.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FILE = ROOT / "constraints-dev.txt"
 # PyTorch needs setuptools from Python 3.12 on; whoever resolves under 3.11 would not find it.
 WANTED = ("--editable", ".[dev]", "setuptools")
 HEADER = """\
-# The exact versions that `make demo`, `make test` and CI install; users are free (see the lower bounds in pyproject.toml).
-# Written by `make constraints` under Python {python} on {platform}, and held to by `make test`. Constraints name what may come,
-# not what comes: the packages differ with Python (3.11 to 3.13) and platform, as their markers say.
+# The exact versions that `make demo`, `make test` and CI install; users are free (see the bounds in pyproject.toml).
+# `make constraints` wrote them under Python {python} on {platform}; `make test` tests them. What is installed of them
+# differs with Python (3.11 to 3.13) and platform, as the packages' markers say.
 """
 
 
