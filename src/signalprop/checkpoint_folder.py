@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop.storage import read_json
+from signalprop.storage import check_regular, read_json
 
 _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 
@@ -62,7 +62,7 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a directory one of whose files is a link to somewhere else.
+    """Refuse a directory one of whose files is a link to somewhere else, or a pipe, a device or a socket.
 
     The hub's cache keeps its own beside, and weights (`.safetensors`) may be links: people keep them on other disks,
     and reading a file as weights gives nothing else away.
@@ -70,7 +70,9 @@ def check_links(folder: Path) -> None:
     Raises:
         InputError: there is one.
     """
-    for path in sorted(folder.iterdir()):
+    for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
+        if path.exists() and not path.is_dir() and not path.is_file():
+            check_regular(path)
         outside = path.is_symlink() and _is_file(path) and not _inside(folder, path)
         if outside and not _links_weights(folder, path.name):
             raise InputError(f"{path} is a link that leads out of its directory; put the file itself in its place")
