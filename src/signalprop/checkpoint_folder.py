@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop.storage import read_json
+from signalprop.storage import check_regular, read_json
 
 _IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # transformers' and PyTorch's own
 
@@ -101,7 +101,7 @@ def check_code(path: Path) -> None:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a directory one of whose files is a link to somewhere else.
+    """Refuse a directory one of whose files is a link to somewhere else, or a pipe, a device or a socket.
 
     The hub's cache keeps its own beside, and weights (`.safetensors`) may be links: people keep them on other disks,
     and reading a file as weights gives nothing else away.
@@ -109,7 +109,9 @@ def check_links(folder: Path) -> None:
     Raises:
         InputError: there is one.
     """
-    for path in sorted(folder.iterdir()):
+    for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
+        if path.exists() and not path.is_dir() and not path.is_file():
+            check_regular(path)
         outside = path.is_symlink() and _is_file(path) and not _inside(folder, path)
         if outside and not _links_weights(folder, path.name):
             raise InputError(f"{path} is a link that leads out of its directory; put the file itself in its place")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from signalprop import checkpoint_loading
 from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, release, require
+from signalprop.storage import check_regular
 
 if TYPE_CHECKING:
     from torch import nn
@@ -184,9 +185,17 @@ def first_line(error: Exception) -> str:
 
 
 def folder_of(source: str | Path) -> Path:
-    """A directory, or the one that a file is in."""
+    """A directory, or the one that a file is in.
+
+    Raises:
+        InputError: a pipe or a device.
+    """
     path = Path(source)
-    return path if path.is_dir() else path.parent
+    if path.is_dir():
+        return path
+    if path.exists():
+        check_regular(path)
+    return path.parent
 
 
 def _gguf(path: Path, dtype: Precision) -> nn.Module:

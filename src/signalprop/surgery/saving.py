@@ -28,7 +28,7 @@ from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import finite, read_json, write_bytes, write_json
+from signalprop.storage import finite, opened, read_json, write_bytes, write_json
 from signalprop.surgery.applying import install
 from signalprop.surgery.initialising import whole
 from signalprop.surgery.record import Record, is_pretrained, record_of, the_record
@@ -378,9 +378,12 @@ def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no {path}; the checkpoint is not complete")
     try:
+        opened(path, copies=1).close()
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get(_ENTRY)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+    except InputError:
+        raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"cannot read {path}: {reason}") from None
