@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -101,8 +102,9 @@ def outcome(python: Path, arguments: str) -> dict[str, Any]:
     """Counts of tests by what became of them, and the names of those that failed."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     # what one package of some version says about another's next is nobody's fault
-    command = f"{python} -m pytest -q -p no:cacheprovider -W ignore::DeprecationWarning {arguments}"
-    text = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=False).stdout
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
+    command += shlex.split(arguments)
+    text = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False).stdout
     last = text.rstrip().splitlines()[-1] if text.strip() else ""
     counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
     return {"counts": counts, "failed": re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)}
@@ -119,7 +121,7 @@ INTRODUCTION = """\
 # Versions
 
 Python 3.11, 3.12 and 3.13; PyTorch 2.6 or newer; transformers 4.51 or newer, and 5.3 or newer for `train` and `sweep`,
-which go through its Trainer. CI runs all tests on Python 3.11 with the newest packages and the PyTorch of
+which go through its Trainer. CI runs all tests on Python 3.11 with the versions of
 `constraints-dev.txt`. This page is about the ends of the range, each in an environment of its own: `python -m
 benchmarks.versions` makes them, runs the tests that touch other packages, and writes this page. Those called `lowest`
 have the lowest version of every package that `pyproject.toml` names, with and without the extra `training`, the others
