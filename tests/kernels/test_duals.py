@@ -218,7 +218,8 @@ def deep(name: str, act: str, norm: bool = False) -> Parametrization:
 
 def behind(p: Parametrization) -> dict[int, np.ndarray]:
     """Kernels behind blocks 9, 18 and 36, from independent tokens."""
-    steps = Stack(p).run(State(np.eye(TOKENS)), 0, p.n_sublayers)
+    steps: list[tuple[int, State, State, State]] = []
+    Stack(p).run(State(np.eye(TOKENS)), range(p.n_sublayers), lambda *found: steps.append(found))
     return {(i + 1) // 2: stream.absolute() for i, _, _, stream, _ in steps if (i + 1) / 2 in (9, 18, 36)}
 
 

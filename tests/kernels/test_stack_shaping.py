@@ -71,7 +71,9 @@ def table(shaping: Shaping, *, feed_forward: bool = False, **fields: Any) -> Par
 
 def kernels(p: Parametrization, start: np.ndarray) -> list[np.ndarray]:
     """The stream's kernel behind every sublayer."""
-    return [stream.absolute() for _, _, _, stream, _ in Stack(p).run(State(start), 0, p.n_sublayers)]
+    out: list[np.ndarray] = []
+    Stack(p).run(State(start), range(p.n_sublayers), lambda *found: out.append(found[3].absolute()))
+    return out
 
 
 def uniform(correlation: float = 0.0, target: float = 0.0) -> InputStatistics:
@@ -413,7 +415,7 @@ def test_a_value_bias_is_mixed_as_values_are() -> None:
     assert shape is not None
     rows = shape.rescale(TOKENS)
     wanted = shape.matrix(TOKENS) @ shape.matrix(TOKENS).T + 0.25 * np.outer(rows, rows)
-    np.testing.assert_allclose(Stack(p).branch(2, np.eye(TOKENS)), wanted, atol=1e-10)
+    np.testing.assert_allclose(Stack(p).branches[2].forward(2, np.eye(TOKENS)), wanted, atol=1e-10)
 
 
 # --- JSON and errors -----------------------------------------------------------------------------------------------
