@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from signalprop import sublayers
 
 if TYPE_CHECKING:
-    from signalprop.architecture import Architecture
+    from signalprop.network.architecture import Architecture
 
 KindColumn = NDArray[np.int8]
 

@@ -23,9 +23,9 @@ from signalprop.kernels.shaping import (
 )
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.kinds import kind_of, rows_where
-from signalprop.layout import PLACEMENTS, STACKS
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.layout import PLACEMENTS, STACKS
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.sublayers.attention.kernel import Shapes
 from signalprop.theory.logs import HELD, within

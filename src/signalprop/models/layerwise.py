@@ -23,7 +23,7 @@ from signalprop.models.sublayers import Sublayer, make_sublayer
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization
 from signalprop.residual import back_through, through
 
 # Bytes of stream inputs that are kept for the backward pass; deeper stacks keep one per sqrt(n_layers) layers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from signalprop.parametrization import Trainable
+from signalprop.network.parametrization import Trainable
 
 Multiplier = float | nn.Parameter
 

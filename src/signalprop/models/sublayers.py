@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kinds import kind_of
 from signalprop.models.multipliers import Multiplier, times, trainable
 from signalprop.models.shaping import TorchShape, torch_shape
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import draw
-from signalprop.parametrization import PLACEMENTS, Distribution, Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import PLACEMENTS, Distribution, Parametrization
 from signalprop.residual import step
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from signalprop.architecture import Architecture
 from signalprop.models.shaping import Positions
+from signalprop.network.architecture import Architecture
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from signalprop.comparison import Comparison
 from signalprop.kinds import kind_of
-from signalprop.moments import FloatArray
-from signalprop.parametrization import STACKS, layout
-from signalprop.profile import Profile, Series
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import STACKS, layout
+from signalprop.results.comparison import Comparison
+from signalprop.results.profile import Profile, Series
 
 MAX_ROWS = 24
 

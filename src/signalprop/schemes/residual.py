@@ -9,15 +9,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
-from signalprop.ends import LARGEST
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kinds import rows_where
-from signalprop.layout import stacks_of
-from signalprop.moments import FloatArray
-from signalprop.parametrization import ROLES, Parametrization, fan, layout
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import LARGEST
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import stacks_of
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import ROLES, Parametrization, fan, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, within, xavier_std
 from signalprop.schemes.vanilla import one_std, stream_ends
 

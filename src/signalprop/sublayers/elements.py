@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.activations import dual
-from signalprop.moments import Array, FloatArray
+from signalprop.network.activations import dual
+from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.logs import correlation, log_add
 
 Rowset = NDArray[np.intp]  # indices of sublayers
@@ -77,7 +77,7 @@ def dropped(x: Pair, p: float) -> Pair:
 
 
 def activated(x: Pair, name: str) -> Pair:
-    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.activations.dual`."""
+    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.network.activations.dual`."""
     q = dual(name, x[0], correlation(x[1], x[0]))
     return q.second_moment, q.covariance_moment
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.layout import layer_starts
-from signalprop.moments import FloatArray
-from signalprop.parametrization import PLACEMENTS, Parametrization
-from signalprop.profile import Profile
+from signalprop.network.layout import layer_starts
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.results.profile import Profile
 from signalprop.sublayers.elements import BranchMoments
 from signalprop.theory.network import branches_of
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kinds import kind_of
-from signalprop.layout import layer_starts, stacks_of
-from signalprop.moments import Array, FloatArray, Moments, ratio
-from signalprop.parametrization import PLACEMENTS, Parametrization
-from signalprop.profile import POINTS, Profile, Series
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layer_starts, stacks_of
+from signalprop.network.moments import Array, FloatArray, Moments, ratio
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
+from signalprop.results.profile import POINTS, Profile, Series
 from signalprop.sublayers.elements import BranchBackward, BranchMoments, Rowset, normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top

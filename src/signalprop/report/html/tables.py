@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from signalprop.kinds import kinds_where
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.tables import number

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from signalprop.architecture import Architecture
 from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
 from signalprop.kernels.shaping import AttentionShape
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.moments import SelfAttention
 from signalprop.sublayers.attention.moments import of as moments_of
 

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.models.multipliers import Multiplier, is_fixed, times, trainable
 from signalprop.models.shaping import Positions, TorchShape, shaped_attention
 from signalprop.models.surroundings import Surroundings, rotate
 from signalprop.models.weights import Linear
-from signalprop.parametrization import Parametrization, Trainable, fan
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization, Trainable, fan
 from signalprop.sublayers.attention.roles import ROLES
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.architecture import Architecture
-from signalprop.moments import Array, FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 from signalprop.theory import attention
 from signalprop.theory.logs import correlation

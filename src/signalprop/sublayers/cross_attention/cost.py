@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from signalprop.architecture import Architecture
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.cost import attention_flops, mixing_flops
 from signalprop.sublayers.attention.cost import parameters as parameters
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.kinds import rows_where
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.moments import Heads, mixes, settings, table_of
 from signalprop.sublayers.elements import Branch, BranchBackward, Pair, Rowset, Sent
 from signalprop.theory import attention

@@ -1,9 +1,9 @@
-"""What a feed-forward sublayer costs: parameters, and operations by ELECTRA's accounting (`signalprop.compute`)."""
+"""What a feed-forward sublayer costs: parameters, and operations by ELECTRA's accounting (`signalprop.network.cost`)."""
 
 from __future__ import annotations
 
-from signalprop.architecture import Architecture
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.operations import ACTIVATION, ADD, DROPOUT, NORM
 
 

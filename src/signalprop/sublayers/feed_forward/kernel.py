@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
 from signalprop.sublayers.feed_forward.moments import of as moments_of
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
 from signalprop.models.activations import torch_activation
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import Linear
-from signalprop.parametrization import Parametrization, fan
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization, fan
 
 
 class FeedForward(nn.Module):

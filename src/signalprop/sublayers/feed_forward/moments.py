@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.moments import Array, FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.elements import (
     Branch,
     BranchBackward,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from signalprop.kinds import Kind, Role
 
 if TYPE_CHECKING:
-    from signalprop.architecture import Architecture
+    from signalprop.network.architecture import Architecture
 
 
 def _inner(a: Architecture) -> tuple[int, int]:
