@@ -34,6 +34,7 @@ import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.moments import Array, FloatArray
+from signalprop.validation import typed
 
 __all__ = ["Activation", "register"]
 
@@ -445,6 +446,7 @@ def _transformed_closed(inside: ClosedForm, scale: float, lift: float, gain: flo
     return closed
 
 
+@typed
 def register(name: str, function: Function, derivative: Function) -> Activation:
     """Add an activation under `name` (replacing one of that name) and return it.
 

@@ -12,11 +12,13 @@ from signalprop.memory import check_fits
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
+from signalprop.validation import typed
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 
+@typed
 def predict(
     parametrization: Parametrization,
     inputs: InputStatistics | None = None,

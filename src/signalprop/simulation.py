@@ -41,10 +41,12 @@ from signalprop.probes.reduction import moments as reduced
 from signalprop.probes.result import as_run
 from signalprop.profile import POINTS, Profile, Series, average
 from signalprop.theory.network import sensitivity_gain
+from signalprop.validation import typed
 
 Progress = Callable[[int, int], None]
 
 
+@typed
 def simulate(
     parametrization: Parametrization,
     inputs: InputStatistics | None = None,

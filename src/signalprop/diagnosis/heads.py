@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.moments import FloatArray
 from signalprop.probes.mapping import SublayerMap, find_any, split
-from signalprop.probes.reading import is_transposed
+from signalprop.probes.reading import is_transposed, numbers_of
 from signalprop.probes.recording import first_tensor
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time
@@ -76,7 +76,10 @@ class HeadSums:
         if self.outputs is None or rows is not None or reference is None:
             return ()
         owner = find_any(model, reference, "output")
-        weight = getattr(owner, "weight", owner).detach().double().cpu()
+        weight = numbers_of(owner)
+        if weight is None:
+            return ()
+        weight = weight.detach().double().cpu()
         parts = (weight.T if is_transposed(owner) else weight).unflatten(1, self.outputs.shape[:2]).transpose(0, 1)
         shares = ((parts @ self.outputs) * parts).sum((1, 2))
         total = float(shares.sum())

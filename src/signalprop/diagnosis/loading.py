@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, release, require
+from signalprop.validation import typed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +42,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
+@typed
 def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Loaded:
     """A trained model and its tokenizer.
 

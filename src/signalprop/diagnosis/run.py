@@ -21,11 +21,13 @@ from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import evaluating, unwrapped
 from signalprop.surgery.record import record_of
+from signalprop.validation import typed
 
 Stage = Callable[[str, int, int], None]
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
+@typed
 def diagnose(
     model: nn.Module,
     batches: Iterable[Batch],

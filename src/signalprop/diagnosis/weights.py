@@ -16,8 +16,8 @@ from signalprop.layout import KINDS, ROLES, STACKS, layout, roles_of
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.probes.mapping import Mapping, find_any, split
-from signalprop.probes.reading import is_transposed, read_parametrization
+from signalprop.probes.mapping import Mapping, find_any
+from signalprop.probes.reading import read_parametrization, tensors_of
 
 
 def live_weights(
@@ -85,11 +85,7 @@ def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
         for role in ROLES:
             if role not in item.weights or not masks[role][i]:
                 continue
-            owner, taken = split(item.weights[role])
-            owner = find_any(model, owner, role)
-            weight = getattr(owner, "weight", owner).detach()
-            if taken is not None:
-                weight = weight[:, taken] if is_transposed(owner) else weight[taken]
+            weight = tensors_of(model, item.weights[role], role)[0].detach()
             row[f"{prefix}{role}"] = number(float(weight.float().square().mean(dtype=torch.float64).sqrt()))
         out.append(row)
     return out

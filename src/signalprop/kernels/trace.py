@@ -27,6 +27,7 @@ from signalprop.layout import KINDS, PLACEMENTS, layer_starts
 from signalprop.moments import FloatArray
 from signalprop.parametrization import Parametrization
 from signalprop.profile import Profile
+from signalprop.validation import typed
 
 Matrices = Literal["both", "forward", "none"]
 LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -80,6 +81,7 @@ class KernelSeries:
         return out | {name: getattr(self, name) for name in names}
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Trace:
     """What `trace` found.
@@ -119,6 +121,7 @@ class Trace:
         """First depth with an effective rank below 1.01, of those where it was computed."""
         return _first(self.forward.effective_rank < COLLAPSED_RANK)
 
+    @typed
     def cosines(self, depth: int) -> FloatArray:
         """The normalised kernel at a depth that was kept, (T, T)."""
         return normalised(self.kernels[depth])
@@ -148,6 +151,7 @@ class Trace:
         }
 
 
+@typed
 def trace(
     parametrization: Parametrization,
     kernel: ArrayLike | None = None,
@@ -222,6 +226,7 @@ def trace(
     )
 
 
+@typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
     """The network of `parametrization` without feed-forwards: they hand the stream through, norms and all, at no cost.
 

@@ -28,6 +28,7 @@ from signalprop.models.sublayers import (
     torch_shapes,
 )
 from signalprop.parametrization import ROLES, STACKS, Parametrization
+from signalprop.validation import typed
 
 if TYPE_CHECKING:
     from signalprop.probes.mapping import Mapping
@@ -313,6 +314,7 @@ def refuse_sweep(parametrization: Parametrization) -> None:
         raise InputError(f"this parametrization is a sweep of shape {shape}; give one of its members")
 
 
+@typed
 def build(
     parametrization: Parametrization, *, seed: int | None = None, dtype: torch.dtype = torch.float32
 ) -> Transformer:

@@ -21,6 +21,7 @@ from signalprop.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.profile import Profile
 from signalprop.theory.bounds import depth_bounds, nearness
+from signalprop.validation import typed
 
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).
 _KERNEL_TOKENS = 128
@@ -41,10 +42,12 @@ class Band:
     low: FloatArray
     high: FloatArray
 
+    @typed
     def outside(self, values: FloatArray) -> Any:
         """Which layers' values are outside; NaN, a value that was not measured, is not."""
         return (values < self.low) | (values > self.high)
 
+    @typed
     def words(self, layer: int) -> str:
         """The band of a layer in words."""
         low, high = self.low[layer], self.high[layer]

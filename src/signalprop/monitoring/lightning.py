@@ -11,6 +11,7 @@ from torch import nn
 from signalprop.errors import InputError, MissingExtra
 from signalprop.monitoring.monitor import SignalMonitor
 from signalprop.probes.families import mapping_for
+from signalprop.validation import typed
 
 
 def _callback_class() -> Any:
@@ -43,6 +44,7 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
         monitor: the SignalMonitor, from the start of the training on.
     """
 
+    @typed
     def __init__(self, model: str | None = None, **options: Any) -> None:
         super().__init__()
         self._path, self._options = model, options

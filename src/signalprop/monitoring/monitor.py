@@ -35,6 +35,7 @@ from signalprop.probes.recording import Recorder, unwrapped
 from signalprop.probes.result import not_finite, profile_of, tables
 from signalprop.profile import Profile
 from signalprop.theory.bounds import growth_exponent
+from signalprop.validation import typed
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -84,6 +85,7 @@ class SignalMonitor:
         InputError: an unknown family or request, or numbers out of range.
     """
 
+    @typed
     def __init__(
         self,
         model: nn.Module,

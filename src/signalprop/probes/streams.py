@@ -15,8 +15,10 @@ from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping, plan
 from signalprop.probes.measuring import arguments_of
 from signalprop.probes.recording import first_tensor, uncompiled, unwrapped
+from signalprop.validation import typed
 
 
+@typed
 def input_kernels(
     model: nn.Module, batch: Batch | Dictionary[str, Any], *, mapping: Mapping | None = None
 ) -> FloatArray:

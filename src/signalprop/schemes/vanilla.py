@@ -12,6 +12,7 @@ from signalprop.inputs import InputStatistics
 from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, Embedding, Head, Parametrization, fan
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
+from signalprop.validation import typed
 
 __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
 
@@ -22,6 +23,7 @@ _NORMAL_FAMILIES = (
 _SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
+@typed
 def unit_embedding(architecture: Architecture) -> Embedding:
     """Tables (of an `architecture`) whose sum has variance 1 after dropout: (1 - p) / tables (TGS section 3.5).
 
@@ -37,6 +39,7 @@ def unit_embedding(architecture: Architecture) -> Embedding:
     )
 
 
+@typed
 def same_embedding(architecture: Architecture, std: float) -> Embedding:
     """Every table of an `architecture` with one standard deviation `std`; so the convolutions that read frames."""
     n = len(architecture.conv_kernels) if architecture.input == "frames" else 0
@@ -78,6 +81,7 @@ def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, .
     return tuple(out)
 
 
+@typed
 def head_of(architecture: Architecture, std: float, embedding: Embedding, scale: float = 1.0) -> Head:
     """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table.
 
@@ -93,6 +97,7 @@ def head_of(architecture: Architecture, std: float, embedding: Embedding, scale:
     )
 
 
+@typed
 def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     """A head whose logits start of order 1: weights like the token table's, its input divided by sqrt(d).
 
@@ -109,6 +114,7 @@ def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     )
 
 
+@typed
 def stream_ends(table: Parametrization) -> Parametrization:
     """The table with embeddings that start the stream at variance 1 and a head with small logits (as TGS has them)."""
     embedding = unit_embedding(table.architecture)

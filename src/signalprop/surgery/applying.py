@@ -46,10 +46,12 @@ from signalprop.surgery.shaping import (
     shapes_of,
 )
 from signalprop.surgery.swapping import splice
+from signalprop.validation import typed
 
 Mode = Literal["gauge", "absorbed"]
 
 
+@typed
 def apply(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,

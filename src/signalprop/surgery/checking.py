@@ -24,6 +24,7 @@ from signalprop.surgery.planning import check_shape
 from signalprop.surgery.record import Record, record_of, vanilla_mapping
 from signalprop.surgery.scatter import SMALLEST, Sample, fault, sample, shape_note, standard_error
 from signalprop.surgery.shaping import Activating
+from signalprop.validation import typed
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
@@ -106,6 +107,7 @@ class Check:
             "notes": list(self.notes),
         }
 
+    @typed
     def table(self, *, everything: bool = False) -> str:
         """As text: what is wrong; `everything`: what is right as well (`signalprop.report.checks.check_table`)."""
         from signalprop.report.checks import check_table
@@ -129,6 +131,7 @@ class Check:
         return f"{self.table()}\n{self.summary()}"
 
 
+@typed
 def check(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,

@@ -25,6 +25,7 @@ from signalprop.surgery.multiplied import Mixing, Multiplied, Rewired
 from signalprop.surgery.observing import Tape, arguments_for, like
 from signalprop.surgery.record import Applied, Record, take_off, the_record, vanilla_mapping
 from signalprop.surgery.swapping import Splice, restore
+from signalprop.validation import typed
 
 Factor = float | Tensor  # one number, or one per output feature
 
@@ -63,6 +64,7 @@ class _Change:
         return (self.tensor.detach().double() + self.offset) * factor - self.offset
 
 
+@typed
 def fold(model: nn.Module) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 

@@ -13,10 +13,12 @@ from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import unwrapped
 from signalprop.surgery.assigning import assignments
 from signalprop.surgery.record import Record, the_record, vanilla_mapping
+from signalprop.validation import typed
 
 Optimizer = Literal["adamw", "adam", "sgd"]
 
 
+@typed
 def parameter_groups(
     model: nn.Module,
     *,

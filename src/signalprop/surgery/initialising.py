@@ -18,10 +18,12 @@ from signalprop.probes.mapping import Mapping, find_any, split
 from signalprop.surgery.assigning import Assignment, assignments
 from signalprop.surgery.multiplied import Mixing, Rewired
 from signalprop.surgery.record import Record, the_record, vanilla_mapping
+from signalprop.validation import typed
 
 _NONE: Dictionary[str, float] = {}
 
 
+@typed
 def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
 

@@ -24,6 +24,7 @@ from signalprop.probes.recording import placed, unwrapped
 from signalprop.surgery.observing import ROUNDINGS, Tape, arguments_for, like, on_meta, rms, same
 from signalprop.surgery.record import carrier_of, record_of
 from signalprop.surgery.sums import Sum, Value, explained, has_children, values_of
+from signalprop.validation import typed
 
 # --- confirm ---------------------------------------------------------------------------------------------
 
@@ -220,6 +221,7 @@ class Located:
     aliases: tuple[str, ...]
 
 
+@typed
 def locate(model: nn.Module, arguments: Dictionary[str, Any]) -> list[Located]:
     """The residual branches of a model of any family, in the order in which the stream meets them.
 

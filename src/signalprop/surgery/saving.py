@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from signalprop.checkpoint_folder import check_folder
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.parametrization import Parametrization
@@ -32,7 +32,7 @@ from signalprop.surgery.applying import install
 from signalprop.surgery.initialising import whole
 from signalprop.surgery.record import Record, is_pretrained, record_of, the_record
 from signalprop.surgery.swapping import Splice
-from signalprop.validation import Value
+from signalprop.validation import Value, typed
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
@@ -65,6 +65,7 @@ class _Document(Value):
 # --- saving ----------------------------------------------------------------------------------------------
 
 
+@typed
 def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     """Save an applied or a built model with its scheme, for `load`.
 
@@ -109,7 +110,8 @@ def save_pretrained(
     config: Any = model.config
     setattr(config, _ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
     try:
-        vanilla_save(directory, *args, **options)
+        with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
+            vanilla_save(directory, *args, **options)
     finally:
         delattr(config, _ENTRY)
     if given.get("is_main_process", True):
@@ -227,6 +229,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 # --- loading ---------------------------------------------------------------------------------------------
 
 
+@typed
 def load(
     directory: str | Path, model: nn.Module | None = None, *, mapping: Mapping | None = None, **options: Any
 ) -> nn.Module:

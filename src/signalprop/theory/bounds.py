@@ -25,6 +25,7 @@ from signalprop.profile import Profile
 from signalprop.theory.blocks import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
 from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned
+from signalprop.validation import typed
 
 __all__ = ["DepthBounds", "depth_bounds"]
 
@@ -469,6 +470,7 @@ class DepthBounds:
         return {name: value if name == "form" else value.tolist() for name, value in vars(self).items()}
 
 
+@typed
 def depth_bounds(parametrization: Parametrization, profile: Profile, *, form: Form = "corrected") -> DepthBounds:
     """Lemma 1 and Theorem 1 (Lemma 3 and Theorem 2 under LayerNorm Scaling) for a network's weights and variances.
 

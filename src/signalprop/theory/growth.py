@@ -17,6 +17,7 @@ from signalprop.moments import FloatArray
 from signalprop.parametrization import PLACEMENTS, Parametrization
 from signalprop.profile import Profile
 from signalprop.theory import blocks
+from signalprop.validation import typed
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
 
@@ -40,6 +41,7 @@ class FixedPoint:
     gradient_rate: float | None
 
 
+@typed
 def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     """The fixed points of one layer of a bidirectional stack (`parametrization`), repeated without end.
 
@@ -182,6 +184,7 @@ def growth_order(depths: ArrayLike, log_values: ArrayLike) -> Growth:
     return Growth("power", last)
 
 
+@typed
 def growth_orders(profiles: Mapping[int, Profile]) -> dict[str, Growth]:
     """Growth of forward variance, gradient variance (first over last) and sensitivity, from profiles by depth.
 

@@ -12,11 +12,12 @@ import os
 import socket
 import time
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
 from signalprop.training.grid import Grid, Point
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ def storage_of(out: Path, url: str | None) -> BaseStorage:
                 f"cannot read {file}: {reason}; delete it: finished runs are found again in {out / 'runs'}"
             ) from None
         raise InputError(f"cannot open the storage {_without_password(url)}: {reason}") from None
+
+
+def readable(out: Path) -> AbstractContextManager[None]:
+    """What Optuna raises within is a damaged study."""
+    return refusing(f"cannot read the study of {out}", f"delete it: finished runs are found again in {out / 'runs'}")
 
 
 def _serialise(engine: Any) -> None:
@@ -154,7 +160,8 @@ class Queue:
         return [_entry(trial) for trial in self._trials()]
 
     def _trials(self) -> list[FrozenTrial]:
-        return [trial for trial in self.study.get_trials(deepcopy=False) if "key" in trial.user_attrs]
+        with readable(self.out):
+            return [trial for trial in self.study.get_trials(deepcopy=False) if "key" in trial.user_attrs]
 
     def add(self, points: list[Point]) -> None:
         """Put runs into the queue that are not in it."""
@@ -309,10 +316,11 @@ def open_queue(grid: Grid, out: Path, url: str | None, session: str) -> Queue:
 
     direction = grid.sweep.direction
     storage = storage_of(out, url)
-    study = optuna.create_study(
-        storage=storage, study_name=grid.sweep.name, direction=direction, load_if_exists=True,
-        sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner(),
-    )  # fmt: skip
+    with readable(out):
+        study = optuna.create_study(
+            storage=storage, study_name=grid.sweep.name, direction=direction, load_if_exists=True,
+            sampler=optuna.samplers.RandomSampler(), pruner=optuna.pruners.NopPruner(),
+        )  # fmt: skip
     return Queue(grid, out, study, session, shared=url is None)
 
 

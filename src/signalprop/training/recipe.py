@@ -18,7 +18,7 @@ from signalprop.architecture import Architecture
 from signalprop.errors import InputError, require
 from signalprop.presets import PRESETS
 from signalprop.storage import read_text
-from signalprop.validation import Value
+from signalprop.validation import Value, typed
 
 __all__ = ["Recipe", "load_recipe"]
 
@@ -474,6 +474,7 @@ def parse(data: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+@typed
 def load_recipe(source: str | Path, settings: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package (`source`), with `key=value` `settings`.
 

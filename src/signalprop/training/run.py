@@ -37,6 +37,7 @@ from signalprop.training.processes import by_first, first, meet, sharded, told
 from signalprop.training.recipe import Recipe, load_recipe, parse, read_yaml
 from signalprop.training.tasks import prepare
 from signalprop.training.trainer import RecipeTrainer, training_arguments
+from signalprop.validation import typed
 
 __all__ = ["Result", "train"]
 
@@ -95,6 +96,7 @@ class Result:
             raise InputError(f"this is no result of a run: {error}") from None
 
 
+@typed
 def train(
     recipe: Recipe | str | Path,
     out: str | Path,

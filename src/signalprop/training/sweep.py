@@ -29,6 +29,7 @@ from signalprop.training.ladder import best_rung, rungs, wanted
 from signalprop.training.queueing import ATTEMPTS, Entry, Queue, open_queue
 from signalprop.training.recipe import Recipe
 from signalprop.training.tables import duration
+from signalprop.validation import typed
 
 __all__ = ["sweep"]
 
@@ -253,6 +254,7 @@ def to_stderr(line: str) -> None:
     print(f"sweep: {printable(line)}", file=sys.stderr, flush=True)
 
 
+@typed
 def sweep(
     source: str | Path | Grid,
     out: Path,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.checkpoint_folder import check_folder
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
 from signalprop.inputs import IntArray
 from signalprop.training.recipe import Tokenizer
 
@@ -90,7 +90,8 @@ def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:
     """The ids of each text, without special tokens around it."""
     source = iter(texts)
     while batch := list(islice(source, _TOGETHER)):
-        rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        with refusing("the tokenizer cannot read the text", "expected one that has its own unknown token"):
+            rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         for row in rows:
             yield np.array(row, np.int64)
 

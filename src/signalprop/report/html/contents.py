@@ -18,11 +18,13 @@ from signalprop.report.html.kernels import Kernels
 from signalprop.report.html.reproductions import Reproduced
 from signalprop.report.html.runs import Run
 from signalprop.report.html.sweeps import Swept
+from signalprop.validation import typed
 
 Item = Profile | Comparison | Diagnosis | Parametrization | Trace | Kernels | Run | Swept | Reproduced
 _SEVERITIES = ("fault", "warning", "note", "good")
 
 
+@typed
 def document(
     items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: str | None = None, beside: Path | None = None
 ) -> Block:

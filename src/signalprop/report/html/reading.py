@@ -20,11 +20,13 @@ from signalprop.report.html.runs import Run, read_run
 from signalprop.report.html.sweeps import Swept
 from signalprop.storage import read_json
 from signalprop.training import tables
+from signalprop.validation import typed
 
 Readable = Profile | Comparison | Diagnosis | Parametrization | Kernels | Run | Swept | Reproduced
 _PAIR = "signalprop/diagnoses/1"
 
 
+@typed
 def read(path: str | Path) -> dict[str, Readable]:
     """What a file or the directory of a run (`path`) holds, by name (of the file, where it has no names of its own).
 
