@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
 DEMO := tgs --layers 48 --scheme xavier
 
-.PHONY: demo test test-slow lint docs docs-links bench accuracy versions clean
+.PHONY: demo test test-slow lint docs docs-links bench accuracy clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
@@ -38,10 +38,6 @@ bench: $(VENV)/dev.stamp
 
 accuracy: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.accuracy
-
-# The tests under the oldest and newest supported Python, PyTorch and transformers, each in an environment of its own.
-versions: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarks.versions
 
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache .hypothesis
