@@ -378,7 +378,7 @@ class TestBadImages:
     def test_folders(self, tmp_path: Path) -> None:
         source = write_folders(tmp_path / "set", pictures(40), np.arange(40) % 3)
         next((source / "train").rglob("*.png")).write_bytes(b"no image")
-        self.refused(source, r"cannot read .*")
+        self.refused(source, r"cannot read the image in 'image' of")
         self.refused(tmp_path / "none", "there is no such file or directory")
 
 

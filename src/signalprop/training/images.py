@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,13 +41,11 @@ def labelled_images(data: Data, place: Place) -> tuple[Iterator[Labelled], tuple
     image = table.column(data.image, "data.image", IMAGE)
     label = table.column(data.label, "data.label", LABEL)
     names = table.classes(label)
-    table = table.decoded(image, require("datasets", "training").Image())
+    table = table.decoded(image, require("datasets", "training").Image(decode=False))
 
     def read() -> Iterator[Labelled]:
         for where, row in table.read(image, label):
-            if row[image] is None:
-                raise InputError(f"{where} has no image in {image!r}")
-            yield Labelled(sized(row[image], data), row[label])
+            yield Labelled(_decoded(row[image], f"in {image!r} of {where}", data), row[label])
 
     return read(), names
 
@@ -80,8 +79,17 @@ def _digits(data: Data) -> Iterator[Labelled]:
         yield Labelled(np.repeat(image[None], data.channels, axis=0), int(label))
 
 
-def sized(picture: Any, data: Data) -> Pixels:
-    """A picture of Pillow as (data.channels, data.image_size, data.image_size)."""
+def _decoded(cell: Any, where: str, data: Data) -> Pixels:
+    """A picture ({"bytes": ..., "path": ...}) as (data.channels, data.image_size, data.image_size)."""
+    pillow = require("PIL.Image", "training")
+    try:
+        with pillow.open(io.BytesIO(cell["bytes"]) if cell["bytes"] else cell["path"]) as picture:
+            return _sized(picture, data)
+    except Exception as error:  # Pillow's decoders have many kinds of their own
+        raise InputError(f"cannot read the image {where}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _sized(picture: Any, data: Data) -> Pixels:
     picture = picture.convert("L" if data.channels == 1 else "RGB")
     if picture.size != (data.image_size, data.image_size):
         picture = picture.resize((data.image_size, data.image_size), resample=2)  # bilinear
