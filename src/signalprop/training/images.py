@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError, require
 from signalprop.moments import FloatArray
+from signalprop.storage import opened
 from signalprop.training.recipe import Data
 from signalprop.training.sources import IMAGE, LABEL, Place, open_table
 
@@ -83,7 +84,8 @@ def _decoded(cell: Any, where: str, data: Data) -> Pixels:
     """A picture ({"bytes": ..., "path": ...}) as (data.channels, data.image_size, data.image_size)."""
     pillow = require("PIL.Image", "training")
     try:
-        with pillow.open(io.BytesIO(cell["bytes"]) if cell["bytes"] else cell["path"]) as picture:
+        file = io.BytesIO(cell["bytes"]) if cell["bytes"] else opened(cell["path"])
+        with file, pillow.open(file) as picture:
             return _sized(picture, data)
     except Exception as error:  # Pillow's decoders have many kinds of their own
         raise InputError(f"cannot read the image {where}: {' '.join(str(error).split())[:200]}") from None

@@ -10,8 +10,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from signalprop.checkpoint_loading import data_set, saved_data_set
 from signalprop.errors import InputError, require
 from signalprop.readers import characters, lines_of
+from signalprop.storage import check_regular
 from signalprop.training.recipe import Data
 
 TEXT = ("text", "sentence", "content", "document")
@@ -155,11 +157,14 @@ def open_table(data: Data, place: Place) -> Table:
             )
         name = f"the data set {place.source!r}"
         with _Reading(name):
-            found = datasets.load_dataset(place.source, data.subset, split=place.split, streaming=data.streaming)
+            found = data_set(place.source, data.subset, split=place.split, streaming=data.streaming)
         return _table(found, name)
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if not file.is_dir():
+            check_regular(file)
     with _Reading(place.source):
         if _is_saved(path):
-            found = datasets.load_from_disk(place.source)
+            found = saved_data_set(path)
             if isinstance(found, datasets.DatasetDict):
                 if place.split not in found:
                     raise InputError(f"{path} has no split {place.split!r}; its splits: {', '.join(found)}")
@@ -167,7 +172,7 @@ def open_table(data: Data, place: Place) -> Table:
         else:
             files = _files(path, place.split, tuple(_BUILDERS)) if path.is_dir() else [path]
             if not files:  # images, in directories of their classes
-                found = datasets.load_dataset("imagefolder", data_dir=place.source, split=place.split, streaming=True)
+                found = data_set("imagefolder", None, data_dir=place.source, split=place.split, streaming=True)
             else:
                 kind = _kind_of(files[0])
                 if kind not in _BUILDERS:
@@ -176,7 +181,7 @@ def open_table(data: Data, place: Place) -> Table:
                 if _BUILDERS[kind] == "csv":
                     found = _cells(data, alike, "\t" if kind == ".tsv" else ",")
                 else:  # read as it comes, so that no copy is written into a cache
-                    found = datasets.load_dataset(_BUILDERS[kind], data_files=alike, split="train", streaming=True)
+                    found = data_set(_BUILDERS[kind], None, data_files=alike, split="train", streaming=True)
     return _table(found, place.source)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
-from signalprop.storage import write_bytes
+from signalprop.storage import check_regular, opened, write_bytes
 from signalprop.training.recipe import Data
 from signalprop.training.sides import Sides
 from signalprop.training.tokenizers import ids_of, load, restore, serialized, train
@@ -154,5 +154,7 @@ def _key(data: Data, n_train: int, columns: Sequence[Sequence[str]]) -> str:
     path = data.tokenizer.path
     if path is not None and (place := Path(path)).exists():
         for file in [place] if place.is_file() else sorted(f for f in place.glob("*") if f.suffix in _SMALL):
-            digest.update(file.name.encode() + file.read_bytes())
+            check_regular(file)
+            with opened(file) as source:
+                digest.update(file.name.encode() + source.read())
     return digest.hexdigest()
