@@ -63,13 +63,6 @@ class TestResultsOfASweep:
     def test_rows_that_can_be_shown(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         assert self.report(tmp_path, **changes).status == 0
 
-    @pytest.mark.parametrize("line", ["junk", "{}", "[]", '{"op_code": 99}', '{"op_code": 4}', "3"])
-    def test_junk_in_the_study(self, tmp_path: Path, line: str) -> None:
-        (tmp_path / "study.log").write_text(line + "\n")
-        result = commanded("sweep", "sweep-tgs-tab11", "--out", tmp_path, "--table-only")
-        check_command(result)
-        assert result.status == 2 and "study" in result.err and "delete it" in result.err
-
 
 class TestOutputs:
     @pytest.fixture
