@@ -79,8 +79,9 @@ class HeadSums:
         weight = numbers_of(owner)
         if weight is None:
             return ()
-        weight = weight.detach().double().cpu()
-        parts = (weight.T if is_transposed(owner) else weight).unflatten(1, self.outputs.shape[:2]).transpose(0, 1)
+        wide = weight.detach().double().cpu()
+        flat = wide.T if is_transposed(owner) else wide
+        parts = flat.reshape(len(flat), *self.outputs.shape[:2]).transpose(0, 1)
         shares = ((parts @ self.outputs) * parts).sum((1, 2))
         total = float(shares.sum())
         return tuple(number(float(v) / total) for v in shares) if total > 0 else ()

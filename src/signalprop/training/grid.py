@@ -244,8 +244,8 @@ class Sweep(Value):
             known = ", ".join(sorted(key for key, value in numbers.items() if isinstance(value, float)))
             raise InputError(f"sweep {self.name}: runs have no score {self.score!r}; they have {known}")
         value = numbers[self.score]
-        known = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-        return float(value) if known else None
+        finite = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+        return float(value) if finite else None
 
     def cost_of(self, row: Mapping[str, Any]) -> float:
         """What is minimised: the score or its negative; infinite for a run that has failed.
