@@ -18,8 +18,8 @@ from damage import check_command, commanded
 from signalprop.cli import run
 from signalprop.diagnosis import token_batches
 from signalprop.errors import InputError
-from signalprop.probes.reduction import Padding, collect, exact, moments
-from signalprop.training.tables import SCHEMA
+from signalprop.watching.reduction import Padding, collect, exact, moments
+from signalprop_lab.training.tables import SCHEMA
 
 SWEEP = {
     "schema": "signalprop/sweep/1", "name": "s", "base": "gpt-small", "seeds": [0, 1],

@@ -49,9 +49,9 @@ from reported import write_run
 from signalprop.cli import app
 from signalprop.diagnosis.loading import load
 from signalprop.schemes import SCHEMES
-from signalprop.training.claims import Runs
-from signalprop.training.grid import Point, load_sweep
-from signalprop.training.tables import SCHEMA as RESULTS
+from signalprop_lab.training.claims import Runs
+from signalprop_lab.training.grid import Point, load_sweep
+from signalprop_lab.training.tables import SCHEMA as RESULTS
 
 SECONDS = 60  # of a line or file, of processor time
 MEMORY = 12 << 30

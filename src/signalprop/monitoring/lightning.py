@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from signalprop.attachment.families import mapping_for
 from signalprop.errors import InputError, MissingExtra
+from signalprop.files.validation import typed
 from signalprop.monitoring.monitor import SignalMonitor
-from signalprop.probes.families import mapping_for
-from signalprop.validation import typed
 
 
 def _callback_class() -> Any:

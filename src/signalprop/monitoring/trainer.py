@@ -11,8 +11,8 @@ require("transformers", "models")
 from transformers import TrainerCallback  # noqa: E402
 from transformers.trainer_callback import PrinterCallback, ProgressCallback  # noqa: E402
 
+from signalprop.files.validation import typed  # noqa: E402
 from signalprop.monitoring.monitor import SignalMonitor  # noqa: E402
-from signalprop.validation import typed  # noqa: E402
 
 
 class SignalCallback(TrainerCallback):

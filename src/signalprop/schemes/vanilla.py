@@ -6,13 +6,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from signalprop.architecture import ADDED, Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, Embedding, Head, Parametrization, fan
+from signalprop.files.validation import typed
+from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import (
+    FEED_FORWARD_ROLES,
+    ROLES,
+    Distribution,
+    Embedding,
+    Head,
+    Parametrization,
+    fan,
+)
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
-from signalprop.validation import typed
 
 __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
 

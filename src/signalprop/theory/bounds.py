@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
-from signalprop.layout import PLACEMENTS, layer_starts
-from signalprop.moments import Array, FloatArray
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
+from signalprop.files.validation import typed
+from signalprop.network.layout import PLACEMENTS, layer_starts
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
 from signalprop.theory.blocks import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
 from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned
-from signalprop.validation import typed
 
 __all__ = ["DepthBounds", "depth_bounds"]
 

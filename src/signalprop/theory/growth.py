@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.moments import FloatArray
-from signalprop.parametrization import PLACEMENTS, Parametrization
-from signalprop.profile import Profile
+from signalprop.files.validation import typed
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.results.profile import Profile
 from signalprop.theory import blocks
-from signalprop.validation import typed
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
 

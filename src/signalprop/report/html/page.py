@@ -19,9 +19,9 @@ from string import Template
 from typing import Any
 
 from signalprop.errors import require
+from signalprop.files.storage import finite, real_path, write_text
+from signalprop.files.validation import typed
 from signalprop.report.html.contents import Item, document
-from signalprop.storage import finite, real_path, write_text
-from signalprop.validation import typed
 
 # The order in which the scripts are read: each uses those before it.
 SCRIPTS = ("format.js", "charts.js", "heatmaps.js", "tables.js", "sections.js", "start.js")
