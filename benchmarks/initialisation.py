@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop.probes.families_table import FAMILIES
+from signalprop.families import names
 from signalprop.storage import read_json, write_json, write_text
 from signalprop.surgery.checking import Check, Row, check
 
@@ -125,7 +125,7 @@ def measure() -> dict[str, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    lacking = sorted(set(FAMILIES) - set(MODELS))
+    lacking = sorted(set(names()) - set(MODELS))
     if lacking:
         raise InputError(f"no configuration for {', '.join(lacking)}; add one to MODELS")
     with warnings.catch_warnings():
