@@ -49,7 +49,7 @@ def read(source: Any, **changes: Any) -> Architecture:
     if fields["kind"] == "encoder-decoder" and class_name.endswith(("ForCausalLM", "ForAudioClassification")):
         raise InputError(f"{class_name} is one stack of an encoder-decoder by itself; it is not supported")
     fields.update(_head(config, class_name, family))
-    if fields["kind"] == "encoder-decoder" and class_name.endswith("EncoderModel"):
+    if class_name in family.encoder_classes:
         for name in ("n_decoder_layers", "target_len"):
             fields.pop(name, None)
         fields["kind"] = "encoder"

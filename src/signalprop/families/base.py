@@ -122,6 +122,7 @@ class Family:
             configuration: the first that fits the model is taken.
         initialisation: what transformers draws.
         head: what a model has on top whose class is not known.
+        encoder_classes: classes of an encoder-decoder's encoder alone.
         head_transform: a dense layer, an activation and a norm come before a language-model head.
         tied_head_scale: factor on the input of a head that is the token table.
         position_offset: rows that its tables of learned positions have beside those that are read.
@@ -136,6 +137,7 @@ class Family:
     paths: tuple[ModelPaths, ...]
     initialisation: Initialisation
     head: Literal["lm", "classes"] = "lm"
+    encoder_classes: tuple[str, ...] = ()
     head_transform: bool = False
     tied_head_scale: Callable[[Architecture], float] | None = None
     position_offset: int = 0
