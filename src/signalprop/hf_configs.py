@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from signalprop.architecture import Architecture
-from signalprop.checkpoint_folder import check_links
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
-from signalprop.storage import read_json
+from signalprop.files.checkpoint_folder import check_links
+from signalprop.files.storage import read_json
+from signalprop.network.architecture import Architecture
 
 if TYPE_CHECKING:
     from signalprop.families.base import Config, Family

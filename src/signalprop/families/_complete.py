@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.parametrization import ROLES
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import ROLES
 
 if TYPE_CHECKING:
     from signalprop.families.base import Family, ModelPaths, StackPaths

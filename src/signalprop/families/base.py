@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from signalprop.activations import activation
-from signalprop.architecture import Architecture
 from signalprop.families._complete import check_complete
-from signalprop.parametrization import ROLES
+from signalprop.network.activations import activation
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import ROLES
 
 Config = Mapping[str, Any]
 BY_HAND = "map the model by hand (docs/measuring.md)"

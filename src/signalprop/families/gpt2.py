@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.families.base import (
     BY_HAND,
@@ -18,7 +17,8 @@ from signalprop.families.base import (
     SublayerPaths,
     activation_name,
 )
-from signalprop.parametrization import ROLES
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import ROLES
 
 
 def fields(c: Config) -> dict[str, Any]:

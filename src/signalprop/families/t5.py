@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.architecture import Architecture
 from signalprop.families.base import (
     Config,
     Family,
@@ -16,7 +15,8 @@ from signalprop.families.base import (
     activation_name,
     separate,
 )
-from signalprop.parametrization import ROLES, fan
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import ROLES, fan
 
 
 def fields(c: Config) -> dict[str, Any]:
