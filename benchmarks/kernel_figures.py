@@ -174,7 +174,7 @@ print(trace.cosines(12).shape, trace.gradients[1].shape)  # the matrices
 ```
 
 A kernel may also be given: `sp.trace(network, kernel)` with any positive semi-definite matrix, such as
-`signalprop.probes.input_kernels(model, batch)` of a live model.
+`signalprop.measurement.input_kernels(model, batch)` of a live model.
 
 ## How to read it
 

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import evaluating
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import casts
@@ -35,7 +36,6 @@ from signalprop.prediction import predict
 from signalprop.repair import load
 from signalprop.results.comparison import relative_errors
 from signalprop.results.profile import Profile
-from signalprop.watching.recording import evaluating
 from signalprop_lab.training.examples import Ordered, Prepared, as_batch, collate
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.recipe import Recipe, load_recipe

@@ -62,7 +62,8 @@ RECIPES = "recipes, checkpoints"  # needs the extra `training`
 GROUPS = {
     "command line": "tests/cli/test_process.py",
     "schemes": "tests/schemes/test_registry.py tests/schemes/test_deepscalelm.py",
-    "tables, configurations, data": "tests/network/test_parametrization.py tests/test_hf_configs.py tests/data/test_batches.py",
+    "tables, configurations, data": "tests/network/test_parametrization.py tests/test_hf_configs.py "
+    "tests/data/test_batches.py",
     "reference models against transformers": "tests/models/test_families.py",
     "probes, every family": "tests/measurement/test_measure_families.py tests/measurement/test_reading.py",
     "torch.compile": "tests/models tests/measurement -k 'compiled or compiles_to_one_graph'",

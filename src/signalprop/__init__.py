@@ -82,8 +82,8 @@ __all__ = [
 _NEEDS_TORCH = {
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",
-    "Probe": "signalprop.probes",
-    "measure": "signalprop.probes",
+    "Probe": "signalprop.measurement",
+    "measure": "signalprop.measurement",
     "simulate": "signalprop.measurement.simulation",
     "apply": "signalprop.repair",
     "check": "signalprop.repair.checks",

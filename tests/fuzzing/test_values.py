@@ -190,7 +190,8 @@ class TestProcesses:
             for _ in range(3000):
                 file.write(b" " * (1 << 20))
         code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop_lab.training.sources import documents\n"
+            "from pathlib import Path\nfrom damage import outcome\n"
+            "from signalprop_lab.training.sources import documents\n"
             "from signalprop_lab.training.recipe import Data\n"
             "print(outcome(lambda: list(documents(Data(source='a.jsonl.gz')))))"
         )
@@ -206,7 +207,8 @@ class TestProcesses:
             for _ in range(3000):
                 file.write(bytes(1 << 20))
         code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop_lab.training.images import _idx_files\n"
+            "from pathlib import Path\nfrom damage import outcome\n"
+            "from signalprop_lab.training.images import _idx_files\n"
             "print(outcome(lambda: _idx_files(Path('set'), 'train')))"
         )
         assert limited(["-c", code], 3 * GIGABYTE, tmp_path).out == "refused\n"

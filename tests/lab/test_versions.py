@@ -11,7 +11,7 @@ from benchmarks.versions import ENVIRONMENTS, GROUPS, PAGE, RECORDS, page
 
 from signalprop.files.storage import read_json
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOUND = {name: read_json(path) for name in ENVIRONMENTS if (path := RECORDS / f"{name}.json").exists()}
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from probes.conftest import MODELS
 from torch import Tensor, nn
 
+from measurement.conftest import MODELS
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find_any
 from signalprop.attachment.parametrization_of import is_transposed, tensors_of

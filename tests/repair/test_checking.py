@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from probes.conftest import MODELS
 from scipy import stats
 from torch import nn
 
+from measurement.conftest import MODELS
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import HeadMap
 from signalprop.errors import InputError

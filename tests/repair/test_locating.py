@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from probes.conftest import MODELS
 from torch import nn
 
+from measurement.conftest import MODELS
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find
 from signalprop.data.batches import Batch

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from probes.conftest import MODELS
 from torch import nn
 
+from measurement.conftest import MODELS
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap
 from signalprop.cli import run

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
 from signalprop.network.inputs import InputStatistics
@@ -23,7 +24,6 @@ from signalprop.repair.record import Record, record_of, vanilla_mapping
 from signalprop.repair.shaped_models import Activating
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.watching.recording import unwrapped
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
