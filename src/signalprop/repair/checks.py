@@ -17,6 +17,7 @@ from signalprop.attachment.parametrization_of import gain, trainable
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layout
 from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.repair.check_table import check_table
 from signalprop.repair.expectation import Expected, expectations
 from signalprop.repair.goodness_of_fit import SMALLEST, Sample, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
@@ -107,9 +108,7 @@ class Check:
         }
 
     def table(self, *, everything: bool = False) -> str:
-        """As text: what is wrong; `everything`: what is right as well (`signalprop.report.checks.check_table`)."""
-        from signalprop.report.checks import check_table
-
+        """As text: what is wrong; `everything`: what is right as well (`signalprop.repair.check_table.check_table`)."""
         return check_table(self, everything=everything)
 
     def summary(self) -> str:

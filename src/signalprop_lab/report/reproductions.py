@@ -13,7 +13,7 @@ from signalprop.files.validation import Value
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
 from signalprop.report.html.parts import Part
-from signalprop.report.tables import number
+from signalprop.results.text import number
 
 SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/1"
 _STYLES: dict[str, tuple[str, Style]] = {

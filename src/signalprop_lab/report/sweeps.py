@@ -15,7 +15,7 @@ from signalprop.files.storage import is_below, read_json
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Cell
 from signalprop.report.html.parts import Part
-from signalprop.report.tables import number
+from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, read_run
 from signalprop_lab.report.training import thinned
 from signalprop_lab.training import tables

@@ -11,8 +11,8 @@ from signalprop.report import findings
 from signalprop.report.html import blocks, signal
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Items, Part
-from signalprop.report.tables import number
 from signalprop.results.profile import Profile
+from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, is_run, read_run
 
 MAX_POINTS = 1200  # of a curve over steps

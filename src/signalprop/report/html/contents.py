@@ -8,7 +8,8 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.report.html.blocks import Block
-from signalprop.report.html.parts import Items, Part, parts
+from signalprop.report.html.parts import Items, Part
+from signalprop.report.html.registry import parts
 
 Item = Any  # of one of the types of a Part
 _SEVERITIES = ("fault", "warning", "note", "good")

@@ -18,7 +18,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Part, numbered
-from signalprop.report.tables import number
+from signalprop.results.text import number
 
 SCHEMA = "signalprop/kernel/1"
 Number = float | None

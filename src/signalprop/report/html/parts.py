@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from signalprop.report.html.blocks import Block
 
 Items = Mapping[str, Any]
 Reader = Callable[[Path, dict[str, Any]], dict[str, Any]]
-GROUP = "signalprop.report"  # of entry points: what other packages add to a report
 
 
 def _none(*_: Any) -> list[Any]:
@@ -53,12 +50,3 @@ class Part:
     readers: Mapping[str, Reader] = field(default_factory=dict)
     folder: Callable[[Path], dict[str, Any] | None] | None = None
     arrays: Callable[[Path], dict[str, Any]] | None = None
-
-
-@cache
-def parts() -> tuple[Part, ...]:
-    """Every kind of result, in the order of the page: our own, and those of installed packages between them."""
-    from signalprop.report.html import diagnoses, kernels, signal, tables
-
-    others = [found.load() for found in sorted(entry_points(group=GROUP), key=lambda found: found.name)]
-    return (signal.PART, diagnoses.PART, *others, kernels.PART, tables.PART)

@@ -7,7 +7,8 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
-from signalprop.report.html.parts import Reader, parts
+from signalprop.report.html.parts import Reader
+from signalprop.report.html.registry import parts
 
 
 def read(path: str | Path) -> dict[str, Any]:

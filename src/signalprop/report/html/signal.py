@@ -23,10 +23,11 @@ from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.plots import depths
-from signalprop.report.tables import number, percent, variance
+from signalprop.report.tables import variance
 from signalprop.results import comparison, profile
 from signalprop.results.comparison import Comparison, compare
 from signalprop.results.profile import Profile
+from signalprop.results.text import number, percent
 from signalprop.schemes import scheme
 
 _WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}

@@ -9,7 +9,7 @@ from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Part
-from signalprop.report.tables import number
+from signalprop.results.text import number
 
 _WORDS = {"attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
 _FIRST = ("stack", "layer", "kind", "norm")
