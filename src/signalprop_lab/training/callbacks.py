@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, write_text
+from signalprop.files.storage import finite, opened, write_text
 from signalprop.measurement import measure
 from signalprop.network.layout import KINDS, layout
 from signalprop.results.profile import Profile
@@ -63,7 +63,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that may still be written to; none, where there is no file."""
     out = []
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with opened(path) as file:
+            text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
     for raw in text.splitlines():

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError, require
-from signalprop.files.storage import is_below, read_json, sync, write_json
+from signalprop.files.storage import check_regular, is_below, opened, read_json, sync, write_json
 from signalprop.repair.initialisation import fill, whole
 from signalprop_lab.training.processes import first, gathered
 
@@ -94,7 +94,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -232,6 +232,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_regular(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
