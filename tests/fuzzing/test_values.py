@@ -191,7 +191,8 @@ class TestProcesses:
                 file.write(b" " * (1 << 20))
         code = (
             "from damage import outcome\nfrom signalprop_lab.training.sources import documents\n"
-            "from signalprop_lab.training.recipe import Data\nfrom signalprop_lab.training.sources import training_place\n"
+            "from signalprop_lab.training.recipe import Data\n"
+            "from signalprop_lab.training.sources import training_place\n"
             "data = Data(source='a.jsonl.gz')\n"
             "print(outcome(lambda: list(documents(data, training_place(data)))))"
         )
