@@ -94,7 +94,7 @@ def test_a_wrong_type_is_refused_by_name(name: str, function: Callable[..., Any]
                 positional.append(given)
             else:
                 named[other] = given
-        with pytest.raises(InputError, match=r"expected|takes a|no text") as caught:
+        with pytest.raises(InputError, match=r"expected|takes a|no text|unknown scheme") as caught:
             function(*positional, **named)
         check_line(str(caught.value))
 
@@ -112,7 +112,6 @@ def test_every_name_of_the_package_is_tried() -> None:
         (lambda: sp.average([PROFILE, 3]), "average takes as profiles: Sequence"),
         (lambda: sp.compare(PROFILE, measured=None), "compare takes as measured: Profile"),
         (lambda: sp.simulate(TABLE, n_seeds=True), "simulate takes as n_seeds: int"),
-        (lambda: sp.scheme(sp.SCHEMES["xavier"]), "scheme takes as name: str"),
         (lambda: sp.diagnose(OwnGPT(), [3]), "diagnose takes as batches"),
         (lambda: sp.Series.of(token_correlation="x"), "Series.of takes as token_correlation"),
     ],

@@ -46,7 +46,7 @@ from damage import check_line, commanded, damaged_bytes, files_of, outcome
 from fuzzing import test_checkpoints, test_documents, test_values
 from gguf_file import write_gguf
 from reported import write_run
-from signalprop.cli import app
+from signalprop.cli import all_commands, command_line
 from signalprop.diagnosis.loading import load
 from signalprop.schemes import SCHEMES
 from signalprop_lab.training.claims import Runs
@@ -161,7 +161,7 @@ def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
     """The arguments of one line: mostly what makes sense, with a few things that do not."""
     r = random.Random(f"line {seed} {number}")
     name = r.choices([*COMMANDS], [often for often, _ in COMMANDS.values()])[0]
-    commands: Any = typer.main.get_command(app)
+    commands: Any = typer.main.get_command(command_line(all_commands()))
     command = commands.commands.get(name)
     out = [name, *(COMMANDS[name][1] if r.random() < 0.95 else [])]
     if command is None:

@@ -135,6 +135,8 @@ def _is_a(value: Any, hint: Any) -> bool:
         return _is_container(value, origin, get_args(hint))
     if origin in _SCALARS:
         return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
+    if origin is np.ndarray:  # what NumPy makes of one number is none
+        return isinstance(value, (np.ndarray, np.generic))
     if getattr(origin, "_is_protocol", False) or origin is Callable:
         return callable(value)
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, plan
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -23,7 +24,7 @@ from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
-from signalprop.watching.recording import Recorder, placed, unwrapped
+from signalprop.watching.recording import Recorder
 
 Loss = Callable[[Any], Tensor]
 _LOCK = threading.Lock()
@@ -110,7 +111,7 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
     if empty:
         raise InputError(f"{empty[0]} is empty; expected at least one sequence of at least one token")
     mask = arguments.get(mapping.padding)
-    if isinstance(mask, Tensor) and not mask.any():
+    if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.any():
         raise InputError(f"{mapping.padding} is zero everywhere, so there is no token to measure; expected 1 at tokens")
     if next((p.is_meta for p in model.parameters()), False):
         raise InputError(

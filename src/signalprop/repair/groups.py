@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -13,7 +14,6 @@ from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, the_record, vanilla_mapping
 from signalprop.repair.weight_assignment import assignments
-from signalprop.watching.recording import unwrapped
 
 Optimizer = Literal["adamw", "adam", "sgd"]
 

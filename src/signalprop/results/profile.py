@@ -129,7 +129,7 @@ class Series:
 
     @staticmethod
     @typed
-    def from_rows(rows: Sequence[Mapping[str, float]]) -> Series:
+    def from_rows(rows: Sequence[Mapping[str, Any]]) -> Series:
         """The inverse of `rows`.
 
         Raises:
