@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from signalprop import checkpoint_loading
 from signalprop.errors import InputError, release, require
+from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import check_regular
 

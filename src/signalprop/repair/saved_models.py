@@ -19,11 +19,11 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop import checkpoint_loading
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, require
+from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import finite, opened, read_json, write_bytes, write_json
 from signalprop.files.validation import Value
