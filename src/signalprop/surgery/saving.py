@@ -48,6 +48,7 @@ class _Document(Value):
         id: digest of the rest and of the added tensors, which the other files repeat.
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
+        weights: `drawn` by the scheme, or `kept`, as they were before.
     """
 
     model_config = ConfigDict(title=RECORD)
@@ -60,6 +61,7 @@ class _Document(Value):
     parametrization: dict[str, Any]
     tensors: list[str]
     shared: dict[str, str] = Field(default_factory=dict)
+    weights: Literal["drawn", "kept"] = "drawn"
 
 
 # --- saving ----------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ def _document(
         "parametrization": record.parametrization.to_json(),
         "tensors": sorted(tensors),
         "shared": shared or {},
-    }
+    } | ({"weights": "kept"} if record.kept else {})
     document = finite(document)
     return document | {"id": _digest(document, tensors)}
 
@@ -265,6 +267,7 @@ def load(
         model = _from_pretrained(folder, document, options)
     where = mapping_for(model, mapping)
     record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+    record.kept = document.weights == "kept"
     if document.kind == "module":
         _fill_module(folder, document, model)
     _fill_added(folder, raw, document, model, record)
