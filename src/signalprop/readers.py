@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from signalprop.checkpoint_loading import data_set
 from signalprop.errors import InputError, require
 from signalprop.storage import check_regular, opened
 
@@ -222,13 +223,13 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]
 
 
 def _dataset(source: str) -> Iterator[tuple[str, Any]]:
-    datasets = require("datasets", "datasets")
+    require("datasets", "datasets")
     name, *rest = source.split(":")
     if len(rest) > 2:
         raise InputError(f"cannot read the data set {source!r}; expected name, name:split or name:configuration:split")
     split = rest[-1] if rest else "train"
     try:
-        rows = datasets.load_dataset(name, rest[0] if len(rest) == 2 else None, split=split, streaming=True)
+        rows = data_set(name, rest[0] if len(rest) == 2 else None, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield f"row {number}", row
     except Exception as error:  # datasets and what it stands on have many kinds of their own

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.checkpoint_loading import data_set, saved_data_set
 from signalprop.errors import InputError, require
 from signalprop.readers import Piece, json_lines, lines_of, parquet_rows, pieces
 from signalprop.storage import check_arrays, check_regular, opened
@@ -298,7 +299,7 @@ def _saved(path: Path, split: str) -> Table:
         if not file.is_dir():
             check_regular(file)
     with _Reading(str(path)):
-        found = datasets.load_from_disk(str(path))
+        found = saved_data_set(path)
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise InputError(f"{path} has no split {split!r}; its splits: {', '.join(found)}")
@@ -307,10 +308,9 @@ def _saved(path: Path, split: str) -> Table:
 
 
 def _hub(data: Data, place: Place) -> Table:
-    datasets = require("datasets", "datasets")
     name = f"the data set {place.source!r}"
     with _Reading(name):
-        found = datasets.load_dataset(place.source, data.subset, split=place.split, streaming=data.streaming)
+        found = data_set(place.source, data.subset, split=place.split, streaming=data.streaming)
     return _set_table(found, name)
 
 
