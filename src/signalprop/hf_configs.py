@@ -12,6 +12,7 @@ from signalprop.errors import InputError
 from signalprop.hf_defaults import DEFAULTS as DEFAULTS
 from signalprop.hf_readers import READERS as READERS
 from signalprop.hf_readers import REFUSED, Config
+from signalprop.model_size import check_counts
 from signalprop.storage import read_json
 
 
@@ -95,6 +96,7 @@ def _load(source: Any) -> tuple[Config, str]:
                 "dictionary, or path of a directory or config.json"
             )
         source = source.to_dict()
+    check_counts(dict(source), "the configuration")
     names = source.get("architectures")
     return source, class_name or (str(names[0]) if isinstance(names, (list, tuple)) and names else "")
 

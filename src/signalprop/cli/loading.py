@@ -13,8 +13,8 @@ import numpy as np
 from signalprop.architecture import Architecture
 from signalprop.cli.options import shortened
 from signalprop.data import MASK, Batch, image_batch, load_text, text_batch, word_ids
-from signalprop.diagnosis.loading import first_line, folder_of
-from signalprop.errors import InputError, require
+from signalprop.diagnosis.loading import folder_of
+from signalprop.errors import InputError, first_line, require
 from signalprop.inputs import IntArray
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from signalprop.architecture import Architecture
 from signalprop.data import Batch
-from signalprop.errors import InputError
+from signalprop.errors import InputError, first_line
 from signalprop.inputs import IntArray
 from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import evaluating, first_tensor, placed, uncompiled
@@ -68,7 +68,7 @@ class Tape:
             return InputError(f"{what}; mend the mapping")
         if isinstance(self.error, InputError):
             return self.error
-        reason = (str(self.error).strip().splitlines() or [""])[0]
+        reason = first_line(self.error)
         return InputError(
             f"the model does not run on a tiny batch ({type(self.error).__name__}: {reason}); give arguments=, the "
             "keyword arguments of its forward"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from signalprop import checkpoint_loading
 from signalprop.checkpoint_folder import check_folder
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, require
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.parametrization import Parametrization
@@ -321,7 +321,7 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
     except InputError:
         raise
     except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot load the weights in {folder}: {reason}") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -388,7 +388,7 @@ def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot read {path}: {reason}") from None
     if found != name:
         raise InputError(f"{path} and {RECORD} are not of one checkpoint: another model was saved over it")

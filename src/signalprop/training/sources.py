@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.checkpoint_loading import data_set, saved_data_set
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, require
 from signalprop.readers import Piece, json_lines, lines_of, parquet_rows, pieces
 from signalprop.storage import check_arrays, check_regular, opened
 from signalprop.training.recipe import Data
@@ -346,8 +346,7 @@ class _Reading:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, (InputError, ImportError)):
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise InputError(f"cannot read {self._name}: {lines[0][:200]}") from None
+            raise InputError(f"cannot read {self._name}: {first_line(error)[:200]}") from None
 
 
 # --- pairs and labels --------------------------------------------------------------------------------------
