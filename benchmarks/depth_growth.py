@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shortcuts import text
-from signalprop.architecture import Architecture
-from signalprop.data import Batch, windows
-from signalprop.parametrization import Embedding, Parametrization
+from signalprop.data.batches import Batch, windows
+from signalprop.files.storage import read_json, write_bytes, write_json, write_text
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.storage import read_json, write_bytes, write_json, write_text
 from signalprop.theory.bounds import GrowthFit, growth_fit
 
 PAGE, STORE = Path("docs/depth-growth.md"), Path("docs/depth-growth.json")
@@ -74,8 +74,8 @@ def held_out() -> Batch:
 
 def variances(model: Any) -> tuple[list[float], list[float]]:
     """Variance of the stream behind every layer, over all positions, and cosine of what layers add with the stream."""
+    from signalprop.attachment.families import mapping_for
     from signalprop.diagnosis.signal import observe
-    from signalprop.probes.families import mapping_for
 
     signal = observe(model, [held_out()], mapping_for(model, None), skip_first=0, gradient_sequences=0)
     return [float(s.variance or math.nan) for s in signal], [float(s.alignment or 0.0) for s in signal]

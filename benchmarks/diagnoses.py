@@ -17,11 +17,11 @@ from pathlib import Path
 
 from signalprop.diagnosis import verdict as rules
 from signalprop.diagnosis.result import Diagnosis
+from signalprop.files.storage import write_text
 from signalprop.report.diagnosis_plots import diagnosis_figure
 from signalprop.report.diagnosis_tables import verdict_text
 from signalprop.report.plots import save_figure
 from signalprop.report.tables import number
-from signalprop.storage import write_text
 from signalprop.theory.bounds import growth_fit
 
 RUNS, PAGE, PICTURES = Path("out/diagnoses"), Path("docs/diagnoses.md"), Path("docs/pictures")

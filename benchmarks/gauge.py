@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from benchmarks.models import hugging_face
-from signalprop.surgery import planning
+from signalprop.repair import plan as planning
 
 VOCABULARY, TOKENS = 61, 13
 

@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.architecture import Architecture
-from signalprop.data import Batch, load_text, text_batch, word_ids
+from signalprop.data.batches import Batch, load_text, text_batch, word_ids
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization
+from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
-from signalprop.reproduce.correlation import paper_fixed_point
-from signalprop.reproduce.orders import DEPTHS, TABLE_3, Orders, encoder, orders
+from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
-from signalprop.storage import read_json, write_json, write_text
 from signalprop.theory.growth import fixed_point
+from signalprop_lab.reproductions.correlation import paper_fixed_point
+from signalprop_lab.reproductions.orders import DEPTHS, TABLE_3, Orders, encoder, orders
 
 PAGE = Path("docs/growth.md")
 STORE = Path("docs/growth.json")
@@ -112,7 +112,7 @@ class Show:
 
     def measured(self) -> dict[str, Any]:
         """Simulated networks: correlation after every layer, gradient growth, with standard errors."""
-        from signalprop.simulation import simulate
+        from signalprop.measurement.simulation import simulate
 
         data: dict[str, Any] = (
             {"inputs": self.inputs()} if self.gaussian else {"batch": _text(self.parametrization.architecture)}

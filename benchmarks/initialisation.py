@@ -16,10 +16,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from signalprop.attachment.families_table import FAMILIES
 from signalprop.errors import InputError
-from signalprop.probes.families_table import FAMILIES
-from signalprop.storage import read_json, write_json, write_text
-from signalprop.surgery.checking import Check, Row, check
+from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.repair.checks import Check, Row, check
 
 STORE = Path("docs/initialisation.json")
 PAGE = Path("docs/initialisation.md")

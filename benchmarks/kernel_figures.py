@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from signalprop.architecture import Architecture
+from signalprop.files.storage import read_json, write_bytes, write_text
 from signalprop.kernels.gallery import e_spa, figure_6, figure_7, u_spa, uncorrected
 from signalprop.kernels.shaping import uniform_kernel
 from signalprop.kernels.trace import Trace, trace
+from signalprop.network.architecture import Architecture
 from signalprop.report.kernel_plots import curves, diagonal_bands, heat_maps, kernel_row
-from signalprop.reproduce.kernels import DEPTHS, LENGTH, REPEATS, sampled_kernel, sequences
 from signalprop.schemes import scheme
-from signalprop.storage import read_json, write_bytes, write_text
+from signalprop_lab.reproductions.kernels import DEPTHS, LENGTH, REPEATS, sampled_kernel, sequences
 
 PAGE, PICTURES = Path("docs/kernels.md"), Path("docs/pictures")
 # What an independent simulation gives, to as many digits as it was noted with; the tests read it too.

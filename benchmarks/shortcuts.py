@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.architecture import Architecture
-from signalprop.data import Batch, load_text, windows
-from signalprop.inputs import InputStatistics, IntArray
-from signalprop.parametrization import Parametrization, role_mask
+from signalprop.data.batches import Batch, load_text, windows
+from signalprop.files.storage import read_json, write_bytes, write_json, write_text
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.network.parametrization import Parametrization, role_mask
 from signalprop.schemes import scheme
-from signalprop.storage import read_json, write_bytes, write_json, write_text
 
 PAGE, STORE, PICTURE = Path("docs/shortcuts.md"), Path("docs/shortcuts.json"), Path("docs/pictures/shortcuts.png")
 RUNS = Path("out/shortcuts")

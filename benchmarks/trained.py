@@ -22,26 +22,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from signalprop.comparison import relative_errors
-from signalprop.data import Batch
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.parametrization_of import read_parametrization
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import casts
 from signalprop.diagnosis.stream import loss
-from signalprop.layout import layer_starts, layout
-from signalprop.moments import FloatArray
+from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.measurement.measuring import measure
+from signalprop.network.layout import layer_starts, layout
+from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.probes.families import mapping_for
-from signalprop.probes.measuring import measure
-from signalprop.probes.reading import read_parametrization
-from signalprop.probes.recording import evaluating
-from signalprop.profile import Profile
-from signalprop.storage import read_json, write_json, write_text
-from signalprop.surgery import load
-from signalprop.training.examples import Ordered, Prepared, as_batch, collate
-from signalprop.training.networks import network_of
-from signalprop.training.recipe import Recipe, load_recipe
-from signalprop.training.run import environment, train
-from signalprop.training.tables import CONFIRMED, CONTRADICTED, INVISIBLE, NONE, STALLED, markdown_table, wrapped
-from signalprop.training.tasks import prepare
+from signalprop.repair import load
+from signalprop.results.comparison import relative_errors
+from signalprop.results.profile import Profile
+from signalprop.watching.recording import evaluating
+from signalprop_lab.training.examples import Ordered, Prepared, as_batch, collate
+from signalprop_lab.training.networks import network_of
+from signalprop_lab.training.recipe import Recipe, load_recipe
+from signalprop_lab.training.run import environment, train
+from signalprop_lab.training.tables import CONFIRMED, CONTRADICTED, INVISIBLE, NONE, STALLED, markdown_table, wrapped
+from signalprop_lab.training.tasks import prepare
 
 SCHEMA = "signalprop/trained/1"
 SEEDS = (0, 1)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from signalprop.storage import read_json, write_json, write_text
+from signalprop.files.storage import read_json, write_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "versions"
@@ -62,13 +62,13 @@ RECIPES = "recipes, checkpoints"  # needs the extra `training`
 GROUPS = {
     "command line": "tests/cli/test_process.py",
     "schemes": "tests/schemes/test_registry.py tests/schemes/test_deepscalelm.py",
-    "tables, configurations, data": "tests/test_parametrization.py tests/test_hf_configs.py tests/test_data.py",
+    "tables, configurations, data": "tests/network/test_parametrization.py tests/test_hf_configs.py tests/data/test_batches.py",
     "reference models against transformers": "tests/models/test_families.py",
-    "probes, every family": "tests/probes/test_measure_families.py tests/probes/test_reading.py",
-    "torch.compile": "tests/models tests/probes -k 'compiled or compiles_to_one_graph'",
-    "applied against built": "tests/surgery/test_equal_to_built.py -k 'in_single and (admin or e-spa or t-fixup)'",
-    "saving, folding": "tests/surgery/test_saving.py tests/surgery/test_folding.py -k 'save or deepscalelm-simple'",
-    RECIPES: "tests/training/test_recipes.py tests/training/test_checkpoints.py",
+    "probes, every family": "tests/measurement/test_measure_families.py tests/measurement/test_reading.py",
+    "torch.compile": "tests/models tests/measurement -k 'compiled or compiles_to_one_graph'",
+    "applied against built": "tests/repair/test_equal_to_built.py -k 'in_single and (admin or e-spa or t-fixup)'",
+    "saving, folding": "tests/repair/test_saving.py tests/repair/test_folding.py -k 'save or deepscalelm-simple'",
+    RECIPES: "tests/lab/training/test_recipes.py tests/lab/training/test_checkpoints.py",
     "monitoring": "tests/monitoring",
     "report": "tests/report/test_html.py tests/report/test_plots.py",
     "diagnosis": "tests/diagnosis",

@@ -17,8 +17,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from signalprop.checkpoint_folder import check_code, check_folder, check_kernels, json_object
 from signalprop.errors import InputError, release, require
+from signalprop.files.checkpoint_folder import check_code, check_folder, check_kernels, json_object
 from signalprop.model_size import check_counts, check_gguf, check_model
 
 _TOKENIZERS = frozenset(

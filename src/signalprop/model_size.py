@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from signalprop.errors import InputError
-from signalprop.memory import check_fits, memory_limit
-from signalprop.storage import opened
+from signalprop.files.limits import check_fits, memory_limit
+from signalprop.files.storage import opened
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

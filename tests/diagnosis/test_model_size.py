@@ -105,9 +105,9 @@ class TestModels:
             model[1].weight = model[0].weight
             return model
 
-        monkeypatch.setattr("signalprop.memory.memory_limit", lambda: 500_000)
+        monkeypatch.setattr("signalprop.files.limits.memory_limit", lambda: 500_000)
         check_model(make, "x")
-        monkeypatch.setattr("signalprop.memory.memory_limit", lambda: 399_999)
+        monkeypatch.setattr("signalprop.files.limits.memory_limit", lambda: 399_999)
         with pytest.raises(InputError, match="the model of x needs at least"):
             check_model(make, "x")
         check_model(make, "x", itemsize=2)

@@ -1,0 +1,86 @@
+"""A wall clock that jumps: what is measured and who counts as dead goes by one that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import killing
+import sweeping
+
+pytest.importorskip("optuna")
+
+from signalprop_lab.training import queueing
+from signalprop_lab.training.grid import Point, load_sweep
+from signalprop_lab.training.sweep import prepare
+
+LIBRARY = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+
+
+def test_a_jump_makes_nobody_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process on another machine, whose last sign of life seems to be hours ago, the next one is waited for."""
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweeping.SWEEP, sort_keys=False))
+    grid = load_sweep(tmp_path / "sweep.yaml")
+    queue = prepare(grid, tmp_path / "out", None)
+    queue.shared = False  # as with a database
+    point = Point("plain / 2", 0.03, 0)
+    queue.add([point])
+    taken = queue.take({grid.key(point)})
+    assert taken is not None
+    trial, _ = taken
+    queue.release()
+
+    def sign(hours: float) -> None:
+        trial.set_user_attr("worker", ["elsewhere", "/its/directory", time.time() - hours * 3600, "session"])
+
+    def states() -> list[str]:
+        queue.bury()
+        return [entry.state for entry in queue.entries()]
+
+    monkeypatch.setattr(queueing, "_WATCHED", 0.2)
+    sign(2)
+    assert states() == ["running"]  # looked at for the first time
+    time.sleep(0.25)
+    sign(2.001)  # by its clock, or because ours has jumped
+    assert states() == ["running"]
+    time.sleep(0.25)
+    assert states() == ["failed"]  # it keeps silent
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(LIBRARY is None, reason="there is no faketime here")
+@pytest.mark.parametrize("jump", ["-3600", "+3600"])
+def test_a_run_meets_a_jump(jump: str, tmp_path: Path) -> None:
+    given, folder, whole = tmp_path / "given", tmp_path / "out", tmp_path / "whole"
+    killing.prepare(given, trained_run=False)
+    case = killing.cases(given)["train"]
+    assert killing.run(case.arguments, whole).status == 0
+    folder.mkdir()
+    offset = tmp_path / "offset"
+    offset.write_text("+0\n")
+    environment = os.environ | {
+        "LD_PRELOAD": str(LIBRARY), "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_CACHE_DURATION": "1",
+        "DONT_FAKE_MONOTONIC": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }  # fmt: skip
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "signalprop", *case.arguments], cwd=folder, env=environment, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (folder / "run" / "tensorboard").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    offset.write_text(f"{jump}\n")
+    _, err = process.communicate(timeout=300)
+    took = time.monotonic() - began
+    assert process.returncode == 0, err
+    assert killing.different(whole, folder, case.written) == []
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert 0 <= result["seconds"] <= took and result["throughput"] > 0
