@@ -19,7 +19,7 @@ from typing import Any
 
 from signalprop.errors import InputError, release, require
 from signalprop.files.checkpoint_folder import check_code, check_folder, check_kernels, json_object
-from signalprop.model_size import check_counts, check_gguf, check_model
+from signalprop.files.model_size import check_counts, check_gguf, check_model
 
 _TOKENIZERS = frozenset(
     ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"]
@@ -136,7 +136,8 @@ def gguf_tokenizer(path: Path) -> Any:
 
 
 def data_set(name: str, configuration: str | None, **options: Any) -> Any:
-    """A data set of the hub; `options`: of `datasets.load_dataset`. Loading scripts are not run."""
+    """A data set of the hub, or of files (`name` is then a builder of `datasets`, such as json); `options`: of
+    `datasets.load_dataset`. Loading scripts are not run."""
     datasets = require("datasets", "datasets")
     if release(datasets.__version__) < (4, 0):  # later ones cannot run any, and refuse to be told
         options["trust_remote_code"] = False

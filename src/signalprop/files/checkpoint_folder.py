@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
+from signalprop.files.model_size import check_counts
 from signalprop.files.storage import check_regular, read_json
-from signalprop.model_size import check_counts
 
 _IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # transformers' and PyTorch's own
 
