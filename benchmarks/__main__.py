@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.environments import environment
 from benchmarks.page import IN_A_BROWSER, MODULES, RECORDS, ROOT, write_page
 from benchmarks.timing import one_thread, record
-from signalprop.storage import write_json
+from signalprop.files.storage import write_json
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 

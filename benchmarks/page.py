@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import table
-from signalprop.storage import read_json, write_text
+from signalprop.files.storage import read_json, write_text
 
 MODULES = (
     "prediction",

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import compared, take_turns
-from signalprop.architecture import Architecture
-from signalprop.inputs import zipf
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import zipf
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from signalprop.theory.network import predict_moments
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import compared, take_turns
-from signalprop.architecture import Architecture
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
 REQUIREMENTS = (

@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    from signalprop.training.tables import markdown_table
+    from signalprop_lab.training.tables import markdown_table
 
     return markdown_table(header, rows)
 

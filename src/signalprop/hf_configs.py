@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from signalprop.architecture import Architecture
-from signalprop.checkpoint_folder import check_links
 from signalprop.errors import InputError
+from signalprop.files.checkpoint_folder import check_links
+from signalprop.files.storage import read_json
 from signalprop.hf_defaults import DEFAULTS as DEFAULTS
 from signalprop.hf_readers import READERS as READERS
 from signalprop.hf_readers import REFUSED, Config
-from signalprop.storage import read_json
+from signalprop.network.architecture import Architecture
 
 
 def read(source: Any, **changes: Any) -> Architecture:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from signalprop.activations import activation
 from signalprop.errors import InputError
+from signalprop.network.activations import activation
 
 Config = Mapping[str, Any]
 

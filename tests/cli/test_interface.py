@@ -16,9 +16,9 @@ from typing import Any
 import typer.main
 
 from signalprop.cli import app, run
-from signalprop.storage import write_json
-from signalprop.surgery.checking import Check
-from signalprop.verification import VerificationReport
+from signalprop.files.storage import write_json
+from signalprop.repair.checks import Check
+from signalprop_lab.verification.verify import VerificationReport
 
 SNAPSHOT = Path(__file__).with_name("interface.json")
 TINY = ["--layers", "1", "--d-model", "16", "--seq-len", "8"]

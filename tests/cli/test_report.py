@@ -13,7 +13,7 @@ import pytest
 
 from commandline import TINY, Command
 from reported import write_run
-from signalprop.storage import read_json
+from signalprop.files.storage import read_json
 
 pytest.importorskip("plotly")
 DEFAULT = "signalprop-report.html"

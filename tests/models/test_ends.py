@@ -10,17 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from signalprop.architecture import Architecture
-from signalprop.data import default_batch, default_statistics
+from signalprop.data.batches import default_batch, default_statistics
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, from_frames, tensor_moments
+from signalprop.measurement import measure
+from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.ends import FrontEnd
 from signalprop.models.transformer import batch_tensors
-from signalprop.parametrization import Parametrization
-from signalprop.probes import measure
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, from_frames, tensor_moments
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory.embedding import embed, front_end
 
 WHISPER: dict[str, Any] = {

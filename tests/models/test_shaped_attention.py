@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import signalprop as sp
-from signalprop.architecture import Architecture
-from signalprop.data import Batch
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kernels.shaping import (
     ESPA,
     USPA,
@@ -38,13 +36,15 @@ from signalprop.kernels.shaping import (
 )
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kernels.transforms import dks
+from signalprop.measurement import measure
+from signalprop.measurement.simulation import simulate
 from signalprop.models import Transformer, build
 from signalprop.models.shaping import LOW, Positions, TorchShape, shaped_attention, torch_shape
-from signalprop.parametrization import Parametrization, Shaping
-from signalprop.probes import measure
-from signalprop.profile import POINTS
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.results.profile import POINTS
 from signalprop.schemes import SCHEMES
-from signalprop.simulation import simulate
 
 N = 23
 CAUSAL: dict[str, AttentionShape] = {

@@ -17,14 +17,14 @@ from torch import nn
 
 import monitored
 from monitored import gpt2, hooks, other, sequences, train
-from signalprop.data import Batch
+from signalprop.attachment.families import mapping_of
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.signal import observe
 from signalprop.errors import InputError
+from signalprop.measurement import measure
 from signalprop.monitoring import SignalMonitor
-from signalprop.parametrization import Parametrization
-from signalprop.probes import measure
-from signalprop.probes.families import mapping_of
+from signalprop.network.parametrization import Parametrization
 
 ALL = ("attention", "rank", "alignment", "outliers", "identity", "removal", "casts")
 

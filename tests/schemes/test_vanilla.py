@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import zipf
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import zipf
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import SCHEMES, scheme
 from signalprop.theory.embedding import embed
 

@@ -17,18 +17,18 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.diagnose import diagnose
-from signalprop.cli.explore import explore
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.predict import predict
 from signalprop.cli.report import report
-from signalprop.cli.reproduce import reproduce
 from signalprop.cli.schemes import schemes
-from signalprop.cli.sweep import sweep
-from signalprop.cli.train import train
-from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra, as_line
+from signalprop_lab.cli.explore import explore
+from signalprop_lab.cli.reproduce import reproduce
+from signalprop_lab.cli.sweep import sweep
+from signalprop_lab.cli.train import train
+from signalprop_lab.cli.verify import verify
 
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (

@@ -46,7 +46,7 @@ def check(
     output.check_outputs(json_file)
     wanted = opt.scheme_or_table(scheme, option)
     require("torch", "models")
-    from signalprop.surgery.checking import check as checked
+    from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)

@@ -13,7 +13,7 @@ from signalprop.cli import output
 from signalprop.errors import InputError
 
 if TYPE_CHECKING:
-    from signalprop.architecture import Architecture
+    from signalprop.network.architecture import Architecture
 
 SCHEMA = "signalprop/schemes/1"
 
@@ -78,7 +78,7 @@ def _show_table(
 
 def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:
     """Add the prediction for an architecture to every scheme, or the reason why it refuses."""
-    from signalprop.data import default_statistics
+    from signalprop.data.batches import default_statistics
     from signalprop.prediction import predict
     from signalprop.schemes import scheme
 

@@ -6,8 +6,8 @@ from signalprop.errors import require
 
 require("torch", "models")
 
-from signalprop.probes.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap  # noqa: E402
-from signalprop.probes.measuring import Probe, measure  # noqa: E402
-from signalprop.probes.streams import input_kernels  # noqa: E402
+from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap  # noqa: E402
+from signalprop.measurement.input_kernels import input_kernels  # noqa: E402
+from signalprop.measurement.measuring import Probe, measure  # noqa: E402
 
 __all__ = ["EmbeddingMap", "HeadMap", "Mapping", "Probe", "SublayerMap", "input_kernels", "measure"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from signalprop.report.tables import number, text_table
 
 if TYPE_CHECKING:
-    from signalprop.surgery.checking import Check, Row
+    from signalprop.repair.checks import Check, Row
 
 _SHORT = {"attention": "attention", "cross_attention": "cross", "feed_forward": "ffn"}
 _PLAIN = {"skip": 1.0, "branch": 1.0, "norm_scale": 1.0, "attention_gain": 1.0, "scale": 1.0, "value_skip": 0.0}

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from signalprop.profile import Profile
 from signalprop.report.tables import number, variance
+from signalprop.results.profile import Profile
 
 # A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one
 # learning rate serves (the papers' deep vanilla models that fail to train are at 10^2 and beyond in variance).

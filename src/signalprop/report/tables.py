@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from signalprop.comparison import Comparison
-from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, STACKS, layout
-from signalprop.profile import Profile, Series
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import KINDS, STACKS, layout
+from signalprop.results.comparison import Comparison
+from signalprop.results.profile import Profile, Series
 
 MAX_ROWS = 24
 _SHORT_KIND = {"attention": "attention", "cross_attention": "cross", "feed_forward": "ffn"}

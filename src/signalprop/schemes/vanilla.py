@@ -6,10 +6,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from signalprop.architecture import ADDED, Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, Embedding, Head, Parametrization, fan
+from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import (
+    FEED_FORWARD_ROLES,
+    ROLES,
+    Distribution,
+    Embedding,
+    Head,
+    Parametrization,
+    fan,
+)
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
 

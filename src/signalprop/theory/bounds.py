@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
-from signalprop.layout import PLACEMENTS, layer_starts
-from signalprop.moments import Array, FloatArray
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
+from signalprop.network.layout import PLACEMENTS, layer_starts
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
 from signalprop.theory.blocks import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
 from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned

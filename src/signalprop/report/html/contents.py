@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from signalprop.comparison import Comparison
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError
 from signalprop.kernels.trace import Trace
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
-from signalprop.report.html import blocks, diagnoses, kernels, reproductions, signal, sweeps, tables, training
+from signalprop.network.parametrization import Parametrization
+from signalprop.report.html import blocks, diagnoses, kernels, signal, tables
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.kernels import Kernels
-from signalprop.report.html.reproductions import Reproduced
-from signalprop.report.html.runs import Run
-from signalprop.report.html.sweeps import Swept
+from signalprop.results.comparison import Comparison
+from signalprop.results.profile import Profile
+from signalprop_lab.report import reproductions, sweeps, training
+from signalprop_lab.report.reproductions import Reproduced
+from signalprop_lab.report.runs import Run
+from signalprop_lab.report.sweeps import Swept
 
 Item = Profile | Comparison | Diagnosis | Parametrization | Trace | Kernels | Run | Swept | Reproduced
 _SEVERITIES = ("fault", "warning", "note", "good")

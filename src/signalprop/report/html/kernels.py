@@ -11,13 +11,13 @@ import numpy as np
 from pydantic import ConfigDict
 
 from signalprop.errors import InputError
+from signalprop.files.storage import check_arrays, finite, opened
+from signalprop.files.validation import Value
 from signalprop.kernels.trace import Trace, normalised
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.tables import number
-from signalprop.storage import check_arrays, finite, opened
-from signalprop.validation import Value
 
 SCHEMA = "signalprop/kernel/1"
 Number = float | None

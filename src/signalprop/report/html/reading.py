@@ -6,20 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from signalprop import comparison, parametrization, profile
-from signalprop.comparison import Comparison, compare
 from signalprop.diagnosis import result as diagnosis
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
-from signalprop.report.html import kernels, reproductions, sweeps
+from signalprop.files.storage import read_json
+from signalprop.network import parametrization
+from signalprop.network.parametrization import Parametrization
+from signalprop.report.html import kernels
 from signalprop.report.html.kernels import Kernels
-from signalprop.report.html.reproductions import Reproduced
-from signalprop.report.html.runs import Run, read_run
-from signalprop.report.html.sweeps import Swept
-from signalprop.storage import read_json
-from signalprop.training import tables
+from signalprop.results import comparison, profile
+from signalprop.results.comparison import Comparison, compare
+from signalprop.results.profile import Profile
+from signalprop_lab.report import reproductions, sweeps
+from signalprop_lab.report.reproductions import Reproduced
+from signalprop_lab.report.runs import Run, read_run
+from signalprop_lab.report.sweeps import Swept
+from signalprop_lab.training import tables
 
 Readable = Profile | Comparison | Diagnosis | Parametrization | Kernels | Run | Swept | Reproduced
 _PAIR = "signalprop/diagnoses/1"

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.architecture import Architecture
-from signalprop.comparison import Comparison
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.layout import KINDS, PLACEMENTS, STACKS, layer_starts, layout
-from signalprop.moments import FloatArray
+from signalprop.network.architecture import Architecture
+from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layer_starts, layout
+from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.profile import Profile
 from signalprop.report import findings
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
 from signalprop.report.plots import depths
 from signalprop.report.tables import number, percent, variance
+from signalprop.results.comparison import Comparison
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 
 _WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}

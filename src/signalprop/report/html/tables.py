@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.tables import number
