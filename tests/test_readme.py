@@ -23,7 +23,7 @@ import pytest
 import typer.main
 import yaml
 
-from signalprop.cli import app, run
+from signalprop.cli import all_commands, command_line, run
 from signalprop.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
@@ -225,7 +225,7 @@ def test_no_block_is_hidden() -> None:
 # --- commands and names in the text -----------------------------------------------------------------------------------
 
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 
 

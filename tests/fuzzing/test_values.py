@@ -190,8 +190,9 @@ class TestProcesses:
             for _ in range(3000):
                 file.write(b" " * (1 << 20))
         code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop_lab.training.sources import documents\n"
-            "from signalprop_lab.training.recipe import Data\nfrom signalprop_lab.training.sources import training_place\n"
+            "from damage import outcome\nfrom signalprop_lab.training.sources import documents\n"
+            "from signalprop_lab.training.recipe import Data\n"
+            "from signalprop_lab.training.sources import training_place\n"
             "data = Data(source='a.jsonl.gz')\n"
             "print(outcome(lambda: list(documents(data, training_place(data)))))"
         )

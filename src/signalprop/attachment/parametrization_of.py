@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import (
     Mapping,
     Number,
@@ -38,7 +39,6 @@ from signalprop.network.parametrization import (
     layout,
     role_mask,
 )
-from signalprop.watching.recording import unwrapped
 
 
 def read_parametrization(

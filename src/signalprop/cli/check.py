@@ -41,7 +41,7 @@ def check(
     """
     from signalprop.cli.loading import load_model
     from signalprop.errors import require
-    from signalprop.report.checks import check_table
+    from signalprop.repair.check_table import check_table
 
     output.check_outputs(json_file)
     wanted = opt.scheme_or_table(scheme, option)

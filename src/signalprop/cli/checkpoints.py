@@ -67,7 +67,7 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
     """Logits, or what else the model gives out first, in evaluation mode."""
     import torch
 
-    from signalprop.watching.recording import evaluating
+    from signalprop.attachment.live_model import evaluating
 
     with evaluating(model), torch.no_grad():
         out: Any = model(**arguments)

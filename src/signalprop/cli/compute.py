@@ -36,7 +36,7 @@ def compute(
       signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
     """
     from signalprop.network.cost import count_parameters, train_flops
-    from signalprop.report.tables import text_table
+    from signalprop.results.text import text_table
 
     output.check_outputs(json_file)
     changed = opt.changes(

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import evaluating, placed, unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
@@ -28,7 +29,6 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
-from signalprop.watching.recording import evaluating, placed, unwrapped
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence

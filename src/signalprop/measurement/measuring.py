@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, plan
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
-from signalprop.watching.recording import Recorder, placed, unwrapped
+from signalprop.watching.recording import Recorder
 
 Loss = Callable[[Any], Tensor]
 _LOCK = threading.Lock()

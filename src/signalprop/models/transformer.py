@@ -199,7 +199,7 @@ class Transformer(nn.Module):
         return [sublayer for stack in stacks for sublayer in stack.sublayers]  # type: ignore[misc]
 
     def signalprop_mapping(self) -> Mapping:
-        """Where the signal runs, for `signalprop.probes.measure`."""
+        """Where the signal runs, for `sp.measure`."""
         from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap
 
         paths = [
@@ -318,7 +318,7 @@ def build(
 ) -> Transformer:
     """The PyTorch network that a parametrization describes, with freshly drawn weights, in training mode.
 
-    The same seed gives the same weights in every precision, and the same as `signalprop.measurement.simulation.simulate` draws
+    The same seed gives the same weights in every precision, and the same as `sp.simulate` draws
     layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU, as
     `dtype`.
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, plan
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
@@ -34,7 +35,7 @@ from signalprop.network.layout import layout
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.theory.bounds import growth_exponent
-from signalprop.watching.recording import Recorder, unwrapped
+from signalprop.watching.recording import Recorder
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")

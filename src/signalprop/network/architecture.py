@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from signalprop.files.validation import Value
 from signalprop.network.activations import activation
+from signalprop.network.presets import preset
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
@@ -283,9 +284,8 @@ class Architecture(Value):
         Raises:
             InputError: unknown name (the message lists the known ones), or a bad field.
         """
-        from signalprop.network.presets import preset
-
-        return preset(name, **changes)
+        given = {key: value for key, value in changes.items() if value is not None}
+        return cls(**preset(name)).replace(**given)
 
     @classmethod
     def from_hf(cls, source: Any, **changes: Any) -> Architecture:

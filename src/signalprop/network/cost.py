@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from signalprop.errors import InputError
+from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import KINDS, PLACEMENTS, STACKS, Parametrization, layout
 
-# Rows of T5's and MPNet's tables of relative position biases (relative_attention_num_buckets in transformers); one
-# table per stack.
+# Rows of a table of relative position biases (relative_attention_num_buckets in transformers); one table per stack.
 RELATIVE_BUCKETS = 32
-# These count positions from 2 on, so that their tables have two more rows than the model reads tokens.
-_POSITION_OFFSET = {"roberta": 2, "opt": 2, "bart": 2, "mpnet": 2}
 _NORMS = {"pre": 1, "post": 1, "sandwich": 2, "none": 0, "res-post": 1}
 
 # Operations per element, as ELECTRA counts them.
@@ -30,18 +28,19 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     d, q, kv = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head
     norm = d * (2 if a.norm == "layernorm" and a.norm_bias else 1)
     rows = layout(a)
+    family = find(a.family)
 
     attention = d * (q + 2 * kv) + (q + 2 * kv) * bool(a.qkv_bias) + q * d + d * a.bias
     if a.qk_norm:
         attention += q + kv if a.qk_norm == "whole" else 2 * a.d_head
-    if a.family == "whisper":  # no key bias
-        attention -= kv
+    if family is not None and not family.key_bias:
+        attention -= kv * bool(a.qkv_bias)
     maps_in = 2 if a.gated else 1
     feed_forward = (maps_in + 1) * d * a.d_ff + (maps_in * a.d_ff + d) * a.bias
     n_feed_forward = int((rows.kind == KINDS.index("feed_forward")).sum())
     n_attention = len(rows.kind) - n_feed_forward
     n_stacks = 2 if a.kind == "encoder-decoder" else 1
-    biased = a.positions == "relative" or a.family == "mpnet"  # beside learned positions
+    biased = a.positions == "relative" or (family is not None and family.score_bias)
     relative = RELATIVE_BUCKETS * a.n_heads * n_stacks if biased else 0
 
     n_norms = sum(_NORMS[PLACEMENTS[code]] for code in rows.placement) - a.n_layers * a.shared_norm
@@ -85,9 +84,11 @@ def _embedding_parameters(a: Architecture) -> int:
     count += d * a.n_class_tokens + d * a.n_segments
     two = a.kind == "encoder-decoder"
     lengths = [(a.positions, a.seq_len)] + ([(a.positions_of(decoder=True), a.target_len or a.seq_len)] if two else [])
+    family = find(a.family)
+    offset = 0 if family is None else family.position_offset
     for positions, length in lengths:  # each stack has its own table
         if positions == "learned":
-            count += d * (length + _POSITION_OFFSET.get(a.family or "", 0))
+            count += d * (length + offset)
     return count
 
 

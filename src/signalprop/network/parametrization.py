@@ -322,21 +322,6 @@ class Parametrization:
         """
         return cls.from_json(read_json(path))
 
-    @classmethod
-    def from_model(cls, model: Any, **mapping: Any) -> Parametrization:
-        """The standard deviations and multipliers that a live or trained PyTorch model has now.
-
-        Args:
-            model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping=`.
-            mapping: `mapping` by name, for a model of another kind (docs/measuring.md).
-
-        Raises:
-            InputError: an unknown family, or a mapping that does not fit. MissingExtra: PyTorch is not installed.
-        """
-        from signalprop.attachment.parametrization_of import read_parametrization
-
-        return read_parametrization(model, **mapping)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Parametrization):
             return NotImplemented

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layout
 from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.repair.check_table import check_table
 from signalprop.repair.expectation import Expected, expectations
 from signalprop.repair.goodness_of_fit import SMALLEST, Sample, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
@@ -23,7 +25,6 @@ from signalprop.repair.record import Record, record_of, vanilla_mapping
 from signalprop.repair.shaped_models import Activating
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.watching.recording import unwrapped
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
@@ -107,9 +108,7 @@ class Check:
         }
 
     def table(self, *, everything: bool = False) -> str:
-        """As text: what is wrong; `everything`: what is right as well (`signalprop.report.checks.check_table`)."""
-        from signalprop.report.checks import check_table
-
+        """As text: what is wrong; `everything`: what is right as well (`signalprop.repair.check_table.check_table`)."""
         return check_table(self, everything=everything)
 
     def summary(self) -> str:

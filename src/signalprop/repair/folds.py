@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
@@ -24,7 +25,6 @@ from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Applied, Record, take_off, the_record, vanilla_mapping
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
-from signalprop.watching.recording import unwrapped
 
 Factor = float | Tensor  # one number, or one per output feature
 

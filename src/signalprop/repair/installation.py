@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, reading_maps, split
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
@@ -45,7 +46,6 @@ from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Pass
 from signalprop.repair.tape import on_meta
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.watching.recording import unwrapped
 
 Mode = Literal["gauge", "absorbed"]
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from signalprop import checkpoint_loading
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, require
 from signalprop.files.checkpoint_folder import check_folder
@@ -33,7 +34,6 @@ from signalprop.repair.initialisation import whole
 from signalprop.repair.installation import install
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, record_of, the_record
-from signalprop.watching.recording import unwrapped
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"

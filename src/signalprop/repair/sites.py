@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.errors import InputError
 from signalprop.network.layout import PLACEMENTS, Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
 from signalprop.repair.record import carrier_of, record_of
 from signalprop.repair.tape import ROUNDINGS, Tape, arguments_for, like, on_meta, rms, same
-from signalprop.watching.recording import placed, unwrapped
 
 # --- confirm ---------------------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.live_model import evaluating, placed
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
-from signalprop.watching.recording import evaluating, first_tensor, placed, uncompiled
+from signalprop.watching.recording import first_tensor, uncompiled
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result

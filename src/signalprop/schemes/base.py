@@ -147,7 +147,7 @@ def fill(
 
     Args:
         architecture: that the rows describe. made_by: the scheme, whose name and options the table keeps.
-        std: by role (`signalprop.network.parametrization.ROLES`): a number, or one per sublayer; 0 for roles that are missing.
+        std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
     """
     weights = {f"weight__{role}": value for role, value in std.items()}

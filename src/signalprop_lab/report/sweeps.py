@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from signalprop.errors import InputError
-from signalprop.files.storage import is_below
+from signalprop.files.storage import is_below, read_json
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Cell
-from signalprop.report.tables import number
+from signalprop.report.html.parts import Part
+from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, read_run
 from signalprop_lab.report.training import thinned
 from signalprop_lab.training import tables
@@ -312,3 +313,23 @@ def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
             }
         )  # fmt: skip
     return out
+
+
+def _directory(path: Path) -> dict[str, Any] | None:
+    if not is_sweep(path):
+        return None
+    results = results_of(path)
+    try:
+        return {path.resolve().name: of_results(read_json(results), path)}
+    except InputError as error:
+        raise InputError(f"{results}: {error}") from None
+
+
+PART = Part(
+    types=(Swept,),
+    sections=sweep_sections,
+    cards=sweep_findings,
+    names=lambda items: [item.sweep.name for item in items.values()],
+    readers={tables.SCHEMA: lambda source, data: {source.stem: of_results(data, source.parent)}},
+    folder=_directory,
+)

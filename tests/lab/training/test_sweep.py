@@ -33,7 +33,7 @@ from signalprop_lab.training.sweep import (
 )
 from sweeping import BASE, SWEEP, curvature, descend
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from signalprop.report.tables import number, text_table
+from signalprop.results.text import number, text_table
 
 if TYPE_CHECKING:
     from signalprop.repair.checks import Check, Row
