@@ -29,7 +29,7 @@ def check_complete(family: Family) -> None:
 
 
 def _incomplete(family: Family, why: str) -> InputError:
-    return InputError(f"the family {family.model_type!r} is incomplete: {why} (docs/adding-a-family.md)")
+    return InputError(f"the family {family.model_type!r} is incomplete: {why} (CONTRIBUTING.md: Add a family)")
 
 
 def _of_defaults(family: Family) -> Architecture:
