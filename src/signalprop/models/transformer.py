@@ -27,8 +27,8 @@ from signalprop.models.sublayers import (
     torch_shapes,
 )
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.cost import count_parameters
 from signalprop.network.parametrization import ROLES, STACKS, Parametrization
+from signalprop.results.cost import count_parameters
 
 if TYPE_CHECKING:
     from signalprop.attachment.mapping import Mapping

@@ -301,7 +301,7 @@ class Architecture(Value):
         Raises:
             InputError: the family is not known, the file is not readable, or a value is out of range.
         """
-        from signalprop.hf_configs import read
+        from signalprop.families.reading import read
 
         return read(source, **changes)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from signalprop import checkpoint_loading
 from signalprop.errors import InputError, refusing, require
+from signalprop.files import checkpoint_loading
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.recipe import Tokenizer
 
