@@ -23,7 +23,7 @@ import pytest
 import typer.main
 import yaml
 
-from signalprop.cli import app, run
+from signalprop.cli import all_commands, command_line, run
 from signalprop.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,7 @@ _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exi
 NOT_RUN = {
     ("README.md", "make demo"): f"{_INSTALLS}; test_the_demo_prints_what_the_readme_shows does the rest",
     ("README.md", "layer         stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
-    ("docs/diagnoses.md", ""): "python -m benchmarks.diagnoses writes the page from checkpoints of up to 0.5 GB",
+    ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
     (
         "docs/exploring.md",
         "signalprop explore",
@@ -225,7 +225,7 @@ def test_no_block_is_hidden() -> None:
 # --- commands and names in the text -----------------------------------------------------------------------------------
 
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 
 

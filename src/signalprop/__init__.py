@@ -28,6 +28,7 @@ from signalprop.results.profile import Profile, Series, average
 from signalprop.schemes import SCHEMES, Scheme, scheme
 
 if TYPE_CHECKING:
+    from signalprop.attachment.parametrization_of import read_parametrization
     from signalprop.diagnosis import diagnose
     from signalprop.kernels.trace import Trace, attention_only, trace
     from signalprop.measurement import Probe, measure
@@ -73,6 +74,7 @@ __all__ = [
     "measure",
     "parameter_groups",
     "predict",
+    "read_parametrization",
     "save",
     "scheme",
     "simulate",
@@ -82,8 +84,9 @@ __all__ = [
 _NEEDS_TORCH = {
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",
-    "Probe": "signalprop.probes",
-    "measure": "signalprop.probes",
+    "Probe": "signalprop.measurement",
+    "measure": "signalprop.measurement",
+    "read_parametrization": "signalprop.attachment.parametrization_of",
     "simulate": "signalprop.measurement.simulation",
     "apply": "signalprop.repair",
     "check": "signalprop.repair.checks",

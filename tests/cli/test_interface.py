@@ -15,7 +15,7 @@ from typing import Any
 
 import typer.main
 
-from signalprop.cli import app, run
+from signalprop.cli import all_commands, command_line, run
 from signalprop.files.storage import write_json
 from signalprop.repair.checks import Check
 from signalprop_lab.verification.verify import VerificationReport
@@ -35,7 +35,7 @@ RESULTS = {
 
 def interface() -> dict[str, Any]:
     """Options by command, and keys by result."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
     options = {
         name: [" ".join(parameter.opts) for parameter in command.params] for name, command in sorted(commands.items())
     }

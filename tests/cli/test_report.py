@@ -50,7 +50,7 @@ class TestReport:
         ("arguments", "message"),
         [
             (["{}/none.json"], "cannot read"),
-            (["{}"], "is no directory of a training run"),
+            (["{}"], "is not the directory of a training run"),
             (["{}/new.json"], "newer than this version reads"),
             (["{}/new.json", "--out", "{}/no/such.html"], "there is no directory"),
             ([], "Missing argument"),

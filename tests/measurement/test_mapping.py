@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from signalprop import read_parametrization
 from signalprop.attachment import EmbeddingMap, Mapping, SublayerMap
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import tensor_moments
-from signalprop.network.parametrization import Parametrization, role_mask
+from signalprop.network.parametrization import role_mask
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "measuring.md"
 
@@ -32,7 +33,7 @@ def test_the_examples_in_the_documentation_run() -> None:
         exec(compile(block, str(DOCUMENT), "exec"), names)
     profile, gpt = names["profile"], names["gpt"]
     assert profile.n_sublayers == 12 and profile.gradient is not None
-    p = Parametrization.from_model(gpt, mapping=names["mapping"])
+    p = read_parametrization(gpt, mapping=names["mapping"])
     qkv = gpt.blocks[2].attn.qkv.weight.detach().double()
     for i, role in enumerate(("query", "key", "value")):
         assert p.weights[role][4] == pytest.approx(float((qkv[64 * i : 64 * (i + 1)] ** 2).mean().sqrt()))
@@ -190,7 +191,7 @@ def test_the_reference_model_is_measured_and_read_back(placement: str) -> None:
         head=given.head.model_copy(update={"weight": 0.6}),
     )
     model = build(given, seed=1)
-    read = Parametrization.from_model(model)
+    read = read_parametrization(model)
     assert read.architecture == a
     np.testing.assert_allclose(read.skip, 0.9)
     np.testing.assert_allclose(read.branch, 0.5)
@@ -210,7 +211,7 @@ def test_the_reference_model_is_measured_and_read_back(placement: str) -> None:
     stream = model.encoder.embedding(torch.as_tensor(tokens))
     expected = tensor_moments(stream.detach().numpy(), keep)
     table = replace(model.signalprop_mapping(), embedding=EmbeddingMap(model.encoder.embedding.token, 0.7, 0.5))
-    assert Parametrization.from_model(model, mapping=table).embedding.position == 0.7
+    assert read_parametrization(model, mapping=table).embedding.position == 0.7
     assert profile.input["variance"] == pytest.approx(expected.variance, rel=1e-5)
     assert profile.input["token_correlation"] == pytest.approx(expected.token_correlation, abs=1e-5)
 

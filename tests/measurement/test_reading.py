@@ -24,7 +24,7 @@ def rms(tensor: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_family_reads_and_round_trips(build: Any, name: str) -> None:
-    p = Parametrization.from_model(build(name))
+    p = read_parametrization(build(name))
     assert p.scheme == "as is" and set(p.distribution.values()) == {"measured"}
     for role in ROLES:
         present = role_mask(p.architecture, role)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from signalprop import read_parametrization
 from signalprop.data.batches import default_batch, default_statistics
 from signalprop.errors import InputError
 from signalprop.measurement import measure
@@ -154,7 +155,7 @@ class TestStacks:
     def test_a_table_and_the_model_that_it_makes_are_the_same(self, kind: str) -> None:
         p = scheme("huggingface")(Architecture(**KINDS[kind]))
         assert Parametrization.from_json(p.to_json()) == p
-        found = Parametrization.from_model(build(p, seed=0)).embedding
+        found = read_parametrization(build(p, seed=0)).embedding
         wanted = p.embedding
         assert found.convolutions == pytest.approx(wanted.convolutions, rel=0.02)
         assert found.position == pytest.approx(wanted.position) and found.scale == wanted.scale

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import signalprop as sp
+from signalprop import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.kernels.shaping import (
@@ -488,7 +489,7 @@ def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str,
 @every_table
 def test_a_built_model_is_read_back(name: str) -> None:
     p = TABLES[name]()
-    read = Parametrization.from_model(build(p, seed=0, dtype=torch.float64))
+    read = read_parametrization(build(p, seed=0, dtype=torch.float64))
     assert read.shaping == p.shaping
     for column in ("shape_in", "shape_out", "shape_gain", "value_skip", "attention_gain", "skip", "branch"):
         np.testing.assert_array_equal(read.columns()[column], p.columns()[column])

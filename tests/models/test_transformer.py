@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from signalprop import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.measurement import measure
@@ -413,7 +414,7 @@ def test_it_reads_as_the_table_it_was_built_from(form: str) -> None:
         skip=np.where(p.parallel, 1.0, skip),
     )
     p = replace(p, skip_trainable="channel", branch_trainable="scalar", attention_trainable=True)
-    found = Parametrization.from_model(build(p, seed=0, dtype=torch.float64))
+    found = read_parametrization(build(p, seed=0, dtype=torch.float64))
     for name in ("skip", "branch", "norm_gain", "norm_scale", "post_norm_gain", "value_skip", "attention_gain"):
         np.testing.assert_allclose(getattr(found, name), getattr(p, name), rtol=1e-12, err_msg=name)
     for name in ("skip_trainable", "branch_trainable", "attention_trainable"):

@@ -31,6 +31,7 @@ from applied import (
     skip_without_interface,
     vanilla,
 )
+from signalprop import read_parametrization
 from signalprop.attachment.families import mapping_of
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
@@ -469,7 +470,7 @@ def test_check_and_from_model(name: str, scheme: str, options: dict[str, Any]) -
     table = sp.apply(model, scheme, seed=0, **options)
     found = sp.check(model, table)
     assert found.ok, found.summary()
-    read = sp.Parametrization.from_model(model)
+    read = read_parametrization(model)
     assert read.shaping == table.shaping
     for column in ("shape_in", "shape_out", "shape_gain"):
         assert np.array_equal(getattr(read, column), getattr(table, column))

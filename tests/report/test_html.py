@@ -356,7 +356,7 @@ class TestReading:
         with pytest.raises(InputError, match=re.escape(f"{file}, line 3 is not JSON")):
             read(root)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(InputError, match="is no directory of a training run"):
+        with pytest.raises(InputError, match="is not the directory of a training run"):
             read(tmp_path / "empty")
 
     @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 broken", b"\x93NUMPY"])

@@ -1,4 +1,4 @@
-"""The Mapping of a Hugging Face model, made from its family's row in `signalprop.attachment.families_table`."""
+"""The Mapping of a Hugging Face model, made from its family's file in `signalprop.families`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.families_table import FAMILIES as FAMILIES
-from signalprop.attachment.families_table import Family, StackRow
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.hf_configs import read, unknown
+from signalprop.families import find, names, unknown
+from signalprop.families.base import Family, ModelPaths, StackPaths
+from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 
@@ -36,10 +36,11 @@ def mapping_of(model: nn.Module) -> Mapping:
             not where the family has them.
     """
     config = getattr(model, "config", None)
-    family = getattr(config, "model_type", None)
-    if family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        what = unknown(family) if family else f"{type(model).__name__} is not known; known families: {known}"
+    model_type = getattr(config, "model_type", None)
+    family = find(model_type)
+    if family is None:
+        known = f"{type(model).__name__} is not known; known families: {', '.join(names())}"
+        what = unknown(model_type) if model_type else known
         raise InputError(
             f"{what}. For a model of your own give mapping=, or a method signalprop_mapping() (docs/measuring.md)"
         )
@@ -48,22 +49,22 @@ def mapping_of(model: nn.Module) -> Mapping:
     base = getattr(model, named if hasattr(model, named) else "model", model)
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     architecture = read(model)
-    row = next((row for row in FAMILIES[family] if _fits(base, row)), None)
-    if row is None:
+    paths = next((paths for paths in family.paths if _fits(base, paths)), None)
+    if paths is None:
         raise InputError(
-            f"{type(model).__name__}: the modules are not where family {family!r} has them "
-            f"(expected {FAMILIES[family][0].stacks[0].layers}); give mapping="
+            f"{type(model).__name__}: the modules are not where family {model_type!r} has them "
+            f"(expected {family.paths[0].stacks[0].layers}); give mapping="
         )
-    token = _get(base, row.token)
-    head = _head(model, row, architecture)
+    token = _get(base, paths.token)
+    head = _head(model, family, paths, architecture)
     if architecture.head == "lm" and isinstance(head.weight, nn.Module):
         tied = getattr(head.weight, "weight", None) is getattr(token, "weight", 0)
         architecture = architecture.replace(tied_embeddings=tied)
     sublayers = [
-        _sublayer(architecture, row, stack, k, layer, f"{prefix}{stack.layers}.{i}", i)
-        for stack in row.stacks
+        _sublayer(architecture, paths, stack, k, layer, f"{prefix}{stack.layers}.{i}", i)
+        for stack in paths.stacks
         for i, layer in enumerate(_get(base, stack.layers))
-        for k in range(len(stack.rows))
+        for k in range(len(stack.sublayers))
     ]
 
     def optional(path: str | None) -> str | None:
@@ -72,8 +73,8 @@ def mapping_of(model: nn.Module) -> Mapping:
     def position(given: str | float | None) -> str | float | None:
         return given / architecture.embedding_scale if isinstance(given, float) else optional(given)
 
-    finals = [optional(stack.final_norm) for stack in row.stacks]
-    lists = [(path, _get(base, path)) for path in row.convolutions]
+    finals = [optional(stack.final_norm) for stack in paths.stacks]
+    lists = [(path, _get(base, path)) for path in paths.convolutions]
 
     return Mapping(
         architecture=architecture,
@@ -81,14 +82,14 @@ def mapping_of(model: nn.Module) -> Mapping:
         final_norm=finals[-1],
         encoder_final_norm=finals[0] if len(finals) > 1 else None,
         embedding=EmbeddingMap(
-            token=optional(row.token),
-            position=position(row.position),
-            segment=optional(row.segment) if architecture.n_segments else None,
-            norm=optional(row.embedding_norm),
+            token=optional(paths.token),
+            position=position(paths.position),
+            segment=optional(paths.segment) if architecture.n_segments else None,
+            norm=optional(paths.embedding_norm),
             scale=architecture.embedding_scale,
-            decoder_position=position(row.decoder_position),
-            decoder_norm=optional(row.decoder_norm),
-            class_tokens=[prefix + path for path in row.class_tokens],
+            decoder_position=position(paths.decoder_position),
+            decoder_norm=optional(paths.decoder_norm),
+            class_tokens=[prefix + path for path in paths.class_tokens],
             convolutions=[
                 f"{prefix}{path}.{i}" if isinstance(found, nn.ModuleList) else prefix + path
                 for path, found in lists
@@ -96,25 +97,25 @@ def mapping_of(model: nn.Module) -> Mapping:
             ],
         ),
         head=head,
-        gain_offset=row.gain_offset,
-        arguments=_arguments(row, architecture, model, getattr(token, "padding_idx", None)),
-        padding=row.padding,
+        gain_offset=paths.gain_offset,
+        arguments=_arguments(paths, architecture, model, getattr(token, "padding_idx", None)),
+        padding=paths.padding,
         padding_stride=architecture.n_frames // architecture.seq_len if architecture.input == "frames" else 1,
-        layers=[f"{prefix}{stack.layers}.{i}" for stack in row.stacks for i in range(len(_get(base, stack.layers)))],
+        layers=[f"{prefix}{stack.layers}.{i}" for stack in paths.stacks for i in range(len(_get(base, stack.layers)))],
     )
 
 
 def _sublayer(
-    a: Architecture, family: Family, stack: StackRow, k: int, layer: nn.Module, place: str, index: int
+    a: Architecture, paths: ModelPaths, stack: StackPaths, k: int, layer: nn.Module, place: str, index: int
 ) -> SublayerMap:
-    """Row `k` of the layer at `place`, which is number `index` in its stack."""
-    row = stack.rows[k]
-    last = k + 1 == len(stack.rows)
+    """Sublayer `k` of the layer at `place`, which is number `index` in its stack."""
+    row = stack.sublayers[k]
+    last = k + 1 == len(stack.sublayers)
     # post-norm: the first layer is the first to read the stream; later ones follow a norm
     reads = "" if index == 0 and k == 0 and a.placements[0] == "post" else row.reads
     weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
     if row.fused:
-        weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, family.fused_order).items()}
+        weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
@@ -124,8 +125,8 @@ def _sublayer(
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
         weights=weights,
         score_scale=a.score_scale / (index + 1) if row.by_depth and _get(layer, row.by_depth) else None,
-        query_norm=f"{place}.self_attn.q_norm" if qk_norm else None,
-        key_norm=f"{place}.self_attn.k_norm" if qk_norm else None,
+        query_norm=f"{place}.{row.query_norm}" if qk_norm else None,
+        key_norm=f"{place}.{row.key_norm}" if qk_norm else None,
         call=row.call,
         calls=row.calls,
         dropout=f"{place}.{row.dropout}" if row.dropout else None,
@@ -156,28 +157,28 @@ def fused_rows(a: Architecture, order: str) -> dict[str, slice | list[int]]:
     return {role: part.ravel().tolist() for role, part in parts.items()}
 
 
-def _head(model: nn.Module, row: Family, a: Architecture) -> HeadMap:
+def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture) -> HeadMap:
     if a.head == "none":
         return HeadMap()
     if a.head == "classes":
-        found = [path for path in row.classifiers if hasattr(_get(model, path), "weight")]
+        found = [path for path in paths.classifiers if hasattr(_get(model, path), "weight")]
         return HeadMap(weight=found[0] if found else None)
     scale = 1.0
     config: Any = model.config
-    if a.family == "t5" and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
-        scale = a.d_model**-0.5
+    if family.tied_head_scale and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+        scale = family.tied_head_scale(a)
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
     if not a.head_transform:
         return HeadMap(weight=head, scale=scale)
-    return HeadMap(weight=head, scale=scale, transform=row.transform, activation=row.transform_activation)
+    return HeadMap(weight=head, scale=scale, transform=paths.transform, activation=paths.transform_activation)
 
 
-def _fits(base: nn.Module, family: Family) -> bool:
-    for stack in family.stacks:
+def _fits(base: nn.Module, model: ModelPaths) -> bool:
+    for stack in model.stacks:
         layers = _get(base, stack.layers)
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
             return False
-        for row in stack.rows:
+        for row in stack.sublayers:
             paths = (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values())
             if any(path and _get(layers[0], path) is None for path in paths):
                 return False
@@ -196,7 +197,7 @@ def _get(place: Any, path: str) -> Any:
 
 
 def _arguments(
-    family: Family, a: Architecture, model: nn.Module, padding_id: int | None
+    paths: ModelPaths, a: Architecture, model: nn.Module, padding_id: int | None
 ) -> Callable[[Batch], dict[str, Any]]:
     dtype = next(model.parameters()).dtype
 
@@ -208,14 +209,14 @@ def _arguments(
             "segments": batch.segments,
         }
         out: dict[str, Any] = {}
-        for name, argument in family.inputs.items():
+        for name, argument in paths.inputs.items():
             value = values.get(name)
             if name == "patches":
                 assert batch.patches is not None
                 out[argument] = images(batch.patches, a).to(dtype)
             elif name == "frames":
                 frames = torch.as_tensor(np.asarray(batch.frames), dtype=dtype)
-                out[argument] = frames.transpose(1, 2).contiguous() if family.features_first else frames
+                out[argument] = frames.transpose(1, 2).contiguous() if paths.features_first else frames
             elif value is not None:
                 out[argument] = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
         return out

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import evaluating, unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import FORMATS, Of, casts
@@ -19,13 +20,14 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.repair.record import record_of
-from signalprop.watching.recording import evaluating, unwrapped
 
 Stage = Callable[[str, int, int], None]
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
+@typed
 def diagnose(
     model: nn.Module,
     batches: Iterable[Batch],

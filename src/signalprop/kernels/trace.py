@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.kernels.ends import input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
@@ -81,6 +82,7 @@ class KernelSeries:
         return out | {name: getattr(self, name) for name in names}
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Trace:
     """What `trace` found.
@@ -120,6 +122,7 @@ class Trace:
         """First depth with an effective rank below 1.01, of those where it was computed."""
         return _first(self.forward.effective_rank < COLLAPSED_RANK)
 
+    @typed
     def cosines(self, depth: int) -> FloatArray:
         """The normalised kernel at a depth that was kept, (T, T)."""
         return normalised(self.kernels[depth])
@@ -149,6 +152,7 @@ class Trace:
         }
 
 
+@typed
 def trace(
     parametrization: Parametrization,
     kernel: ArrayLike | None = None,
@@ -223,6 +227,7 @@ def trace(
     )
 
 
+@typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
     """The network of `parametrization` with attention alone: the rest hands the stream through, norms and all.
 

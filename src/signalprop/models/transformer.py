@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
+from signalprop.files.validation import typed
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torch_shapes
 from signalprop.models.surroundings import Surroundings, rotation_table
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.cost import count_parameters
 from signalprop.network.parametrization import ROLES, STACKS, Parametrization
 from signalprop.residual import through
+from signalprop.results.cost import count_parameters
 
 if TYPE_CHECKING:
     from signalprop.attachment.mapping import Mapping
@@ -193,7 +194,7 @@ class Transformer(nn.Module):
         return [sublayer for stack in stacks for sublayer in stack.sublayers]  # type: ignore[misc]
 
     def signalprop_mapping(self) -> Mapping:
-        """Where the signal runs, for `signalprop.probes.measure`."""
+        """Where the signal runs, for `sp.measure`."""
         from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap
 
         paths = [
@@ -307,12 +308,13 @@ def refuse_sweep(parametrization: Parametrization) -> None:
         raise InputError(f"this parametrization is a sweep of shape {shape}; give one of its members")
 
 
+@typed
 def build(
     parametrization: Parametrization, *, seed: int | None = None, dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """The PyTorch network that a parametrization describes, with freshly drawn weights, in training mode.
 
-    The same seed gives the same weights in every precision, and the same as `signalprop.measurement.simulation.simulate` draws
+    The same seed gives the same weights in every precision, and the same as `sp.simulate` draws
     layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU, as
     `dtype`.
 

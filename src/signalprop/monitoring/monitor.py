@@ -20,11 +20,13 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, plan
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import groups, layer_modules
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, named
@@ -34,7 +36,7 @@ from signalprop.network.layout import layout
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.theory.bounds import growth_exponent
-from signalprop.watching.recording import Recorder, unwrapped
+from signalprop.watching.recording import Recorder
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -84,6 +86,7 @@ class SignalMonitor:
         InputError: an unknown family or request, or numbers out of range.
     """
 
+    @typed
     def __init__(
         self,
         model: nn.Module,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.kinds import HasKinds, kind_of, kinds_in
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import LARGEST
@@ -79,6 +79,7 @@ class Shaping(Value):
 _UNSHAPED = Shaping()
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Parametrization:
     """One row per sublayer (encoder first), plus embedding and head.
@@ -178,6 +179,7 @@ class Parametrization:
         """Root mean square of what the placement's norm gives out: norm_gain * norm_scale, (..., sublayers)."""
         return self.norm_gain * self.norm_scale
 
+    @typed
     def kind_name(self, index: int) -> str:
         """Kind of sublayer `index`, from 0, by name."""
         return KINDS[int(self.kind[index])]
@@ -310,6 +312,7 @@ class Parametrization:
             shaping=document.shaping,
         )
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
 
@@ -319,6 +322,7 @@ class Parametrization:
         write_json(path, self.to_json())
 
     @classmethod
+    @typed
     def load(cls, path: str | Path) -> Parametrization:
         """Read the JSON file `path` that `save` wrote.
 
@@ -326,21 +330,6 @@ class Parametrization:
             InputError: the file cannot be read, or as `from_json`.
         """
         return cls.from_json(read_json(path))
-
-    @classmethod
-    def from_model(cls, model: Any, **mapping: Any) -> Parametrization:
-        """The standard deviations and multipliers that a live or trained PyTorch model has now.
-
-        Args:
-            model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping=`.
-            mapping: `mapping` by name, for a model of another kind (docs/measuring.md).
-
-        Raises:
-            InputError: an unknown family, or a mapping that does not fit. MissingExtra: PyTorch is not installed.
-        """
-        from signalprop.attachment.parametrization_of import read_parametrization
-
-        return read_parametrization(model, **mapping)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Parametrization):
@@ -381,6 +370,7 @@ class Parametrization:
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
         return self._with(filled)
 
+    @typed
     def members(self, which: slice) -> Parametrization:
         """Some members of a sweep: the slice `which` of its first axis."""
         return self._with({name: column[which] for name, column in self.columns().items()})
@@ -397,6 +387,7 @@ class Parametrization:
         )
 
     @staticmethod
+    @typed
     def sweep(items: Sequence[Parametrization]) -> Parametrization:
         """Stack parametrizations (`items`) of one architecture into a sweep: numeric columns get a leading axis.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop.network.architecture import Architecture
 
 _BERT: dict[str, Any] = {
     "family": "bert",
@@ -263,9 +262,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def preset(name: str, **changes: Any) -> Architecture:
-    """The architecture of a known name, with some fields changed (see `Architecture.preset`)."""
+def preset(name: str) -> dict[str, Any]:
+    """The fields of the Architecture of a known name (see `Architecture.preset`).
+
+    Raises:
+        InputError: an unknown name.
+    """
     if name not in tuple(PRESETS):  # a tuple, so that an unhashable name is merely unknown
         raise InputError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
-    given = {key: value for key, value in changes.items() if value is not None}
-    return Architecture(**PRESETS[name]).replace(**given)
+    return PRESETS[name]

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
 from signalprop.kinds import kind_of
+from signalprop.files.validation import typed
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
@@ -25,7 +27,6 @@ from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Applied, Record, take_off, the_record, vanilla_mapping
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
-from signalprop.watching.recording import unwrapped
 
 Factor = float | Tensor  # one number, or one per output feature
 
@@ -64,6 +65,7 @@ class _Change:
         return (self.tensor.detach().double() + self.offset) * factor - self.offset
 
 
+@typed
 def fold(model: nn.Module) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 

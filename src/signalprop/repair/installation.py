@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, reading_maps, split
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.kinds import kind_of
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -46,11 +48,11 @@ from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Pass
 from signalprop.repair.tape import on_meta
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.watching.recording import unwrapped
 
 Mode = Literal["gauge", "absorbed"]
 
 
+@typed
 def apply(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,
@@ -116,6 +118,7 @@ def apply(
     table = with_fixed_positions(model, mapping, table)
     record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
     record.pending = without_numbers and initialize
+    record.kept = not initialize
     if initialize and not without_numbers:
         draw_weights(model, record, seed)
     elif mode == "absorbed" and not without_numbers:

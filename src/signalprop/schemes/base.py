@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
 from signalprop.kinds import kinds_in
+from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
@@ -66,6 +67,8 @@ def register(cls: S) -> S:
         InputError: name, paper or summary is missing, or another scheme has the name. The same class may be defined
             anew (a notebook cell that is run twice).
     """
+    if not (isinstance(cls, type) and issubclass(cls, Scheme)):
+        raise InputError(f"register takes a class of Scheme; it was given the {type(cls).__name__} {cls!r:.60}")
     lacking = [item for item in ("name", "paper", "summary") if not isinstance(getattr(cls, item, None), str)]
     if lacking:
         raise InputError(f"scheme {cls.__name__} has no {', '.join(lacking)}; give it as a class attribute")
@@ -92,6 +95,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     return cls(**options)
 
 
+@typed
 def positive(owner: Scheme, *names: str) -> None:
     """Refuse options that are not positive numbers.
 
@@ -104,6 +108,7 @@ def positive(owner: Scheme, *names: str) -> None:
             raise InputError(f"option {name} of scheme {owner.name!r} is 0; expected a positive number")
 
 
+@typed
 def within(owner: Scheme, name: str, low: float, high: float) -> None:
     """Refuse an option that is not a number from `low` to `high`.
 
@@ -117,6 +122,7 @@ def within(owner: Scheme, name: str, low: float, high: float) -> None:
         )
 
 
+@typed
 def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
     """Refuse an option that is not one of the choices.
 
@@ -129,6 +135,7 @@ def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
         raise InputError(f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected one of {listed}")
 
 
+@typed
 def truth(owner: Scheme, *names: str) -> None:
     """Refuse options that are not true or false.
 
@@ -142,6 +149,7 @@ def truth(owner: Scheme, *names: str) -> None:
             )
 
 
+@typed
 def fill(
     architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
 ) -> Parametrization:
@@ -149,7 +157,7 @@ def fill(
 
     Args:
         architecture: that the rows describe. made_by: the scheme, whose name and options the table keeps.
-        std: by role (`signalprop.network.parametrization.ROLES`): a number, or one per sublayer; 0 for roles that are missing.
+        std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
     """
     table = blank(architecture, made_by.name, **made_by.options())
@@ -162,6 +170,7 @@ def fill(
     return table.with_columns(**{f"weight__{role}": value for role, value in std.items()}, **columns)
 
 
+@typed
 def xavier_std(architecture: Architecture, role: str) -> float:
     """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)) of a `role` in an `architecture`.
 
@@ -173,6 +182,7 @@ def xavier_std(architecture: Architecture, role: str) -> float:
     return std / (architecture.score_scale * math.sqrt(architecture.d_head)) if role == "query" else std
 
 
+@typed
 def layers_of_stack(architecture: Architecture) -> FloatArray:
     """Number of layers of the stack that each sublayer of an `architecture` belongs to, shape (sublayers,)."""
     a = architecture

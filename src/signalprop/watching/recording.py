@@ -7,7 +7,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from collections.abc import Mapping as Dictionary
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.live_model import is_compiled, unwrapped
 from signalprop.attachment.mapping import Mapping, Plan, describe, number
 from signalprop.errors import InputError
 from signalprop.watching.reduction import Padding, Rows, Sums, moments
@@ -234,8 +234,8 @@ class Recorder:
             if row is not None:
                 self._open_sums[row] = plain
 
-    def _flows_back(self, index: int, gradient: Tensor) -> None:
-        if index in self.gradient:
+    def _flows_back(self, index: int, gradient: Tensor | None) -> None:
+        if index in self.gradient or gradient is None:  # None: quantised maps follow, which have no gradient
             return
         last = self._last
         # an addition hands one and the same gradient to the branch and to the stream: reduce it once
@@ -326,38 +326,3 @@ def _eagerly(set_stance: Callable[..., Any]) -> Iterator[None]:
             _eager.pop()
             if not _eager:
                 held.close()
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this very module runs code from torch.compile."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile and DistributedDataParallel wrappers."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(inner, nn.Module):
-            model = inner
-        elif isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        else:
-            return model
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards every module is in the mode it was in."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
-    """The arguments that are not None, on the model's device."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}

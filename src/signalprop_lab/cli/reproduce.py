@@ -123,7 +123,7 @@ def _run(row: Row, settings: Settings, *, alone: bool) -> Reproduction:
 
 
 def _listing(rows: Sequence[Row]) -> str:
-    from signalprop.report.tables import text_table
+    from signalprop.results.text import text_table
 
     cells = [[row.id, row.source, row.title, row.needs, row.state] for row in rows]
     return text_table(["id", "source", "what", "needs", "state"], cells, left=5)
@@ -131,7 +131,7 @@ def _listing(rows: Sequence[Row]) -> str:
 
 def _text(one: Reproduction) -> str:
     """A reproduction in words: the checks as a table, then what was reduced and what explains it."""
-    from signalprop.report.tables import text_table
+    from signalprop.results.text import text_table
 
     lines = [f"{one.id}: {one.title} ({one.source})", f"claim    {one.claim}", f"verdict  {one.verdict}: {one.reason}"]
     if one.findings is None:
@@ -143,7 +143,7 @@ def _text(one: Reproduction) -> str:
 
 
 def _summary(found: Sequence[Reproduction]) -> str:
-    from signalprop.report.tables import text_table
+    from signalprop.results.text import text_table
 
     def cells(one: Reproduction) -> list[Any]:
         held = sum(check.state == "holds" for check in one.checks)

@@ -31,7 +31,7 @@ def verify(
       signalprop verify --quick --component attention
     """
     from signalprop.errors import InputError, require
-    from signalprop.report.tables import text_table
+    from signalprop.results.text import text_table
 
     if quick and thorough:
         raise InputError("--quick and --thorough exclude each other")

@@ -12,7 +12,8 @@ from signalprop.errors import InputError
 from signalprop.files.validation import Value
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
-from signalprop.report.tables import number
+from signalprop.report.html.parts import Part
+from signalprop.results.text import number
 
 SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/1"
 _STYLES: dict[str, tuple[str, Style]] = {
@@ -139,3 +140,12 @@ def reproduction_findings(items: Mapping[str, Reproduced]) -> list[Block]:
         }
         for item in items.values()
     ]  # fmt: skip
+
+
+PART = Part(
+    types=(Reproduced,),
+    sections=lambda items, _: reproduction_sections(items),
+    cards=reproduction_findings,
+    names=list,
+    readers=dict.fromkeys((SCHEMA, SCHEMA_OF_MANY), lambda _, data: dict(of_json(data))),
+)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from signalprop.report import findings
 from signalprop.report.html import blocks, signal
 from signalprop.report.html.blocks import Block
-from signalprop.report.tables import number
+from signalprop.report.html.parts import Items, Part
 from signalprop.results.profile import Profile
-from signalprop_lab.report.runs import Run, as_double
+from signalprop.results.text import number
+from signalprop_lab.report.runs import Run, as_double, is_run, read_run
 
 MAX_POINTS = 1200  # of a curve over steps
 MAX_FRAMES = 60  # of the signal through time
@@ -167,3 +169,17 @@ def training_findings(runs: Mapping[str, Run]) -> list[Block]:
             }
         )  # fmt: skip
     return out
+
+
+def _sections(items: Items, _: Path | None) -> list[Block]:
+    through_time = through_time_section(items)
+    return [training_section(items), *([] if through_time is None else [through_time])]
+
+
+PART = Part(
+    types=(Run,),
+    sections=_sections,
+    cards=training_findings,
+    names=list,
+    folder=lambda path: {path.resolve().name: read_run(path)} if is_run(path) else None,
+)

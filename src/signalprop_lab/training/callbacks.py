@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
+from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.storage import finite, opened, write_text
 from signalprop.measurement import measure
 from signalprop.network.layout import KINDS, layout
 from signalprop.results.profile import Profile
-from signalprop.watching.recording import evaluating
 from signalprop_lab.training.guard import Guard
 from signalprop_lab.training.networks import Network
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError, require
 from signalprop.files.storage import check_regular, is_below, opened, read_json, sync, write_json
 from signalprop.repair.initialisation import fill, whole
-from signalprop.watching.recording import unwrapped
 from signalprop_lab.training.processes import first, gathered
 
 if TYPE_CHECKING:

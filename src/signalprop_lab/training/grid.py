@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -244,7 +244,8 @@ class Sweep(Value):
             known = ", ".join(sorted(key for key, value in numbers.items() if isinstance(value, float)))
             raise InputError(f"sweep {self.name}: runs have no score {self.score!r}; they have {known}")
         value = numbers[self.score]
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+        finite = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+        return float(value) if finite else None
 
     def cost_of(self, row: Mapping[str, Any]) -> float:
         """What is minimised: the score or its negative; infinite for a run that has failed.
@@ -351,11 +352,6 @@ class Grid:
         recipe = self.recipe(point)
         data: dict[str, Any] = json.loads(recipe.model_dump_json(by_alias=True, exclude_defaults=True))
         return {key: value for key, value in data.items() if key not in ("name", "description", "schema")}
-
-    def key(self, point: Point) -> str:
-        """A digest of the cell's name and the run's settings: two runs with one key are the same run."""
-        text = json.dumps([point.cell, self.settings(point)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def grid_of(sweep: Sweep, base: Mapping[str, Any]) -> Grid:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from signalprop.kinds import kinds_where
-from signalprop.network.parametrization import Parametrization
+from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
-from signalprop.report.tables import number
+from signalprop.report.html.parts import Part
+from signalprop.results.text import number
 
 _WORDS = {kind.name: kind.words for kind in kinds_where(lambda _: True)}
 _FIRST = ("stack", "layer", "kind", "norm")
@@ -59,3 +60,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "(" + ", ".join(map(_shown, value)) + ")"
     return number(value) if isinstance(value, float) else str(value)
+
+
+PART = Part(
+    types=(Parametrization,),
+    sections=lambda items, _: [parametrization_section(items)],
+    readers={SCHEMA: lambda source, data: {source.stem: Parametrization.from_json(data)}},
+)

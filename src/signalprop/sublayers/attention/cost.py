@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.operations import ADD, DROPOUT, NORM, SOFTMAX
@@ -13,8 +14,9 @@ def parameters(a: Architecture) -> int:
     count = d * (q + 2 * kv) + (q + 2 * kv) * bool(a.qkv_bias) + q * d + d * a.bias
     if a.qk_norm:
         count += q + kv if a.qk_norm == "whole" else 2 * a.d_head
-    if a.family == "whisper":  # no key bias
-        count -= kv
+    family = find(a.family)
+    if family is not None and not family.key_bias:
+        count -= kv * bool(a.qkv_bias)
     return count
 
 
