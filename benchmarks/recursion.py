@@ -18,8 +18,8 @@ from benchmarks.timing import compared, take_turns
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
-from signalprop.kinds import rows_where
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme

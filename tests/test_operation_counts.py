@@ -27,8 +27,8 @@ from signalprop.kernels.shaping import ESPA
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.elements import Branch
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
+from signalprop.theory.elements import Branch
 from signalprop.theory.network import predict_moments
 
 Action = Callable[[], Any]

@@ -147,7 +147,7 @@ def _is_shaped(p: Parametrization) -> bool:
 
 def _left_out(p: Parametrization) -> str:
     """What to say of shaped attention whose scores are not zero at the start; '' where there is nothing to say."""
-    from signalprop.kinds import rows_where
+    from signalprop.network.kinds import rows_where
 
     if not _is_shaped(p):
         return ""
@@ -162,7 +162,7 @@ def _left_out(p: Parametrization) -> str:
 
 def _scores(p: Parametrization) -> FloatArray:
     """Variance of the scores of every attention that reads a normed stream."""
-    from signalprop.kinds import rows_where
+    from signalprop.network.kinds import rows_where
     from signalprop.network.parametrization import PLACEMENTS
     from signalprop.sublayers.attention.moments import score_variances
 

@@ -24,8 +24,8 @@ from signalprop.attachment.mapping import (
     split,
 )
 from signalprop.errors import InputError
-from signalprop.kinds import rows_where
 from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
     PLACEMENTS,

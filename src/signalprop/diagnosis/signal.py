@@ -24,9 +24,9 @@ from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import Positions, Progress, groups, run, sequences
 from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.watching.recording import Recorder, first_tensor, uncompiled

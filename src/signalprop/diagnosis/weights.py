@@ -13,8 +13,8 @@ from signalprop.attachment.parametrization_of import read_parametrization, tenso
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import ROLES, STACKS, layout, roles_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization

@@ -10,9 +10,9 @@ import numpy as np
 
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
 from signalprop.kernels.trace import attention_only
-from signalprop.kinds import rows_where
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import Embedding
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, Shaping, blank
 

@@ -19,15 +19,15 @@ from signalprop.kernels.shaping import (
     BidirectionalUSPA,
     Calibrated,
     CorrectedESPA,
+    Shapes,
     uniform_kernel,
 )
 from signalprop.kernels.state import State, exp_of, inverse_roots
-from signalprop.kinds import kind_of, rows_where
+from signalprop.network.kinds import kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
-from signalprop.sublayers.attention.kernel import Shapes
+from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.logs import HELD, within
 
 
@@ -57,7 +57,7 @@ See = Callable[[int, State, State, State], None]
 
 
 class Stack:
-    """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.residual`.
+    """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
 
     Attributes:
         shapes: how each sublayer's attention is shaped. silent: sublayers that give nothing.

@@ -26,7 +26,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.residual import back_through
+from signalprop.network.residual import back_through
 from signalprop.results.profile import POINTS, Profile, Series
 from signalprop.theory.network import sensitivity_gain, token_share
 

@@ -23,8 +23,8 @@ from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, inverse_roots
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
-from signalprop.kinds import rows_where
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import rows_where
 from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization

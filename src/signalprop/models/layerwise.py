@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.models.ends import Embeddings, Head
 from signalprop.models.shaping import TorchShape
 from signalprop.models.sublayers import Sublayer, make_sublayer
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed
+from signalprop.network.kinds import kind_of
 from signalprop.network.parametrization import Parametrization
-from signalprop.residual import back_through, through
+from signalprop.network.residual import back_through, through
 
 # Bytes of stream inputs that are kept for the backward pass; deeper stacks keep one per sqrt(n_layers) layers.
 STREAM_MEMORY = 2**30

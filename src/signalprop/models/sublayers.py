@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.kernels.stack import attention_shapes
-from signalprop.kinds import kind_of
 from signalprop.models.multipliers import Multiplier, times, trainable
 from signalprop.models.shaping import TorchShape, torch_shape
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import draw
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_of
 from signalprop.network.parametrization import PLACEMENTS, Distribution, Parametrization
-from signalprop.residual import step
+from signalprop.network.residual import step
 
 
 def make_norm(architecture: Architecture, gain: float, dtype: torch.dtype) -> nn.Module:

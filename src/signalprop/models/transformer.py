@@ -22,7 +22,7 @@ from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torc
 from signalprop.models.surroundings import Surroundings, rotation_table
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.parametrization import ROLES, STACKS, Parametrization
-from signalprop.residual import through
+from signalprop.network.residual import through
 from signalprop.results.cost import count_parameters
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from signalprop.files.validation import Value, typed
-from signalprop.kinds import KINDS, kind_named
 from signalprop.network.activations import activation
+from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.presets import preset
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]

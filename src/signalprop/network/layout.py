@@ -10,10 +10,10 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kinds import KINDS as KINDS
-from signalprop.kinds import ROLE, KindColumn, kind_named
-from signalprop.kinds import ROLES as ROLES
 from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.kinds import KINDS as KINDS
+from signalprop.network.kinds import ROLE, KindColumn, kind_named
+from signalprop.network.kinds import ROLES as ROLES
 
 Stack = Literal["encoder", "decoder"]
 STACKS: tuple[str, ...] = get_args(Stack)

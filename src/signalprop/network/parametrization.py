@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
 from signalprop.files.validation import Value, typed
-from signalprop.kinds import HasKinds, kind_of, kinds_in
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
 from signalprop.network.embedding_and_head import Head as Head
+from signalprop.network.kinds import HasKinds, kind_of, kinds_in
 from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from signalprop.kinds import kind_named
+from signalprop.network.kinds import kind_named
 from signalprop.results.text import number, text_table
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
-from signalprop.kinds import kind_of
 from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, STACKS, layout
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_table import check_table

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from signalprop.attachment.mapping import Mapping, describe, find_any, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.network.parametrization import Distribution, Parametrization, fan
 

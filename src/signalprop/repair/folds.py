@@ -18,8 +18,8 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.files.validation import typed
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound

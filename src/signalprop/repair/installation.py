@@ -17,11 +17,11 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, 
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.initialisation import draw_table, draw_weights, set_gain, ties

@@ -14,9 +14,9 @@ import numpy as np
 
 from signalprop.attachment.mapping import Mapping, describe, own_score_scale
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.network.activations import activation, numbers_of
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, Layout, layout
 from signalprop.network.parametrization import Parametrization
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.files.validation import typed
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
 from signalprop.repair.record import carrier_of, record_of

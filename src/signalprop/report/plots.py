@@ -11,8 +11,8 @@ import numpy as np
 
 from signalprop.errors import InputError, printable, require
 from signalprop.files.storage import write_bytes
-from signalprop.kinds import KINDS, kind_named, kinds_in
 from signalprop.network.inputs import IntArray
+from signalprop.network.kinds import KINDS, kind_named, kinds_in
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from signalprop.kinds import kind_of
+from signalprop.network.kinds import kind_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison

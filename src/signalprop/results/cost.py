@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from signalprop.errors import InputError
 from signalprop.families import find
-from signalprop.kinds import Kind, kind_of, kinds_in
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import Kind, kind_of, kinds_in
+from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
 from signalprop.network.parametrization import PLACEMENTS, STACKS, Parametrization, layout
-from signalprop.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
-from signalprop.sublayers.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 
 # Rows of a table of relative position biases (relative_attention_num_buckets in transformers); one table per stack.
 RELATIVE_BUCKETS = 32

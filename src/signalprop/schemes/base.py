@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.kinds import kinds_in
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, Trainable, blank, fan, layout

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Embedding, Parametrization, Trainable, layout

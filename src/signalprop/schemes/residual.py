@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
-from signalprop.kinds import rows_where
 from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import rows_where
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization, fan, layout

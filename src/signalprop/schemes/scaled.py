@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.kinds import ROLE, kinds_where
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import ROLE, kinds_where
 from signalprop.network.parametrization import ROLES, Embedding, Head, Parametrization, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, xavier_std
 from signalprop.schemes.residual import without_norms

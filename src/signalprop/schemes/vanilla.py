@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from signalprop.errors import InputError
-from signalprop.kinds import ROLE
 from signalprop.families import find, names
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import ROLE
 from signalprop.network.parametrization import ROLES, Distribution, Embedding, Head, Parametrization, fan
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated

@@ -1,1 +1,1 @@
-"""One folder for every kind of sublayer; `signalprop.kinds` finds them."""
+"""One folder for every kind of sublayer; `signalprop.network.kinds` finds them."""

@@ -23,7 +23,7 @@ from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
-from signalprop.sublayers.elements import BranchBackward
+from signalprop.theory.elements import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
 from signalprop.theory.network import Returned, is_shaped, returned
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.network.layout import layer_starts
 from signalprop.files.validation import typed
+from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
-from signalprop.sublayers.elements import BranchMoments
+from signalprop.theory.elements import BranchMoments
 from signalprop.theory.network import branches_of
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]

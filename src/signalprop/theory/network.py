@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import Array, FloatArray, Moments, ratio
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
 from signalprop.results.profile import POINTS, Profile, Series
-from signalprop.sublayers.elements import BranchBackward, BranchMoments, Rowset, normed
+from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset, normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
 from signalprop.theory.logs import (
@@ -145,7 +145,7 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
 
 
 def placed(p: Parametrization, where: frozenset[str]) -> Any:
-    """Which sublayers have a placement of a set, as `signalprop.residual` names them, (sublayers,)."""
+    """Which sublayers have a placement of a set, as `signalprop.network.residual` names them, (sublayers,)."""
     return np.isin(p.placement, [PLACEMENTS.index(name) for name in PLACEMENTS if name in where])
 
 

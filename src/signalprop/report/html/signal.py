@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.kinds import kind_of
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict

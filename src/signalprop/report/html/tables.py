@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.kinds import kinds_where
+from signalprop.network.kinds import kinds_where
 from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block

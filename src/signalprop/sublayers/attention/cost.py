@@ -1,11 +1,11 @@
-"""What an attention sublayer costs: parameters, and operations by ELECTRA's accounting (`signalprop.network.cost`)."""
+"""What an attention sublayer costs: parameters, and operations by ELECTRA's accounting (`signalprop.results.cost`)."""
 
 from __future__ import annotations
 
 from signalprop.families import find
 from signalprop.network.architecture import Architecture
+from signalprop.network.operations import ADD, DROPOUT, NORM, SOFTMAX
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.operations import ADD, DROPOUT, NORM, SOFTMAX
 
 
 def parameters(a: Architecture) -> int:

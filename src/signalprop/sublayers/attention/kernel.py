@@ -7,15 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
-from signalprop.kernels.shaping import AttentionShape
+from signalprop.kernels.shaping import Shapes
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.moments import SelfAttention
 from signalprop.sublayers.attention.moments import of as moments_of
-
-# One sublayer's attention matrices at zero scores, one per kind of head; none: scores make the matrix.
-Shapes = tuple[AttentionShape, ...]
 
 
 class AttentionKernel:

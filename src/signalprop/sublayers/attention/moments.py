@@ -13,8 +13,8 @@ import numpy as np
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 from signalprop.theory import attention
+from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 from signalprop.theory.logs import correlation
 
 LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from signalprop.kinds import Kind, Role
+from signalprop.network.kinds import Kind, Role
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture

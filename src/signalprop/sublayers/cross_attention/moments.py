@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.kinds import rows_where
+from signalprop.network.kinds import rows_where
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.moments import Heads, mixes, settings, table_of
-from signalprop.sublayers.elements import Branch, BranchBackward, Pair, Rowset, Sent
 from signalprop.theory import attention
+from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
 
 
 class CrossAttention(Heads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signalprop.kinds import Kind
+from signalprop.network.kinds import Kind
 from signalprop.sublayers.attention.roles import ROLES
 
 KIND = Kind(

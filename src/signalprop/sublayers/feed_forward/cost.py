@@ -1,10 +1,10 @@
-"""What a feed-forward sublayer costs: parameters, and operations by ELECTRA's accounting (`signalprop.network.cost`)."""
+"""Parameters of a feed-forward sublayer, and its operations by ELECTRA's accounting (`signalprop.results.cost`)."""
 
 from __future__ import annotations
 
 from signalprop.network.architecture import Architecture
+from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.operations import ACTIVATION, ADD, DROPOUT, NORM
 
 
 def parameters(a: Architecture) -> int:

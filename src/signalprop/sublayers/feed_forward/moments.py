@@ -9,7 +9,7 @@ import numpy as np
 
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.elements import (
+from signalprop.theory.elements import (
     Branch,
     BranchBackward,
     Pair,

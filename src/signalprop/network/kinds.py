@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop import sublayers
-
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
 
@@ -105,9 +103,10 @@ class Kind:
 
 
 def _discovered() -> Iterator[Kind]:
-    for found in iter_modules(sublayers.__path__):
+    folders = import_module("signalprop.sublayers")  # by name: the rooms above are not imported from here
+    for found in iter_modules(folders.__path__):
         if found.ispkg:
-            yield import_module(f"{sublayers.__name__}.{found.name}.roles").KIND
+            yield import_module(f"{folders.__name__}.{found.name}.roles").KIND
 
 
 _BY_NAME: dict[str, Kind] = {kind.name: kind for kind in _discovered()}
