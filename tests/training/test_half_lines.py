@@ -19,7 +19,9 @@ from signalprop.training.queueing import FileLock, storage_of
 
 @given(
     lines=st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b" ") + b"\n"), max_size=5),
-    half=st.binary(max_size=12_000).map(lambda text: text.replace(b"\n", b" ")),
+    half=st.builds(
+        lambda text, n: text.replace(b"\n", b" ") + n * b"x", st.binary(max_size=40), st.integers(0, 12_000)
+    ),
 )
 def test_half_a_line_goes_and_no_more(lines: list[bytes], half: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -413,3 +413,33 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     own_device(1)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_a_jump_makes_nobody_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process on another machine, whose last sign of life seems to be hours ago, the next one is waited for."""
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP, sort_keys=False))
+    grid = load_sweep(tmp_path / "sweep.yaml")
+    queue = prepare(grid, tmp_path / "out", None)
+    queue.shared = False  # as with a database
+    point = Point("plain / 2", 0.03, 0)
+    queue.add([point])
+    taken = queue.take({grid.key(point)})
+    assert taken is not None
+    trial, _ = taken
+    queue.release()
+
+    def sign(hours: float) -> None:
+        trial.set_user_attr("worker", ["elsewhere", "/its/directory", time.time() - hours * 3600, "session"])
+
+    def states() -> list[str]:
+        queue.bury()
+        return [entry.state for entry in queue.entries()]
+
+    monkeypatch.setattr(queueing, "_WATCHED", 0.2)
+    sign(2)
+    assert states() == ["running"]  # looked at for the first time
+    time.sleep(0.25)
+    sign(2.001)  # by its clock, or because ours has jumped
+    assert states() == ["running"]
+    time.sleep(0.25)
+    assert states() == ["failed"]  # it keeps silent
