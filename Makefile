@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints-dev.txt PIP_BUILD_CONSTRAINT=constraints-dev.txt $(BIN)/python -m pip install --quiet
 DEMO := tgs --layers 48 --scheme xavier
 
-.PHONY: demo test test-slow lint docs docs-links bench accuracy versions constraints clean
+.PHONY: demo test test-slow lint docs docs-links bench accuracy constraints clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
@@ -39,10 +39,6 @@ bench: $(VENV)/dev.stamp
 
 accuracy: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.accuracy
-
-# The tests under the oldest and newest supported Python, PyTorch and transformers, each in an environment of its own.
-versions: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarks.versions
 
 # constraints-dev.txt with the newest versions that go together; `make test` then installs and tests them.
 constraints:

@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 import trained
 
 _PRELOADED = [
-    "signalprop.cli", "signalprop.training.run", "signalprop.training.sweep", "signalprop.diagnosis.run",
-    "signalprop.report.html", "plotly", "optuna", "transformers.models.llama.modeling_llama",
+    "signalprop.cli", "signalprop_lab.training.run", "signalprop_lab.training.sweep", "signalprop.diagnosis.run",
+    "signalprop.report.html", "plotly", "transformers.models.llama.modeling_llama",
 ]  # fmt: skip
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

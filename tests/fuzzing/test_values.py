@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from commandline import TINY, Result
 from damage import check_command, commanded, examine
-from signalprop.memory import check_fits, memory_limit
+from signalprop.files.limits import check_fits, memory_limit
 
 FEW, MANY = 6, 200
 GIGABYTE = 1 << 30
@@ -122,7 +122,7 @@ class TestMemory:
 
     @pytest.mark.slow
     def test_the_own_limit_counts(self) -> None:
-        code = "from signalprop.memory import memory_limit; print(memory_limit())"
+        code = "from signalprop.files.limits import memory_limit; print(memory_limit())"
         assert int(limited(["-c", code], 2 * GIGABYTE).out) == 2 * GIGABYTE
 
 
@@ -190,26 +190,13 @@ class TestProcesses:
             for _ in range(3000):
                 file.write(b" " * (1 << 20))
         code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop.training.sources import documents\n"
-            "from signalprop.training.recipe import Data\n"
-            "print(outcome(lambda: list(documents(Data(source='a.jsonl.gz')))))"
+            "from damage import outcome\nfrom signalprop_lab.training.sources import documents\n"
+            "from signalprop_lab.training.recipe import Data\n"
+            "from signalprop_lab.training.sources import training_place\n"
+            "data = Data(source='a.jsonl.gz')\n"
+            "print(outcome(lambda: list(documents(data, training_place(data)))))"
         )
         assert limited(["-c", code], 6 * GIGABYTE, tmp_path).out == "refused\n"
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("said", [2, 4_000_000_000])
-    def test_packed_images_of_gigabytes(self, tmp_path: Path, said: int) -> None:
-        (tmp_path / "set").mkdir()
-        head = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (said, 8, 8))
-        with gzip.open(tmp_path / "set" / "train-images-idx3-ubyte.gz", "wb", compresslevel=1) as file:
-            file.write(head)
-            for _ in range(3000):
-                file.write(bytes(1 << 20))
-        code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop.training.images import _idx_files\n"
-            "print(outcome(lambda: _idx_files(Path('set'), 'train')))"
-        )
-        assert limited(["-c", code], 3 * GIGABYTE, tmp_path).out == "refused\n"
 
     @pytest.mark.slow
     def test_arrays_that_unpack_to_gigabytes(self, tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ def check(
     """
     from signalprop.cli.loading import load_model
     from signalprop.errors import require
-    from signalprop.report.checks import check_table
+    from signalprop.repair.check_table import check_table
 
     output.check_outputs(json_file)
     wanted = opt.scheme_or_table(scheme, option)
     require("torch", "models")
-    from signalprop.surgery.checking import check as checked
+    from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)
@@ -69,7 +69,7 @@ def _directory(source: str, config_only: bool) -> Path:
         InputError: there is neither.
     """
     from signalprop.checkpoint_loading import fetched
-    from signalprop.errors import InputError
+    from signalprop.errors import InputError, first_line
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
@@ -77,7 +77,7 @@ def _directory(source: str, config_only: bool) -> Path:
     try:
         return fetched(source, files)
     except Exception as error:  # of many kinds: no network, no such name, no permission
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(
             f"there is no directory {source}, and no model of that name can be fetched: {reason}"
         ) from None

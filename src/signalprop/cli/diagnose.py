@@ -14,10 +14,10 @@ from signalprop.cli import output
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.data import Batch
+    from signalprop.attachment.mapping import Mapping
+    from signalprop.data.batches import Batch
     from signalprop.diagnosis.loading import Loaded
     from signalprop.diagnosis.result import Diagnosis, Estimate
-    from signalprop.probes.mapping import Mapping
 
 
 def diagnose(
@@ -123,9 +123,9 @@ def diagnose(
         if is_stored(source):
             return Diagnosis.load(source)
         require("torch", "models")
+        from signalprop.attachment.families import mapping_for
         from signalprop.diagnosis.loading import load
         from signalprop.diagnosis.run import diagnose as diagnosed
-        from signalprop.probes.families import mapping_for
 
         loaded = load(source, dtype=dtype, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
         mapping = mapping_for(loaded.model, None)

@@ -1,0 +1,168 @@
+"""Runs in processes of their own that are stopped, killed or starved, and go on to the same numbers."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import trained
+from signalprop_lab.training.checkpoints import WEIGHTS
+from trained import checkpoint_steps, finish, recipe_of, result_of, run, same_course, start, stderr_of, stop, wait_for
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the text and a run that nothing disturbed are."""
+    folder = tmp_path_factory.mktemp("resume")
+    run(recipe_of(folder), folder / "whole")
+    return folder
+
+
+def killed_until_done(folder: Path, out: Path, kills: int, seed: int) -> int:
+    """Kill a run at random moments and resume it, over and over; how often it was killed before it was done."""
+    chance, done = random.Random(seed), 0
+    while True:
+        process = start(recipe_of(folder), out, stderr_of(out), resume=True)
+        if done < kills:
+            # from the first moments in which anything is written, to the last
+            process.join(chance.uniform(0.0, 0.2))
+            step = chance.choice(
+                [s for s in range(0, trained.STEPS + 1, 3) if s > max(checkpoint_steps(out), default=-1)]
+            )
+            if step:
+                for _ in range(2000):
+                    if not process.is_alive() or step in checkpoint_steps(out):
+                        break
+                    process.join(0.002)
+            process.join(chance.uniform(0.0, 0.05))
+        else:
+            process.join(120)
+        if not process.is_alive():
+            assert process.exitcode == 0, stderr_of(out).read_text()
+            return done
+        process.kill()
+        process.join()
+        done += 1
+
+
+class TestKilled:
+    def test_the_same_course_bit_by_bit(self, folder: Path) -> None:
+        assert killed_until_done(folder, folder / "killed", 3, seed=1) >= 1
+        assert same_course(folder / "whole", folder / "killed")
+        one, other = (load_file(folder / name / "final" / WEIGHTS) for name in ("whole", "killed"))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        assert not list((folder / "killed").rglob("*.tmp"))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", range(2, 8))
+    def test_many_times(self, seed: int, folder: Path) -> None:
+        out = folder / f"killed{seed}"
+        killed_until_done(folder, out, 8, seed)
+        assert same_course(folder / "whole", out)
+
+    def test_before_anything_was_written(self, folder: Path, tmp_path: Path) -> None:
+        out = tmp_path / "run"
+        out.mkdir()
+        (out / ".lock").touch()
+        (out / ".0123456789abcdef.tmp").write_text("name: ti")
+        run(recipe_of(folder), out, resume=True)
+        assert same_course(folder / "whole", out) and not list(out.glob(".*.tmp"))
+
+
+class TestStopped:
+    def test_sigterm(self, folder: Path) -> None:
+        out = folder / "stopped"
+        process = start(recipe_of(folder), out, stderr_of(out))
+        wait_for(out / "checkpoints" / "checkpoint-3", process)
+        assert stop(process, signal.SIGTERM) == 0
+        result = result_of(out)
+        step = result["steps"]
+        assert result["status"] == "stopped" and result["reason"] == f"SIGTERM after step {step}; it can be resumed"
+        assert step in checkpoint_steps(out) and step < trained.STEPS
+        assert "SIGTERM: stopping with a checkpoint after this step" in stderr_of(out).read_text()
+
+        run(recipe_of(folder), out, resume=True)
+        assert same_course(folder / "whole", out)
+        after = result_of(out)
+        assert after["status"] == "finished" and after["seconds"] > result["seconds"] > 0
+
+    def test_a_finished_run_is_not_touched(self, folder: Path) -> None:
+        out = folder / "whole"
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+        run(recipe_of(folder), out, resume=True)
+        assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+class TestDamaged:
+    @pytest.fixture
+    def out(self, folder: Path, tmp_path: Path) -> Path:
+        """The run as it was before its result was written."""
+        shutil.copytree(folder / "whole", tmp_path / "run")
+        (tmp_path / "run" / "result.json").unlink()
+        return tmp_path / "run"
+
+    def test_it_goes_on_from_the_last_good_one(self, folder: Path, out: Path) -> None:
+        assert checkpoint_steps(out) == [21, 24]
+        os.truncate(out / "checkpoints" / "checkpoint-24" / WEIGHTS, 100)
+        said = run(recipe_of(folder), out, resume=True)
+        assert said.count("is not used") == 1 and "checkpoint-24 is not used: model.safetensors has 100 bytes" in said
+        assert same_course(folder / "whole", out)
+
+    def test_without_a_good_one_it_starts_anew(self, folder: Path, out: Path) -> None:
+        for item in (out / "checkpoints").iterdir():
+            (item / "complete.json").unlink()
+        said = run(recipe_of(folder), out, resume=True)
+        assert said.count("so it was not written to its end") == 2
+        assert same_course(folder / "whole", out)
+
+    def test_half_a_line_of_the_log(self, folder: Path, out: Path) -> None:
+        with (out / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 24, "lo')
+        run(recipe_of(folder), out, resume=True)
+        assert same_course(folder / "whole", out)
+
+
+class TestNoRoom:
+    def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
+        """The system refuses to let a file grow, as it does on a full disk."""
+        out = tmp_path / "full"
+        recipe = recipe_of(folder)
+        process = start(recipe, out, stderr_of(out))
+        wait_for(out / "checkpoints" / "checkpoint-6", process)
+        stop(process)
+        had = checkpoint_steps(out)
+        said = tmp_path / "said"
+        assert finish(start(recipe, out, said, resume=True, file_size=60_000)) == 2
+        text = said.read_text()
+        assert text.count("\n") == 1 and "cannot write the checkpoint" in text and "File too large" in text
+        assert f"the one of step {had[-1]} is kept" in text
+        assert checkpoint_steps(out) == had
+        run(recipe, out, resume=True)
+        assert same_course(folder / "whole", out)
+
+    def test_a_directory_that_cannot_be_written(self, folder: Path, tmp_path: Path) -> None:
+        said = tmp_path / "said"
+        (tmp_path / "file").write_text("x")
+        assert finish(start(recipe_of(folder), tmp_path / "file" / "run", said)) == 2
+        assert said.read_text().count("\n") == 1 and "cannot write in" in said.read_text()
+
+
+class TestTwoAtOnce:
+    def test_one_is_refused(self, folder: Path, tmp_path: Path) -> None:
+        out, said = tmp_path / "run", tmp_path / "said"
+        first = start(recipe_of(folder), out, stderr_of(out))
+        wait_for(out / "recipe.yaml", first)
+        assert finish(start(recipe_of(folder), out, said, resume=True)) == 2
+        assert (
+            said.read_text()
+            == f"signalprop: another process is training in {out}; wait for it, or choose a new directory\n"
+        )
+        assert finish(first) == 0
+        assert same_course(folder / "whole", out)
