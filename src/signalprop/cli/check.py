@@ -68,8 +68,8 @@ def _directory(source: str, config_only: bool) -> Path:
     Raises:
         InputError: there is neither.
     """
-    from signalprop.checkpoint_loading import fetched
     from signalprop.errors import InputError, first_line
+    from signalprop.files.checkpoint_loading import fetched
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
