@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -250,6 +251,7 @@ def _r2(x: FloatArray, y: FloatArray) -> float:
 # --- how far branches can move the stream's variance ---------------------------------------------------------------
 
 
+@typed
 def variance_range(parametrization: Parametrization, profile: Profile) -> tuple[FloatArray, FloatArray]:
     """ln of every layer's output variance, (lowest, highest), each (..., layers): if the profile's branches were
     uncorrelated with the stream, as at initialisation, and if they were parallel to it (no weights can do more).
