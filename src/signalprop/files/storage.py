@@ -160,10 +160,14 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         InputError: the directory is missing or not writable, or the path is a directory.
     """
-    if str(path) == "-":
-        sys.stdout.write(text)
-        return
-    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # half a character of a file's JSON cannot be written
+    data = text.encode("utf-8", "backslashreplace")  # half a character of a file's JSON cannot be written
+    if str(path) != "-":
+        write_bytes(path, data)
+    elif hasattr(sys.stdout, "buffer"):  # UTF-8 as in a file, whatever the terminal's encoding is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+    else:
+        sys.stdout.write(data.decode())
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -175,7 +179,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         InputError: the directory is missing or not writable, or the path is a directory.
     """
     try:
-        target = Path(os.path.realpath(path))
+        target = real_path(path)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if target.exists() and not target.is_file():  # replacing /dev/null by a file would be a bad surprise
@@ -211,7 +215,7 @@ def written_whole(out: Path) -> Iterator[Path]:
     Raises:
         InputError: the disk is full, or the directory cannot be made.
     """
-    target = out.resolve()
+    target = real_path(out)
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         beside.mkdir()
@@ -232,6 +236,21 @@ def written_whole(out: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {out}: {' '.join(reason.split())}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def real_path(path: str | Path) -> Path:
+    """Where a path leads, links followed.
+
+    Raises:
+        InputError: a null byte in it, or a link that leads back to itself.
+    """
+    try:
+        found = Path(os.path.realpath(path))
+    except ValueError:
+        raise InputError(f"cannot write {str(path)!r:.80}: a name cannot hold a null byte") from None
+    if found.is_symlink():
+        raise InputError(f"cannot write {_shown(path)}: it is a link that leads back to itself; choose another path")
+    return found
 
 
 def is_below(name: str) -> bool:

@@ -14,6 +14,7 @@ from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
+from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layout
 from signalprop.network.parametrization import Parametrization, Shaping
@@ -107,6 +108,7 @@ class Check:
             "notes": list(self.notes),
         }
 
+    @typed
     def table(self, *, everything: bool = False) -> str:
         """As text: what is wrong; `everything`: what is right as well (`signalprop.repair.check_table.check_table`)."""
         return check_table(self, everything=everything)
@@ -129,6 +131,7 @@ class Check:
         return f"{self.table()}\n{self.summary()}"
 
 
+@typed
 def check(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,

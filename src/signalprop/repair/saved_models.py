@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
-from signalprop.errors import InputError, first_line, require
+from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import finite, opened, read_json, write_bytes, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
@@ -68,6 +68,7 @@ class _Document(Value):
 # --- saving ----------------------------------------------------------------------------------------------
 
 
+@typed
 def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     """Save an applied or a built model with its scheme, for `load`.
 
@@ -112,7 +113,8 @@ def save_pretrained(
     config: Any = model.config
     setattr(config, _ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
     try:
-        vanilla_save(directory, *args, **options)
+        with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
+            vanilla_save(directory, *args, **options)
     finally:
         delattr(config, _ENTRY)
     if given.get("is_main_process", True):
@@ -230,6 +232,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 # --- loading ---------------------------------------------------------------------------------------------
 
 
+@typed
 def load(
     directory: str | Path, model: nn.Module | None = None, *, mapping: Mapping | None = None, **options: Any
 ) -> nn.Module:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import PLACEMENTS, Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
 from signalprop.repair.record import carrier_of, record_of
@@ -237,6 +238,7 @@ class Located:
     aliases: tuple[str, ...]
 
 
+@typed
 def locate(model: nn.Module, arguments: Dictionary[str, Any]) -> list[Located]:
     """The residual branches of a model of any family, in the order in which the stream meets them.
 
