@@ -24,6 +24,7 @@ from signalprop.attachment.mapping import (
     split,
 )
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
@@ -41,6 +42,7 @@ from signalprop.network.parametrization import (
 )
 
 
+@typed
 def read_parametrization(
     model: nn.Module, mapping: Mapping | None = None, architecture: Architecture | None = None
 ) -> Parametrization:
