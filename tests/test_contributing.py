@@ -38,6 +38,7 @@ def steps(title: str) -> Iterator[Step]:
 
 
 ADD_A_SCHEME = tuple(steps("Add a scheme"))
+ADD_A_KIND = tuple(steps("Add a kind of sublayer"))
 ADD_A_FAMILY = tuple(steps("Add a family of transformers"))
 
 
@@ -65,7 +66,8 @@ def write(step: Step, copy: Path) -> None:
     named = FILE.search(step.before)
     assert named is not None
     path = copy / named[1]
-    assert path.parent.is_dir() and not path.exists()
+    path.parent.mkdir(exist_ok=True)
+    assert not path.exists()
     path.write_text(step.text, encoding="utf-8")
 
 
@@ -133,6 +135,17 @@ def test_the_guide_works_as_typed(copy: Path) -> None:
     growth = (copy / "docs" / "growth.md").read_text(encoding="utf-8")
     assert "| `lecun` | pre | O(N^1.00) | O(N^0.86) | O(log N) | O(1) |" in growth
     assert "| `lecun` | post |" in growth
+
+
+def test_a_new_folder_is_a_new_kind_of_sublayer(copy: Path) -> None:
+    """Its whole guide: predicted, built, measured, applied, counted, printed and verified like those that were there."""
+    *_, looked, verified = [text for step in ADD_A_KIND for text in follow(step, copy)]
+    told = dict(line.split(": ") for line in looked.splitlines())
+    assert [told[name] for name in ("table", "parameters", "operations", "applied")] == ["True"] * 3 + ["True True"]
+    # nats of variance, over all sublayers: attention and feed-forwards of the same network are as far off
+    for fidelity in ("moments", "kernel"):
+        assert all(float(error) < 0.2 for error in told[fidelity].split())
+    assert verified.count("short convolution sublayer") == 4 and "wrong" not in verified
 
 
 def source(name: str) -> Path:

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 
 from signalprop.errors import InputError
+from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import Moments
+from signalprop.sublayers.attention.moments import SelfAttention
+from signalprop.sublayers.cross_attention.moments import CrossAttention
+from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
+from signalprop.theory import attention, elements, embedding, network, softmax
+from signalprop.theory.elements import Branch, BranchBackward, Sent
+from signalprop.theory.softmax import SoftmaxMoments
 from signalprop_lab.verification.components import Case
-from signalprop_lab.verification.verify import COMPONENTS, EFFORTS, PAPER_TABLE_20, verify
+from signalprop_lab.verification.verify import (
+    COMPONENTS,
+    EFFORTS,
+    PAPER_TABLE_20,
+    Simulated,
+    judged,
+    simulated,
+    verify,
+)
 
 
 @pytest.mark.parametrize("name", ["softmax", "relu", "attention"])
@@ -70,3 +91,77 @@ def test_bad_input() -> None:
         verify(["relus"])
     with pytest.raises(InputError, match="no effort 'fast'; expected one of"):
         verify(effort="fast")
+
+
+# --- every component that `predict` uses turns its row red -----------------------------------------------------------
+
+
+def larger(found: Any) -> Any:
+    """1.01 times what a component answers: the variance (or mean square) of its result."""
+    if isinstance(found, Sent):
+        return Sent(*(None if maps is None else BranchBackward(*(1.01 * column for column in maps)) for maps in found))
+    if isinstance(found, Moments):
+        return replace(found, variance=1.01 * found.variance)
+    if isinstance(found, SoftmaxMoments):
+        return SoftmaxMoments(*(1.01 * part for part in found))
+    values = [tuple(1.01 * part for part in x) if isinstance(x, tuple) else 1.01 * x for x in found[:2]]
+    return type(found)(*values) if isinstance(found, Branch) else (*values, *found[2:])
+
+
+def larger_log(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """1.01 times a variance that is told as its logarithm."""
+    return (found[0] + math.log(1.01), *found[1:])
+
+
+MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
+    (elements, "linear", larger, "linear"),
+    (elements, "dropped", larger, "dropout"),
+    (elements, "activated", larger, "relu"),
+    (elements, "activated_back", larger, "gelu"),
+    (elements, "normed", larger_log, "layer norm"),
+    (network, "read_normed", larger, "rms norm"),
+    (embedding, "embed", larger, "embedding"),
+    (embedding, "activated", larger, "relu"),
+    (softmax, "softmax_moments", larger, "softmax"),
+    (attention, "forward", larger, "attention sublayer"),
+    (attention, "backward_ends", larger, "attention sublayer"),
+    (attention, "cross_forward", larger, "cross-attention sublayer"),
+    (attention, "cross_backward", larger, "cross-attention sublayer"),
+    (SelfAttention, "forward", larger, "attention sublayer"),
+    (SelfAttention, "backward", larger, "attention sublayer"),
+    (CrossAttention, "forward", larger, "cross-attention sublayer"),
+    (CrossAttention, "backward", larger, "cross-attention sublayer"),
+    (FeedForwardMoments, "forward", larger, "feed-forward sublayer"),
+    (FeedForwardMoments, "backward", larger, "feed-forward sublayer"),
+    (network.Ahead, "plus", larger_log, "pre-norm step"),
+    (network.Ahead, "norm_sum", larger_log, "post-norm step"),
+    (network.Back, "whole", larger_log, "pre-norm step"),
+]
+
+
+@cache
+def sampled(name: str) -> list[Simulated]:
+    """Simulated once for all mutations of one component: what is sampled does not ask the formulas."""
+    return simulated(name, EFFORTS["quick"]._replace(longest=300), 1)
+
+
+def is_red(name: str) -> bool:
+    return any(row.standing == "wrong" for row in judged(name, sampled(name)))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "change", "row"), MUTATIONS, ids=[f"{row}: {name}" for _, name, _, row in MUTATIONS]
+)
+def test_one_percent_in_what_predict_runs_is_red(
+    owner: Any, name: str, change: Callable[[Any], Any], row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_red(row)
+    right = getattr(owner, name)
+    changed = lambda *given, **named: change(right(*given, **named))  # noqa: E731
+    for module in [owner, *(m for m in list(sys.modules.values()) if getattr(m, name, None) is right)]:
+        monkeypatch.setattr(module, name, changed)  # wherever it was imported by name
+    assert is_red(row)
+
+
+def test_every_kind_has_a_row() -> None:
+    assert {f"{kind_named(name).words} sublayer" for name in KINDS} <= COMPONENTS.keys()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import ROLE, kind_of
 from signalprop.network.parametrization import PLACEMENTS, ROLES, Layout, Shaping, layout
 
 Module = str | nn.Module
@@ -232,7 +233,7 @@ def reading_maps(model: nn.Module, item: SublayerMap, *, cross: bool) -> list[An
 
     Of cross-attention the query's alone: its keys and values read the encoder's output.
     """
-    roles = ("query",) if cross else ("query", "key", "value", "gate", "up")
+    roles = ("query",) if cross else tuple(name for name, role in ROLE.items() if role.reads)
     found = [find_any(model, split(item.weights[role])[0], role) for role in roles if role in item.weights]
     return list({id(owner): owner for owner in found}.values())
 
@@ -245,7 +246,7 @@ def own_score_scale(item: SublayerMap, architecture: Architecture) -> float:
 def describe(rows: Layout, index: int) -> str:
     """`layer 3 attention`, with the stack where there are two."""
     stack = f"{('encoder', 'decoder')[rows.stack[index]]} " if rows.stack.min() != rows.stack.max() else ""
-    kind = ("attention", "cross-attention", "feed-forward")[rows.kind[index]]
+    kind = kind_of(rows, index).words
     return f"{stack}layer {rows.layer[index]} {kind}"
 
 

@@ -45,13 +45,15 @@ class Role:
         name: in tables and files; kinds may share a Role, but two Roles of one name are refused.
         fan: (fan_in, fan_out) in an architecture. exists: whether an architecture has it.
         biased: whether the built network's map has a bias.
-        writes: it ends the branch: schemes that scale the maps onto the stream with depth scale this one.
+        reads: it reads the stream. writes: it ends the branch: multipliers can be put on it, and schemes that scale the
+            maps onto the stream with depth scale this one.
     """
 
     name: str
     fan: Callable[[Architecture], tuple[int, int]]
     exists: Callable[[Architecture], bool] = _always
     biased: Callable[[Architecture], bool] = _bias
+    reads: bool = False
     writes: bool = False
 
 

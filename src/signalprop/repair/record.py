@@ -10,6 +10,7 @@ from torch import nn
 from signalprop.attachment.families import mapping_for, mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find, find_any, own_score_scale, split
 from signalprop.errors import InputError
+from signalprop.network.kinds import ROLE, ROLES
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.module_swaps import Splice, carry_over, restore
@@ -153,14 +154,15 @@ def carrier_of(item: SublayerMap, placement: str) -> Any:
         return item.post_norm
     if placement == "res-post":
         return item.norm
-    return split(item.weights.get("output", item.weights.get("down")))[0]
+    return split(next((weight for role, weight in item.weights.items() if ROLE[role].writes), None))[0]
 
 
 def reader_of(item: SublayerMap, placement: str) -> Any:
     """The module whose first argument is the stream that the branch reads, within the sublayer's own layer."""
     if placement in ("pre", "sandwich"):
         return item.norm
-    return split(item.weights.get("query", item.weights.get("up")))[0]
+    reads = [role for role in ROLES if role in item.weights and ROLE[role].reads and role != "gate"]
+    return split(item.weights[reads[0]] if reads else None)[0]
 
 
 def dropout_of(model: nn.Module, item: SublayerMap) -> tuple[nn.Module, str] | None:

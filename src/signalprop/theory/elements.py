@@ -69,10 +69,7 @@ def linear(x: Pair, gain: Array, bias: Array = 0.0) -> Pair:
 
 
 def dropped(x: Pair, p: float) -> Pair:
-    """Dropout of probability p with independent masks, kept entries divided by 1 - p; exact (TGS v1 B.3).
-
-    Of a signal of mean 0, and of any gradient.
-    """
+    """Dropout of probability p with independent masks, kept entries divided by 1 - p; exact (TGS v1 B.3)."""
     return x[0] / (1 - p), x[1]
 
 

@@ -74,7 +74,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         if not backward:
             return ahead.series(), None
         top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
-        return ahead.series(), _Back(part, ahead, top).run()
+        return ahead.series(), Back(part, ahead, top).run()
 
     forward, gradient = _in_parts(p, passes)
     return Profile(
@@ -336,7 +336,7 @@ class Met:
     memory: tuple[Array, Array] | None
 
 
-class _Back:
+class Back:
     """The way back: the algebra of a gradient's scalars. Shares that are added up have one factor."""
 
     def __init__(self, p: Parametrization, ahead: Ahead, top: tuple[Array, Array, Array]) -> None:

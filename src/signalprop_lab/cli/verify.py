@@ -51,9 +51,13 @@ def verify(
             for row, verdict in zip(report.rows, verdicts, strict=True)
         ]  # fmt: skip
         output.echo(text_table(header, rows, left=2))
+    wrong = [f"{row.component} {row.quantity}" for row, v in zip(report.rows, verdicts, strict=True) if v == "wrong"]
+    if wrong:
+        print(f"signalprop: off from the simulation in {len(wrong)} cells: {', '.join(wrong)}", file=sys.stderr)
     worse = [f"{row.component} {row.quantity}" for row, v in zip(report.rows, verdicts, strict=True) if v == "worse"]
     if worse:
         print(f"signalprop: worse than the papers' Table 20 in {len(worse)} cells: {', '.join(worse)}", file=sys.stderr)
+    if wrong or worse:
         raise typer.Exit(1)
 
 

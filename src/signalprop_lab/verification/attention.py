@@ -176,6 +176,7 @@ def _attention(*, causal: bool = False, rotary: bool = False) -> Component:
         partial(_draw_attention, lengths=lengths),
         partial(_sample_attention, causal=causal, rotary=rotary),
         partial(_predict_attention, causal=causal, rotary=rotary),
+        exact=1.0,  # scores of a variance up to 1: docs/theory/attention.md
     )
 
 
@@ -185,6 +186,10 @@ ATTENTION: dict[str, Component] = {
     "rotary attention": _attention(rotary=True),
     "causal rotary attention": _attention(causal=True, rotary=True),
     "cross attention": Component(
-        LAYOUT, partial(_draw_attention, lengths=[100, 300, 1000], cross=True), _sample_attention, _predict_cross
+        LAYOUT,
+        partial(_draw_attention, lengths=[100, 300, 1000], cross=True),
+        _sample_attention,
+        _predict_cross,
+        exact=1.0,
     ),
 }

@@ -1,16 +1,23 @@
-"""What `signalprop verify` simulates: for each component, configurations, one random draw, and the formula's answer."""
+"""What `signalprop verify` simulates: for each component, configurations, one random draw, and the formula's answer.
+
+The answers are those of the functions that `predict` runs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from signalprop.network.inputs import segment_correlation, zipf_token_correlation
-from signalprop.network.moments import Moments
-from signalprop.theory import components
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, segment_correlation, zipf_token_correlation
+from signalprop.network.moments import Array, Moments
+from signalprop.network.parametrization import Embedding
+from signalprop.theory import elements, embedding, network
+from signalprop.theory.logs import exp, log
 from signalprop.theory.softmax import softmax, softmax_backward
 
 if TYPE_CHECKING:
@@ -38,12 +45,16 @@ class Sample(NamedTuple):
 
 
 class Component(NamedTuple):
-    """One row of the report: `quantities` of LAYOUT are reported, `sample` and `predict` cover output and gradients."""
+    """One row of the report: `quantities` of LAYOUT are reported, `sample` and `predict` cover output and gradients.
+
+    `exact` in % is what the formula may be off on average over configurations, beyond the simulation's noise.
+    """
 
     quantities: tuple[str, ...]
     draw: Callable[[np.random.Generator], Case]
     sample: Callable[[Case, Generator], Sample]
     predict: Callable[[Case], list[Moments]]
+    exact: float = 0.3
 
 
 def raw_moments(x: Tensor, *, mean: bool = False) -> list[float]:
@@ -125,7 +136,7 @@ def _draw_dropout(rng: np.random.Generator) -> Case:
 
 
 def _draw_norm(rng: np.random.Generator) -> Case:
-    return _base(rng, mean=True) | {"width": int(rng.choice([100, 300, 1000]))}
+    return _base(rng, mean=True) | {"width": int(rng.choice([1000, 2000]))}  # `predict` takes norms at infinite width
 
 
 def _draw_rms_norm(rng: np.random.Generator) -> Case:
@@ -246,8 +257,15 @@ def _sample_embedding(case: Case, generator: Generator) -> Sample:
 
 
 def _predict_embedding(case: Case) -> list[Moments]:
-    correlations = [zipf_token_correlation(case["vocabulary"]), 0.0, segment_correlation()][: case["tables"]]
-    return [components.embedding_sum([1.0] * case["tables"], correlations, case["p"])]
+    tables, position, segment = case["tables"], float(case["tables"] >= 2), float(case["tables"] == 3)
+    a = Architecture(
+        n_layers=1, d_model=32, vocab_size=case["vocabulary"], seq_len=case["length"], n_segments=2 * (tables == 3),
+        positions="learned" if tables >= 2 else "none", embedding_dropout=case["p"],
+    )  # fmt: skip
+    inputs = InputStatistics(
+        token_correlation=zipf_token_correlation(case["vocabulary"]), segment_correlation=segment_correlation()
+    )
+    return [embedding.embed(a, Embedding(token=1.0, position=position, segment=segment), inputs)]
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
@@ -261,8 +279,9 @@ def _elementwise(name: str) -> Component:
         return found
 
     def predict(case: Case) -> list[Moments]:
-        x, g = _moments(case), _moments(case, "g_")
-        return [components.activate(x, name), components.activate_backward(g, x, name)]
+        x, g = _raw(_moments(case)), _raw(_moments(case, "g_"))
+        mean, *_ = embedding.activated(name, case["variance"], case["r"])
+        return [_centred(mean, elements.activated(x, name)), _centred(0.0, elements.activated_back(g, x, name))]
 
     return Component(ALL, _draw_elementwise, lambda case, generator: _through(case, generator, function), predict)
 
@@ -281,26 +300,38 @@ def _sample_layer_norm(case: Case, generator: Generator) -> Sample:
 
 
 def _sample_rms_norm(case: Case, generator: Generator) -> Sample:
-    return _through(case, generator, lambda x: x / x.square().mean(-1, keepdim=True).sqrt())
+    """Raw second moments, which is what branches and `predict` take of it: a mean of the output is part of them."""
+    sample = _through(case, generator, lambda x: x / x.square().mean(-1, keepdim=True).sqrt())
+    return sample._replace(raw=[0.0, *sample.raw[1:]])
+
+
+def _raw(x: Moments) -> elements.Pair:
+    """Mean square and mean product of two tokens."""
+    return x.second_moment, x.covariance + x.mean**2
+
+
+def _centred(mean: Array, raw: elements.Pair) -> Moments:
+    variance = raw[0] - mean**2
+    return Moments(mean, variance, (raw[1] - mean**2) / variance)
 
 
 def _predict_linear(case: Case) -> list[Moments]:
-    forward = components.linear(_moments(case), case["fan_in"], case["weight_variance"])
-    return [forward, components.linear_backward(_moments(case, "g_"), case["fan_out"], case["weight_variance"])]
+    x, g, weight = _raw(_moments(case)), _raw(_moments(case, "g_")), case["weight_variance"]
+    forward, backward = (
+        elements.linear(*pair) for pair in ((x, case["fan_in"] * weight), (g, case["fan_out"] * weight))
+    )
+    return [_centred(0.0, forward), _centred(0.0, backward)]
 
 
 def _predict_dropout(case: Case) -> list[Moments]:
-    return [components.dropout(_moments(case), case["p"]), components.dropout_backward(_moments(case, "g_"), case["p"])]
+    x, g, p = _raw(_moments(case)), _raw(_moments(case, "g_")), case["p"]
+    return [_centred(case["mean"], elements.dropped(x, p)), _centred(0.0, elements.dropped(g, p))]
 
 
-def _predict_layer_norm(case: Case) -> list[Moments]:
-    x, g, d = _moments(case), _moments(case, "g_"), case["width"]
-    return [components.layer_norm(x, d), components.layer_norm_backward(g, x, d)]
-
-
-def _predict_rms_norm(case: Case) -> list[Moments]:
-    x, g, d = _moments(case), _moments(case, "g_"), case["width"]
-    return [components.rms_norm(x, d), components.rms_norm_backward(g, x, d)]
+def _predict_norm(case: Case, *, norm: Literal["layernorm", "rmsnorm"]) -> list[Moments]:
+    a = Architecture(n_layers=1, d_model=case["width"], n_heads=1, norm=norm, norm_eps=0.0)
+    read, r, divisor = network.read_normed(a, 1.0, log(case["variance"]), case["r"], case["mean"])
+    return [Moments(0.0, read, r), Moments(0.0, case["g_variance"] * exp(-divisor), case["g_r"])]
 
 
 ELEMENTARY: dict[str, Component] = {
@@ -310,7 +341,7 @@ ELEMENTARY: dict[str, Component] = {
     "relu": _elementwise("relu"),
     "gelu": _elementwise("gelu"),
     "silu": _elementwise("silu"),
-    "layer norm": Component(ALL, _draw_norm, _sample_layer_norm, _predict_layer_norm),
-    "rms norm": Component(ALL, _draw_rms_norm, _sample_rms_norm, _predict_rms_norm),
+    "layer norm": Component(ALL, _draw_norm, _sample_layer_norm, partial(_predict_norm, norm="layernorm")),
+    "rms norm": Component(ALL[1:], _draw_rms_norm, _sample_rms_norm, partial(_predict_norm, norm="rmsnorm")),
     "softmax": Component(("mean", "variance", "gradient variance"), _draw_softmax, _sample_softmax, _predict_softmax),
 }

@@ -22,11 +22,14 @@ from signalprop.errors import InputError, require
 from signalprop.network.moments import FloatArray, Moments
 from signalprop_lab.verification.attention import ATTENTION
 from signalprop_lab.verification.components import ALL, ELEMENTARY, LAYOUT, Case, Component
+from signalprop_lab.verification.sublayers import SUBLAYERS
 
-COMPONENTS: dict[str, Component] = {**ELEMENTARY, **ATTENTION}
+COMPONENTS: dict[str, Component] = {**ELEMENTARY, **ATTENTION, **SUBLAYERS}
 ROUNDING = 0.05  # Table 20 prints one digit after the point
 # 50th, 90th and 99th percentile of |N(0, 1)|: what a formula without error shows, in standard errors of the simulation.
 NOISE = (0.674, 1.645, 2.576)
+
+_SMALLEST = 0.05  # standard error in % below which a configuration counts no more than others in a bias
 
 # Table 20 of v1: 50th, 90th and 99th percentile of the error in %, in the order of ALL.
 PAPER_TABLE_20: dict[str, tuple[tuple[float, float, float] | None, ...]] = {
@@ -50,6 +53,8 @@ class Row:
             to max(|covariance|, variance/10), means to max(|mean|, std/10), or to the std where the formula says 0.
         standard_error: median over configurations of the simulation's own standard error, in the same unit: a formula
             without error would show percentiles of about 0.7, 1.6 and 2.6 times it.
+        bias, bias_error: error with its sign, averaged over configurations by precision, and its standard error.
+        exact: what the bias of a right formula may be.
         configurations: how many there were.
         worst: the configuration of the largest error.
     """
@@ -58,16 +63,22 @@ class Row:
     quantity: str
     percentiles: tuple[float, float, float]
     standard_error: float
+    bias: float
+    bias_error: float
+    exact: float
     configurations: int
     paper: tuple[float, float, float] | None
     worst: Case
 
     @property
-    def standing(self) -> Literal["", "worse", "noise"]:
-        """Nothing where no percentile is above the papers'; else `worse`, or `noise` where the simulation explains it.
+    def standing(self) -> Literal["", "wrong", "worse", "noise"]:
+        """`wrong` where the formula is off on average by more than it may be, noise apart (three standard errors).
 
-        It does up to twice what it would show of a formula without error.
+        Else nothing where no percentile is above the papers'; `worse`, or `noise` where the simulation explains it. It
+        does up to twice what it would show of a formula without error.
         """
+        if abs(self.bias) > self.exact + 3 * self.bias_error:
+            return "wrong"
         if self.paper is None:
             return ""
         triples = zip(self.percentiles, self.paper, NOISE, strict=True)
@@ -138,7 +149,7 @@ def verify(
         raise InputError(f"no effort {effort!r}; expected one of: {', '.join(EFFORTS)}")
     rows: list[Row] = []
     for name in chosen:
-        found = _verify_one(name, EFFORTS[effort], seed)
+        found = judged(name, simulated(name, EFFORTS[effort], seed))
         rows.extend(found)
         if progress:
             progress(f"{name}: " + ", ".join(f"{row.quantity} {row.percentiles[0]:.1f} %" for row in found))
@@ -148,7 +159,16 @@ def verify(
 # --- the engine ----------------------------------------------------------------------------------------------------
 
 
-def _verify_one(name: str, effort: Effort, seed: int) -> list[Row]:
+class Simulated(NamedTuple):
+    """One configuration of a component, its simulated quantities and their standard errors."""
+
+    case: Case
+    mean: FloatArray
+    jackknife: FloatArray
+
+
+def simulated(name: str, effort: Effort, seed: int) -> list[Simulated]:
+    """A component's configurations and what sampling says of them; no formula is asked."""
     component = COMPONENTS[name]
     index = list(COMPONENTS).index(name)
     rng = np.random.default_rng([seed, index])
@@ -160,20 +180,26 @@ def _verify_one(name: str, effort: Effort, seed: int) -> list[Row]:
         if case.get("length", 0) <= effort.longest:
             cases.append(case)
 
-    def run(number: int) -> tuple[FloatArray, FloatArray]:
-        """Errors of one configuration and their standard errors, in %."""
+    def run(number: int) -> Simulated:
         case, samples = cases[number], effort.samples
         if is_attention:
             affordable = effort.scores / (case["length"] * case.get("queries", case["length"]))
             samples = int(np.clip(affordable, 8, effort.attention_samples))
         own_seed = int(np.random.SeedSequence([seed, index, number]).generate_state(1)[0])
-        mean, jackknife = _simulate(component, case, own_seed, samples)
-        predicted = _flatten(component.predict(case))
-        scale = _scale(mean, predicted)
-        return 100.0 * np.abs(predicted - mean) / scale, 100.0 * jackknife / scale
+        return Simulated(case, *_simulate(component, case, own_seed, samples))
 
-    found = _in_parallel(run, count)
-    errors, standard_errors = np.array([f[0] for f in found]), np.array([f[1] for f in found])
+    return _in_parallel(run, count)
+
+
+def judged(name: str, found: list[Simulated]) -> list[Row]:
+    """What the formulas say of the same configurations, quantity by quantity."""
+    component = COMPONENTS[name]
+    predicted = [_flatten(component.predict(one.case)) for one in found]
+    scales = [_scale(one.mean, formula) for one, formula in zip(found, predicted, strict=True)]
+    signed = np.array([100.0 * (f - one.mean) / s for f, one, s in zip(predicted, found, scales, strict=True)])
+    standard_errors = np.array([100.0 * one.jackknife / s for one, s in zip(found, scales, strict=True)])
+    errors, precision = np.abs(signed), np.maximum(standard_errors, _SMALLEST) ** -2.0
+    bias, bias_error = (precision * signed).sum(0) / precision.sum(0), precision.sum(0) ** -0.5
     table = np.percentile(errors, [50, 90, 99], axis=0)
     typical = np.median(standard_errors, axis=0)
     worst = np.argmax(errors, axis=0)
@@ -184,18 +210,19 @@ def _verify_one(name: str, effort: Effort, seed: int) -> list[Row]:
             quantity,
             (float(table[0, i]), float(table[1, i]), float(table[2, i])),
             float(typical[i]),
-            len(cases),
+            float(bias[i]),
+            float(bias_error[i]),
+            component.exact,
+            len(found),
             paper.get(quantity),
-            cases[int(worst[i])],
+            found[int(worst[i])].case,
         )
         for i, quantity in enumerate(LAYOUT[: table.shape[1]])
         if quantity in component.quantities
     ]
 
 
-def _in_parallel(
-    run: Callable[[int], tuple[FloatArray, FloatArray]], count: int
-) -> list[tuple[FloatArray, FloatArray]]:
+def _in_parallel(run: Callable[[int], Simulated], count: int) -> list[Simulated]:
     """Configurations side by side, one thread each: they are too small for PyTorch to share one between cores."""
     import torch
 

@@ -27,9 +27,9 @@ def _biased(a: Architecture) -> bool:
 
 
 ROLES = (
-    Role("query", _heads, biased=_biased),
-    Role("key", _shared_heads, biased=_biased),
-    Role("value", _shared_heads, biased=_biased),
+    Role("query", _heads, biased=_biased, reads=True),
+    Role("key", _shared_heads, biased=_biased, reads=True),
+    Role("value", _shared_heads, biased=_biased, reads=True),
     Role("output", _merged, writes=True),
 )
 KIND = Kind(

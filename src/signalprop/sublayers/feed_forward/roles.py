@@ -25,7 +25,11 @@ def _gated(a: Architecture) -> bool:
 KIND = Kind(
     name="feed_forward",
     package=__name__.rpartition(".")[0],
-    roles=(Role("gate", _inner, exists=_gated), Role("up", _inner), Role("down", _outer, writes=True)),
+    roles=(
+        Role("gate", _inner, exists=_gated, reads=True),
+        Role("up", _inner, reads=True),
+        Role("down", _outer, writes=True),
+    ),
     words="feed-forward",
     short="ffn",
     line="--",

@@ -1,0 +1,158 @@
+"""What `signalprop verify` simulates of whole sublayers: every kind's PyTorch branch, against its moments."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import KINDS, Kind, kind_named
+from signalprop.network.moments import Moments
+from signalprop.network.parametrization import Parametrization, blank
+from signalprop.theory.network import predict_moments
+from signalprop_lab.verification.components import ALL, LAYOUT, Case, Component, Sample, log_uniform, raw_moments
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+_SEQUENCES = 48  # that pass one draw of weights, so that its directions average out
+
+
+def _draw_branch(rng: np.random.Generator) -> Case:
+    return {
+        "length": int(rng.choice([8, 16])),
+        "width": 256,
+        "gated": bool(rng.integers(2)),
+        "activation": str(rng.choice(["relu", "gelu", "silu"])),
+        "p": float(rng.choice([0.0, 0.1])),
+        "s0": log_uniform(rng, 0.003, 0.03),  # small: the formulas are exact there
+        "r": float(rng.uniform(0.1, 0.8)),
+        "m_r": float(rng.uniform(0.1, 0.8)),
+        "g_r": float(rng.uniform(0.1, 0.8)),
+        "bias": float(rng.choice([0.0, 0.3])),
+    }
+
+
+def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: float) -> tuple[Parametrization, int]:
+    """A network that holds a sublayer of the kind, and its row."""
+    across = kind.reads_memory
+    a = Architecture(
+        kind="encoder-decoder" if across else "encoder",
+        n_layers=1,
+        branches=(("attention",), (kind.name,)) if across else (kind.name,),
+        d_model=case["width"],
+        d_ff=case["width"],
+        n_heads=4,
+        seq_len=case["length"],
+        gated=case["gated"],
+        activation=case["activation"],
+        dropout=case["p"],
+        attention_dropout=0.0,
+        norm_placement=placement,
+        norm_eps=0.0,
+        positions="none",
+        head="none",
+    )
+    p = blank(a, "verify")
+    std = {role.name: role.fan(a)[0] ** -0.5 for role in kind.roles}
+    if kind.attends:
+        std |= {"query": math.sqrt(case["s0"] / a.d_model), "key": a.d_model**-0.5}
+        p = p.with_columns(score_scale=a.d_head**-0.5)
+    weights = {f"weight__{role}": value for role, value in std.items()}
+    biases = {f"bias__{role}": case["bias"] for role in std if role not in ("query", "key")}
+    return p.with_columns(**weights, **biases, **columns), int(across)
+
+
+def _tokens(r: float, shape: tuple[int, int, int], generator: Generator) -> Tensor:
+    """Sequences of tokens of correlation r, each of mean square 1 exactly."""
+    import torch
+
+    n, _, width = shape
+    x = math.sqrt(r) * torch.randn(n, 1, width, generator=generator)
+    x = x + math.sqrt(1 - r) * torch.randn(shape, generator=generator)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
+
+
+def _mean_raw(x: Tensor, *, mean: bool = False) -> list[float]:
+    found: list[float] = np.mean([raw_moments(one, mean=mean) for one in x], axis=0).tolist()
+    return found
+
+
+def _sample_branch(
+    case: Case, generator: Generator, *, kind: Kind, placement: Placement = "none", **columns: float
+) -> Sample:
+    """One draw of a sublayer's weights, on sequences of random tokens; gradients by autograd."""
+    import torch
+
+    from signalprop.models.sublayers import make_sublayer
+    from signalprop.models.surroundings import Surroundings
+
+    p, row = _table(case, kind, placement, **columns)
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    shape = (_SEQUENCES, case["length"], case["width"])
+    x, memory, g = (_tokens(case[name], shape, generator) for name in ("r", "m_r", "g_r"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of the dropout
+        sublayer = make_sublayer(p, row, seed, torch.float32, None).requires_grad_(False)
+        leaves = [x.requires_grad_(), *([memory.requires_grad_()] if kind.reads_memory else [])]
+        branch, out = sublayer.parts(x, Surroundings(memory=memory))
+    y = out if columns else branch
+    gradients = torch.autograd.grad(y, leaves, g)
+    raw = _mean_raw(y.detach(), mean=True)
+    controls = [_mean_raw(t.detach())[1] - case[name] for t, name in ((x, "r"), (memory, "m_r"), (g, "g_r"))]
+    raw[0] = 0.0
+    return Sample([*raw, *(value for gradient in gradients for value in _mean_raw(gradient))], controls)
+
+
+def _predict_branch(case: Case, *, kind: Kind) -> list[Moments]:
+    p, row = _table(case, kind)
+    made = kind.part("moments").of(p, int(p.stack[row]))
+    read, memory = (1.0, case["r"]), (1.0, case["m_r"])
+    forward = made.forward(row, read, memory)
+    ones = np.ones(1)
+    sent = made.backward(np.array([row]), (ones, ones * read[1]), (ones, ones * memory[1]))
+    found = [Moments(0.0, forward.variance, forward.covariance / forward.variance)]
+    for maps in (sent.stream, sent.memory):
+        if maps is not None:
+            vv, vc, cv, cc = (float(column[0]) for column in maps)
+            variance, covariance = vv + vc * case["g_r"], cv + cc * case["g_r"]
+            found.append(Moments(0.0, variance, covariance / variance))
+    return found
+
+
+_SKIP, _BRANCH = 0.8, 0.7
+
+
+def _predict_sublayer(case: Case, *, placement: Placement) -> list[Moments]:
+    """The stream after one feed-forward sublayer, and the gradient before it, by `predict`."""
+    p, _ = _table(case, kind_named("feed_forward"), placement, skip=_SKIP, branch=_BRANCH)
+    inputs = InputStatistics(
+        kind="stream", token_correlation=case["r"], target_correlation=case["g_r"], loss_fraction=1.0
+    )
+    profile = predict_moments(p, inputs)
+    assert profile.gradient is not None
+    out, back = profile.forward["stream_out"], profile.gradient["stream_in"]
+    return [Moments(0.0, float(series.variance[0]), float(series.token_correlation[0])) for series in (out, back)]
+
+
+def _of_kind(name: str) -> Component:
+    kind = kind_named(name)
+    quantities = (LAYOUT if kind.reads_memory else ALL)[1:]
+    return Component(quantities, _draw_branch, partial(_sample_branch, kind=kind), partial(_predict_branch, kind=kind))
+
+
+def _whole(placement: Placement) -> Component:
+    sample = partial(_sample_branch, kind=kind_named("feed_forward"), placement=placement, skip=_SKIP, branch=_BRANCH)
+    # norms at this width take out 1/width of a gradient, which `predict` leaves in
+    return Component(ALL[1:], _draw_branch, sample, partial(_predict_sublayer, placement=placement), exact=0.8)
+
+
+_PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "sandwich")
+SUBLAYERS: dict[str, Component] = {
+    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS},
+    **{f"{placement}-norm step": _whole(placement) for placement in _PLACEMENTS},
+}
