@@ -138,7 +138,7 @@ def test_the_guide_works_as_typed(copy: Path) -> None:
 
 
 def test_a_new_folder_is_a_new_kind_of_sublayer(copy: Path) -> None:
-    """Its whole guide: predicted, built, measured, applied, counted, printed and verified like those that were there."""
+    """Its whole guide: predicted, built, measured, applied, counted, printed and verified like the others."""
     *_, looked, verified = [text for step in ADD_A_KIND for text in follow(step, copy)]
     told = dict(line.split(": ") for line in looked.splitlines())
     assert [told[name] for name in ("table", "parameters", "operations", "applied")] == ["True"] * 3 + ["True True"]
