@@ -53,6 +53,7 @@ def reproduce(
     from signalprop.errors import InputError, require
     from signalprop.reproduce.registry import ROWS, find
     from signalprop.reproduce.result import SCALES, Settings
+    from signalprop.storage import make_folder
 
     if scale not in SCALES:
         raise InputError(f"--scale is {scale!r:.40}; expected {' or '.join(SCALES)}")
@@ -74,7 +75,7 @@ def reproduce(
     if out is not None:
         require("matplotlib", "report")
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
         except OSError as error:
             raise InputError(f"cannot write {out}: {error.strerror or error}; name another directory") from None
     found, broken = [], []

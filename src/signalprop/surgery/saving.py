@@ -27,7 +27,7 @@ from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import finite, read_json, write_bytes, write_json
+from signalprop.storage import finite, make_folder, read_json, write_bytes, write_json
 from signalprop.surgery.applying import install
 from signalprop.surgery.initialising import whole
 from signalprop.surgery.record import Record, is_pretrained, record_of, the_record
@@ -201,13 +201,24 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
     require("safetensors", "models")
     from safetensors.torch import save as serialised
 
-    write_bytes(path, serialised(tensors, metadata={_ENTRY: name, "format": "pt"}))
+    data = serialised(tensors, metadata={_ENTRY: name, "format": "pt"})
+    write_bytes(path, *_with_sorted_metadata(data))
+
+
+def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
+    """Header and numbers of a file of safetensors, whose library leaves the order of the metadata to chance."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text, memoryview(data)[8 + size :]
 
 
 def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
     if directory.is_file():
         raise InputError(f"{directory} is a file; expected a directory, or a path for a new one")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     own = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     shared = {name: first[id(tensor)] for name, tensor in own.items() if first.setdefault(id(tensor), name) != name}

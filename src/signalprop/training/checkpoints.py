@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, require
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import is_below, read_json, sync, write_json
+from signalprop.storage import is_below, make_folder, read_json, sync, sync_names, sync_tree, write_json
 from signalprop.surgery.initialising import fill, whole
 from signalprop.training.processes import first, gathered
 
@@ -135,7 +135,8 @@ def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None
             if target.exists():  # one that was found damaged
                 shutil.rmtree(target)
             beside.rename(target)
-            sync(folder)
+            sync_names(folder)
+            sync_names(folder.parent)  # the Trainer has made the directory of checkpoints
 
     if first():
         for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
@@ -173,11 +174,10 @@ def _left(folder: Path) -> str:
 def mark(folder: Path, step: int) -> None:
     """Make sure that a checkpoint's files are on the disk, and write down what they are."""
     files = {}
+    sync_tree(folder)
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
-        sync(path)
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
-    sync(folder)
 
 
 def adopt(folder: Path, step: int, keep: int) -> None:
@@ -192,6 +192,8 @@ def adopt(folder: Path, step: int, keep: int) -> None:
         if first():
             (target / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
             mark(target, step)
+            sync_names(folder)
+            sync_names(folder.parent)
 
     gathered(None)  # the others have written too
     problem = next((p for p in gathered(_problem(commit)) if p is not None), None)
@@ -467,7 +469,7 @@ def alone(folder: Path) -> Iterator[None]:
     filelock = require("filelock", "training")
     lock = filelock.FileLock(folder / ".lock", timeout=0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock.acquire()
     except filelock.Timeout:
         raise InputError(f"another process is training in {folder}; wait for it, or choose a new directory") from None

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from signalprop.errors import InputError
-from signalprop.storage import read_json, write_json, write_text, written_whole
+from signalprop.storage import make_folder, read_json, write_json, write_text, written_whole
 from signalprop.surgery import fold, save
 from signalprop.surgery.record import is_pretrained, record_of
 from signalprop.training.callbacks import KeepGoing, Lines, Metrics, Progress, Signal, Veto, read_lines
@@ -324,7 +324,7 @@ class _Run:
         return result
 
     def _describe(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_text(self.folder / "recipe.yaml", self.recipe.to_yaml())
         write_json(self.folder / "environment.json", environment())
         write_json(self.folder / "parametrization.json", self.network.parametrization.to_json())

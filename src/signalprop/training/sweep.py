@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from signalprop.errors import InputError, printable
-from signalprop.storage import finite, read_json
+from signalprop.storage import finite, make_folder, read_json
 from signalprop.training.grid import Grid, Point, load_sweep
 from signalprop.training.ladder import best_rung, rungs, wanted
 from signalprop.training.queueing import ATTEMPTS, Entry, Queue, open_queue
@@ -160,7 +160,7 @@ def _one(queue: Queue, train: Train, trial: Any, point: Point, log: Log, jobs: i
     watch = Watch(queue, trial, point, recipe.budget.steps)
     try:
         folder = queue.out / directory
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         bar = jobs == 1 and sys.stderr.isatty()
         models = grid.sweep.keep == "models"
         result = train(recipe, folder, resume=True, keep_going=watch, progress=bar, final=models)
@@ -292,7 +292,7 @@ def prepare(grid: Grid, out: Path, storage: str | None) -> Queue:
         InputError: `out` cannot be made, or holds runs of other settings.
     """
     try:
-        (out / "runs").mkdir(parents=True, exist_ok=True)
+        make_folder(out / "runs")
     except OSError as error:
         raise InputError(f"cannot make {out}: {error.strerror}; choose another directory") from None
     queue = open_queue(grid, out, storage, secrets.token_hex(8))
