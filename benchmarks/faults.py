@@ -314,7 +314,7 @@ def disk(ground: Ground, times: int) -> list[Row]:
                 ended = killing.run(case.arguments, folder)
                 if ended.status != 0:
                     look(ground, name, folder, ended, row)
-                    row["problems"] += _unclear(ended, {1 if name == "sweep" else 2, 2})
+                    row["problems"] += _unclear(ended, {1, 2})
                     remount(folder, "size=64m")
                     compare(ground, name, folder, killing.remade(case, folder), row)
         rows.append(row)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from signalprop.prediction import Fidelity
     from signalprop.profile import Profile
 
+REPORT = "signalprop-comparison.html"
 # Above this many weights in one network, networks are drawn layer by layer instead of built whole (4 bytes each).
 LARGE = 1_000_000_000
 # Tokens per sequence where nobody says how many, so that a default run takes about a minute.
@@ -72,7 +73,9 @@ def compare(
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
-    report: opt.Report = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help=f"Interactive report (default: {REPORT}).")
+    ] = None,
     no_report: opt.NoReport = False,
 ) -> None:
     """Predict and measure a model's signal, and say how they agree.
@@ -91,7 +94,7 @@ def compare(
     from signalprop.report import findings, tables
 
     output.check_outputs(json_file, plot)
-    page = output.report_file(report, no_report, json_file)
+    page = output.report_file(report, no_report, json_file, REPORT)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
@@ -112,7 +115,8 @@ def compare(
         require("torch", "models")
         outcome = _built(p, run)
     result = compared(outcome.predicted, outcome.measured)
-    if output.write_outputs(result, json_file, plot):
+
+    def show() -> None:
         output.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo()
         output.echo(tables.agreement_table(result))
@@ -120,8 +124,16 @@ def compare(
             *findings.summary(outcome.predicted),
             f"{'measured':<20}{outcome.read}, {seeds} seed{'s' * (seeds > 1)}",
         ]
-        output.echo_findings(lines, findings.warnings(outcome.measured), json_file, plot)
-    output.write_report(page, [(result.predicted.scheme, result), *outcome.table])
+        output.echo_findings(lines, findings.warnings(outcome.measured))
+
+    output.deliver(
+        json_file,
+        result.to_json,
+        show,
+        output.picture(plot, result),
+        page=page,
+        items=lambda: [(result.predicted.scheme, result), *outcome.table],
+    )
 
 
 def _built(p: Parametrization, run: _Run) -> _Outcome:

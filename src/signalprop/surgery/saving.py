@@ -32,6 +32,7 @@ from signalprop.surgery.applying import install
 from signalprop.surgery.initialising import whole
 from signalprop.surgery.record import Record, is_pretrained, record_of, the_record
 from signalprop.surgery.swapping import Splice
+from signalprop.surgery.undoing import all_or_nothing, everything
 from signalprop.validation import Value
 
 SCHEMA = "signalprop/applied/1"
@@ -275,10 +276,11 @@ def load(
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
     where = mapping_for(model, mapping)
-    record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
-    if document.kind == "module":
-        _fill_module(folder, document, model)
-    _fill_added(folder, raw, document, model, record)
+    with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
+        record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+        if document.kind == "module":
+            _fill_module(folder, document, model)
+        _fill_added(folder, raw, document, model, record)
     return model
 
 
