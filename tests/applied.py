@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from signalprop.data import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.parametrization import Parametrization
-from signalprop.surgery import apply
+from signalprop.surgery import apply, saving
 from signalprop.surgery.assigning import Part, assignments
 from signalprop.surgery.multiplied import Mixing, Rewired
 from signalprop.surgery.record import vanilla_mapping
@@ -221,3 +223,18 @@ def distance(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> float:
     a = torch.cat([one[key] for key in one])
     b = torch.cat([other[key] for key in one])
     return float((a - b).norm() / b.norm().clamp_min(1e-300))
+
+
+def seal(folder: Path) -> None:
+    """Give an edited signalprop.json, its multipliers and config.json the id that fits its contents."""
+    path = folder / saving.RECORD
+    document = json.loads(path.read_text())
+    named = document["tensors"]
+    tensors = saving._read_tensors(folder / saving.TENSORS, document["id"]) if named else {}
+    document["id"] = saving._digest(document, tensors)
+    path.write_text(json.dumps(document))
+    if named:
+        saving._write_tensors(folder / saving.TENSORS, tensors, document["id"])
+    config = json.loads((folder / "config.json").read_text())
+    config["signalprop"]["id"] = document["id"]
+    (folder / "config.json").write_text(json.dumps(config))

@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from browser import Page
+
+
+EXPLORE = (sys.executable, "-m", "signalprop", "explore", "--no-browser")
 
 
 class Explorer(NamedTuple):
@@ -29,10 +32,10 @@ class Explorer(NamedTuple):
 
 
 @contextmanager
-def explorer(*arguments: str) -> Iterator[Explorer]:
-    """`signalprop explore --no-browser` with more arguments, until the end of the block."""
+def explorer(*arguments: str, command: Sequence[str] = EXPLORE) -> Iterator[Explorer]:
+    """The command with more arguments, until the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "signalprop", "explore", "--no-browser", *arguments],
+        [*command, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

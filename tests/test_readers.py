@@ -89,7 +89,7 @@ def test_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ConnectionError("cannot reach it\nmore")
         return iter([{"text": "one"}, {"text": "two"}])
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, __version__="4.0.0"))
     for name in ("somebody/set", "set:test", "somebody/set:raw:test"):
         assert documents(name) == ["one", "two"]
     assert asked == [
@@ -97,6 +97,8 @@ def test_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (("set", None), {"split": "test", "streaming": True}),
         (("somebody/set", "raw"), {"split": "test", "streaming": True}),
     ]
+    monkeypatch.setattr(sys.modules["datasets"], "__version__", "2.19.0")  # it runs loading scripts, if not told
+    assert documents("somebody/set") == ["one", "two"] and asked[-1][1]["trust_remote_code"] is False
     with pytest.raises(InputError, match="cannot read the data set 'no/such': cannot reach it; expected a file"):
         documents("no/such")
     with pytest.raises(InputError, match="expected name, name:split or name:configuration:split"):

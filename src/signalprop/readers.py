@@ -12,11 +12,14 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from signalprop.checkpoint_loading import data_set
 from signalprop.errors import InputError, require
+from signalprop.storage import check_regular, opened
 
 PIECE = 1 << 16  # characters that are tokenized at a time
 _LINES = (".jsonl", ".ndjson")
@@ -85,12 +88,12 @@ def characters(path: Path) -> Iterator[str]:
     Raises:
         InputError: unreadable, damaged, or not UTF-8; the message names the byte.
     """
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), nullcontext)
     bytes_ = codecs.getincrementaldecoder("utf-8")()
     lines = io.IncrementalNewlineDecoder(None, translate=True)
     read = 0
     try:
-        with opener(path, "rb") as file:
+        with opened(path) as raw, unpack(raw) as file:
             while True:
                 block = file.read(PIECE)
                 pending = len(bytes_.getstate()[0])
@@ -199,6 +202,7 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]
     require("pyarrow", "datasets")
     from pyarrow import parquet
 
+    check_regular(path)
     try:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
@@ -219,13 +223,13 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]
 
 
 def _dataset(source: str) -> Iterator[tuple[str, Any]]:
-    datasets = require("datasets", "datasets")
+    require("datasets", "datasets")
     name, *rest = source.split(":")
     if len(rest) > 2:
         raise InputError(f"cannot read the data set {source!r}; expected name, name:split or name:configuration:split")
     split = rest[-1] if rest else "train"
     try:
-        rows = datasets.load_dataset(name, rest[0] if len(rest) == 2 else None, split=split, streaming=True)
+        rows = data_set(name, rest[0] if len(rest) == 2 else None, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield f"row {number}", row
     except Exception as error:  # datasets and what it stands on have many kinds of their own

@@ -8,9 +8,12 @@ import math
 import os
 import secrets
 import shutil
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +21,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
+from signalprop.memory import check_fits
 
 # What a file system says that does not know fsync of a directory, or a directory that may be written but not read.
 _NOT_FOR_DIRECTORIES = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def opened(path: str | Path, copies: int = 0) -> BufferedReader:
+    """A regular file, open to be read as bytes. Every file of a user is read through this.
+
+    Pipes, devices and sockets may have no end, or nobody at the other end; those who mean it give `-` (`read_text`).
+
+    Args:
+        copies: how often the whole content will be in memory at the same time; 0: it is read piece by piece.
+
+    Raises:
+        InputError: it does not fit into memory.
+        OSError: missing, unreadable, or not a regular file; `strerror` says which.
+        ValueError: a null byte in the path.
+    """
+    found = os.stat(path)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, "it is a directory; expected a file", str(path))
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'a special file')}; expected a regular file", str(path))
+    size = copies * found.st_size
+    check_fits(size, f"reading {_shown(path)} ({found.st_size:,} bytes)", "give a smaller file")
+    return Path(path).open("rb")
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuse what is not a regular file, for libraries that open a path by themselves.
+
+    Raises:
+        InputError: as the errors of `opened`.
+    """
+    try:
+        opened(path).close()
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {_shown(path)}: {_reason(error)}") from None
+
+
+@cache
+def _standard_input() -> bytes:
+    """All of standard input, which can be read once."""
+    if sys.stdin is None:
+        raise InputError("cannot read -: standard input is closed")
+    return sys.stdin.buffer.read()
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, without a byte order mark.
+    """The text of a regular UTF-8 file, without a byte order mark; `-` is standard input.
 
     Raises:
-        InputError: missing, a directory, unreadable, not UTF-8, or empty.
+        InputError: missing, a directory, a pipe or a device, unreadable, larger than memory, not UTF-8, or empty.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        file = BytesIO(_standard_input()) if str(path) == "-" else opened(path, copies=1)
+        with TextIOWrapper(file, encoding="utf-8-sig") as characters:
+            text = characters.read()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{_shown(path)} is not UTF-8 text (byte {error.start}); convert it, e.g. with iconv -t UTF-8"
         ) from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise InputError(f"cannot read {_shown(path)}: {_reason(error)}") from None
     if not text.strip():
@@ -74,16 +129,32 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
         InputError: it cannot be read, or is no such file; objects instead of numbers; more than there is memory for.
     """
     try:
-        with Path(path).open("rb") as file:
+        with opened(path, copies=1) as file:
             values = np.load(file, allow_pickle=False)
             if isinstance(values, np.ndarray):
                 return values
         reason = "it holds several arrays"
+    except InputError:
+        raise
     except OSError as error:
         reason = _reason(error)
     except Exception as error:  # of tokenize, ast, zipfile and struct, beside NumPy's own
         reason = "there is not enough memory for it" if isinstance(error, MemoryError) else "it is no NumPy array"
     raise InputError(f"cannot read {_shown(path)}: {reason}; expected {wanted}")
+
+
+def check_arrays(arrays: Any, path: str | Path, wanted: Collection[str] | None = None) -> None:
+    """Refuse a packed NumPy file (.npz) whose arrays are larger than memory: a small file can unpack to a large one.
+
+    Args:
+        arrays: the opened file. wanted: those that are to be read; default: all.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    sizes = {item.filename.removesuffix(".npy"): item.file_size for item in arrays.zip.infolist()}
+    size = sum(n for name, n in sizes.items() if wanted is None or name in wanted)
+    check_fits(size, f"reading the arrays of {_shown(path)} ({size:,} bytes unpacked)", "give smaller arrays")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import signalprop as sp
-from applied import MODELS, batch_of, logits_of, vanilla
+from applied import MODELS, batch_of, logits_of, seal, vanilla
 from own_model import OwnGPT, own_ids, own_model
 from signalprop.architecture import Architecture
 from signalprop.errors import InputError
@@ -350,10 +350,12 @@ class TestDamage:
         self.changed(saved, **record)
         assert "has been changed" in self.refused(saved)
         self.changed(saved, parametrization={"schema": "signalprop/parametrization/1"})
+        seal(saved)
         assert "signalprop.json: " in self.refused(saved)
 
     def test_a_class_that_transformers_does_not_have(self, saved: Path) -> None:
         self.changed(saved, class_name="NoSuchModel")
+        seal(saved)
         assert "asks for the class NoSuchModel" in self.refused(saved)
 
     def test_another_model_saved_over_it(self, saved: Path) -> None:

@@ -67,14 +67,14 @@ def _directory(source: str, config_only: bool) -> Path:
     Raises:
         InputError: there is neither.
     """
-    from signalprop.errors import InputError, require
+    from signalprop.checkpoint_loading import fetched
+    from signalprop.errors import InputError
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
-    hub = require("huggingface_hub", "models")
     files = ["config.json"] if config_only else ["*.json", "*.safetensors"]
     try:
-        return Path(hub.snapshot_download(source, allow_patterns=files))
+        return fetched(source, files)
     except Exception as error:  # of many kinds: no network, no such name, no permission
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(

@@ -35,6 +35,8 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     """
     from signalprop.diagnosis.loading import read_model
 
+    if not directory.exists():
+        raise InputError(f"cannot read {directory}: there is no such file or directory")
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
     return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
 

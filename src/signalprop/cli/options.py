@@ -184,7 +184,7 @@ def shortened(architecture: Architecture, changed: dict[str, Any], longest: int)
 def _file(source: str) -> dict[str, Any] | None:
     """The object in the JSON file that ARCH names, None if it names none."""
     path = Path(source)
-    if is_directory(source) or not (path.suffix == ".json" or path.is_file()):
+    if is_directory(source) or not (path.suffix == ".json" or path.exists()):
         return None
     data = read_json(path)
     if not isinstance(data, dict):

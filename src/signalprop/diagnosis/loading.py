@@ -6,15 +6,15 @@ are refused. Code that a checkpoint brings is run where that is asked for and no
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from signalprop import checkpoint_loading
 from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, release, require
+from signalprop.storage import check_regular
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,7 +95,7 @@ def read_model(
     import torch
 
     place = _place(source)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    trust = {"trust_remote_code": trust_remote_code}
     if isinstance(place, Path):
         check_folder(place, trust_remote_code=trust_remote_code)
     if isinstance(place, Path) and (place / "signalprop.json").is_file():
@@ -110,7 +110,9 @@ def read_model(
         return applied
     # Libraries raise errors of many kinds, some of their own, on files that are not what they should be.
     try:
-        config = transformers.AutoConfig.from_pretrained(place, **options)
+        config = checkpoint_loading.configuration(place, **trust)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(_why(f"cannot read a configuration from {place}", place, error)) from None
     cls = _class_of(config, place, trust_remote_code)
@@ -119,15 +121,14 @@ def read_model(
     try:
         if random_init:
             torch.manual_seed(seed)
-            fresh: nn.Module
-            fresh = cls._from_config(config) if hasattr(cls, "_from_config") else cls.from_config(config, **options)
+            fresh: nn.Module = checkpoint_loading.fresh(cls, config, **trust)
             return fresh if dtype == "auto" else fresh.to(getattr(torch, dtype))
-        options |= {"use_safetensors": True, _dtype_option(transformers.__version__): dtype}
+        options: dict[str, Any] = {"output_loading_info": True, _dtype_option(transformers.__version__): dtype}
         loaded: nn.Module
-        loaded, found = cls.from_pretrained(place, output_loading_info=True, **options)
+        loaded, found = checkpoint_loading.pretrained(cls, place, **trust, **options)
         missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
         if missing and _only_head(loaded, missing):
-            loaded, found = transformers.AutoModel.from_pretrained(place, output_loading_info=True, **options)
+            loaded, found = checkpoint_loading.pretrained(transformers.AutoModel, place, **trust, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
     except Exception as error:
         hint = "" if random_init else f"; {hint}" if hint else ""
@@ -149,23 +150,21 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     Raises:
         InputError: there is one, and it cannot be read.
     """
-    transformers = _transformers()
+    _transformers()
     path = Path(source)
-    if path.suffix.lower() == ".gguf":
-        place: str | Path = path.parent
-        options: dict[str, Any] = {"gguf_file": path.name}
-    else:
-        place, options = _place(source), {"trust_remote_code": trust_remote_code}
-        if isinstance(place, Path):
-            if not any(True for pattern in _TOKENIZERS for _ in place.glob(pattern)):
-                return None
-            check_folder(place, trust_remote_code=trust_remote_code)
+    place = path.parent if path.suffix.lower() == ".gguf" else _place(source)
     try:
-        return transformers.AutoTokenizer.from_pretrained(place, **options)
+        if path.suffix.lower() == ".gguf":
+            return checkpoint_loading.gguf_tokenizer(path)
+        if isinstance(place, Path) and not any(True for pattern in _TOKENIZERS for _ in place.glob(pattern)):
+            return None
+        return checkpoint_loading.tokenizer(place, trust_remote_code=trust_remote_code)
+    except InputError:
+        raise
     except Exception as error:
         reason = error
     try:  # without the files that the family's own class asks for
-        return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder_of(source) / "tokenizer.json"))
+        return checkpoint_loading.tokenizer_file(folder_of(source) / "tokenizer.json")
     except Exception:
         raise InputError(_why(f"cannot read the tokenizer of {source}", place, reason)) from None
 
@@ -186,9 +185,17 @@ def first_line(error: Exception) -> str:
 
 
 def folder_of(source: str | Path) -> Path:
-    """A directory, or the one that a file is in."""
+    """A directory, or the one that a file is in.
+
+    Raises:
+        InputError: a pipe or a device.
+    """
     path = Path(source)
-    return path if path.is_dir() else path.parent
+    if path.is_dir():
+        return path
+    if path.exists():
+        check_regular(path)
+    return path.parent
 
 
 def _gguf(path: Path, dtype: Precision) -> nn.Module:
@@ -197,10 +204,9 @@ def _gguf(path: Path, dtype: Precision) -> nn.Module:
         raise InputError(f"cannot read {path}: there is no such file")
     transformers = _transformers()
     require("gguf", "diagnose")
-    options = {"gguf_file": path.name, _dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
+    options = {_dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
     try:
-        with redirect_stderr(io.StringIO()):  # a bar that transformers' own switch does not reach
-            model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
+        model = checkpoint_loading.gguf_model(path, **options)
     except Exception as error:
         raise InputError(f"cannot load the model in {path}: {first_line(error)}") from None
     model.hf_quantizer = None
@@ -251,12 +257,7 @@ def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
         for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModel"):
             if name in own:
                 return getattr(transformers, name)
-    cls: Any = getattr(transformers, names[0], None) if names else transformers.AutoModel
-    if cls is None:
-        raise InputError(
-            f"{place} asks for the class {names[0]}, which transformers {transformers.__version__} has not"
-        )
-    return cls
+    return checkpoint_loading.model_class(names[0], place) if names else transformers.AutoModel
 
 
 def _class_names(config: Any) -> list[str]:

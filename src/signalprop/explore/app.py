@@ -2,7 +2,8 @@
 
 It answers to this machine alone: requests for another host name are refused (DNS rebinding), no other origin may read
 an answer (no CORS) and, as only JSON is taken, none may ask without the browser's leave. A content security policy lets
-the page run no script but these and reach no server but this.
+the page run no script but these and reach no server but this. A question is small and arrives at once, or is refused.
+A connection carries one request, so that what is not read of a refused one ends with it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from signalprop.report.html.page import embedded
 from signalprop.schemes import SCHEMES
 
 HOSTS = ["127.0.0.1", "localhost"]
+PATIENCE = 10.0  # seconds that a request's head may take to arrive, and its body again
 _LARGEST_BODY = 65_536  # bytes; a question of seven curves has under 3,000
 _KINDS = {"js": "text/javascript", "css": "text/css"}
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "page.css")
@@ -47,6 +49,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Connection": "close",
 }
 
 
@@ -128,7 +131,7 @@ async def _question(request: Request) -> _Question:
     if len(length) > 9 or int(length) > _LARGEST_BODY:
         raise HTTPException(413, f"the body is longer than {_LARGEST_BODY} bytes")
     try:
-        data = json.loads(await request.body())
+        data = json.loads(await _body(request))
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body is not JSON; expected an object with current, pinned and draft") from None
     if (
@@ -143,6 +146,24 @@ async def _question(request: Request) -> _Question:
     if len(data["pinned"]) > MOST:
         raise InputError(f"{len(data['pinned'])} pinned curves are too many to tell apart; unpin some")
     return _Question(read(data["current"]), [read(item) for item in data["pinned"]], data["draft"])
+
+
+async def _body(request: Request) -> bytes:
+    """The body as it arrives, whatever its head says of its length.
+
+    Raises:
+        HTTPException: it is too long, or too slow.
+    """
+    found = bytearray()
+    try:
+        with anyio.fail_after(PATIENCE):
+            async for part in request.stream():
+                found += part
+                if len(found) > _LARGEST_BODY:
+                    raise HTTPException(413, f"the body is longer than {_LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the body took longer than {PATIENCE:g} seconds to arrive") from None
+    return bytes(found)
 
 
 def _refused(_: Request, error: Exception) -> Response:
@@ -161,7 +182,10 @@ def _broken(_: Request, error: Exception) -> Response:
 
 
 class _Headers:
-    """Middleware that gives every answer, refusals too, the headers of safety."""
+    """Middleware that gives every answer, refusals too, the headers of safety.
+
+    It refuses a request whose length is told in two ways, whose readers may disagree where it ends (RFC 9112, 6.3).
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -172,7 +196,10 @@ class _Headers:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        await self._app(scope, receive, with_headers)
+        app = self._app
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}:
+            app = JSONResponse({"error": "expected a Content-Length or a Transfer-Encoding, found both"}, 400)
+        await app(scope, receive, with_headers)
 
 
 def _files() -> dict[str, bytes]:

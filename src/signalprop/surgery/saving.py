@@ -19,6 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
+from signalprop import checkpoint_loading
 from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, require
 from signalprop.models import build
@@ -27,7 +28,7 @@ from signalprop.parametrization import Parametrization
 from signalprop.probes.families import mapping_for
 from signalprop.probes.mapping import Mapping
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import finite, make_folder, read_json, write_bytes, write_json
+from signalprop.storage import finite, make_folder, opened, read_json, write_bytes, write_json
 from signalprop.surgery.applying import install
 from signalprop.surgery.initialising import whole
 from signalprop.surgery.record import Record, is_pretrained, record_of, the_record
@@ -258,11 +259,12 @@ def load(
     if folder.is_dir():
         check_folder(folder)
     raw, document = _read_record(folder)
+    added = _read_added(folder, raw, document)
     table = _parametrization(folder, document)
     if document.kind == "built":
         if model is not None or mapping is not None or options:
             raise InputError(f"{folder} holds a network that signalprop built; give the directory alone")
-        return _built(folder, raw, document, table)
+        return _built(folder, document, table)
     if document.kind == "module":
         if model is None:
             raise InputError(f"{folder} holds a {document.class_name}; give model=, a fresh one, to be filled")
@@ -280,7 +282,7 @@ def load(
         record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
         if document.kind == "module":
             _fill_module(folder, document, model)
-        _fill_added(folder, raw, document, model, record)
+        _fill_added(folder, added, model, record)
     return model
 
 
@@ -319,15 +321,15 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
             f"{folder / RECORD} and config.json are not of one checkpoint: another model was saved over it; remove "
             f"{RECORD} to load that one with transformers"
         )
-    cls: Any = getattr(transformers, document.class_name, None)
-    if cls is None:
-        raise InputError(
-            f"{folder} asks for the class {document.class_name}, which transformers {transformers.__version__} has not"
-        )
+    if "trust_remote_code" in options:
+        raise InputError("load has no option trust_remote_code: an applied model is of a class of transformers itself")
+    cls = checkpoint_loading.model_class(document.class_name, folder)
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would report the multipliers, which are read below
     try:
-        loaded, report = cls.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+        loaded, report = checkpoint_loading.pretrained(cls, folder, output_loading_info=True, **options)
+    except InputError:
+        raise
     except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"cannot load the weights in {folder}: {reason}") from None
@@ -344,10 +346,8 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
     return model
 
 
-def _built(folder: Path, raw: dict[str, Any], document: _Document, table: Parametrization) -> nn.Module:
+def _built(folder: Path, document: _Document, table: Parametrization) -> nn.Module:
     """The network of a table with the stored weights, in the type that they have."""
-    if _digest(raw, {}) != document.id:
-        raise InputError(f"{folder / RECORD} has been changed since it was saved; save the model again")
     types = {tensor.dtype for tensor in _read_tensors(folder / WEIGHTS, document.id).values()}
     floating = [dtype for dtype in types if dtype.is_floating_point]
     model = build(table, seed=0, dtype=floating[0] if len(floating) == 1 else torch.float32)
@@ -365,11 +365,16 @@ def _fill_module(folder: Path, document: _Document, model: nn.Module) -> None:
         raise InputError(f"the weights in {folder} do not fit this {type(model).__name__}: {reason:.200}") from None
 
 
-def _fill_added(folder: Path, raw: dict[str, Any], document: _Document, model: nn.Module, record: Record) -> None:
-    """Fill the parameters that the scheme added."""
+def _read_added(folder: Path, raw: dict[str, Any], document: _Document) -> dict[str, Tensor]:
+    """The parameters that the scheme added, where the digest of record and parameters is right."""
     tensors = _read_tensors(folder / TENSORS, document.id) if document.tensors else {}
     if sorted(tensors) != document.tensors or _digest(raw, tensors) != document.id:
         raise InputError(f"{folder / RECORD} or {TENSORS} has been changed since it was saved; save the model again")
+    return tensors
+
+
+def _fill_added(folder: Path, tensors: dict[str, Tensor], model: nn.Module, record: Record) -> None:
+    """Fill the parameters that the scheme added."""
     wanted = added_tensors(model, record)
     if {name: t.shape for name, t in wanted.items()} != {name: t.shape for name, t in tensors.items()}:
         raise InputError(f"{folder / TENSORS} has other multipliers than scheme {record.parametrization.scheme!r} adds")
@@ -386,9 +391,12 @@ def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no {path}; the checkpoint is not complete")
     try:
+        opened(path, copies=1).close()
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get(_ENTRY)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+    except InputError:
+        raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"cannot read {path}: {reason}") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from signalprop.errors import InputError, require
+from signalprop.storage import opened, read_json
 from signalprop.training.recipe import Data
 
 _SUMS = "sums.json"
@@ -68,14 +69,14 @@ def _make(folder: Path, fill: Callable[[Path], None]) -> None:
 
 def _undamaged(folder: Path) -> bool:
     with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        sums = json.loads((folder / _SUMS).read_text("utf-8"))
+        sums = read_json(folder / _SUMS)
         return all(Path(name).name == name and _sum(folder / name) == expected for name, expected in sums.items())
     return False
 
 
 def _sum(path: Path) -> int:
     total = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         while block := file.read(1 << 20):
             total = zlib.crc32(block, total)
     return total

@@ -21,7 +21,7 @@ from signalprop.layout import KINDS, layout
 from signalprop.probes import measure
 from signalprop.probes.recording import evaluating
 from signalprop.profile import Profile
-from signalprop.storage import finite, write_text
+from signalprop.storage import finite, opened, write_text
 from signalprop.training.guard import Guard
 from signalprop.training.networks import Network
 
@@ -78,7 +78,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that may still be written to; none, where there is no file."""
     out = []
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with opened(path) as file:
+            text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
     for raw in text.splitlines():

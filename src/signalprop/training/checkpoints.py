@@ -26,7 +26,18 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, require
 from signalprop.probes.recording import unwrapped
-from signalprop.storage import is_below, make_folder, read_json, read_text, sync, sync_names, sync_tree, write_json
+from signalprop.storage import (
+    check_regular,
+    is_below,
+    make_folder,
+    opened,
+    read_json,
+    read_text,
+    sync,
+    sync_names,
+    sync_tree,
+    write_json,
+)
 from signalprop.surgery.initialising import fill, whole
 from signalprop.training.processes import first, gathered
 
@@ -141,7 +152,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -281,6 +292,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_regular(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

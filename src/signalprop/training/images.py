@@ -7,6 +7,7 @@ import io
 import math
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError, require
 from signalprop.memory import check_fits
 from signalprop.moments import FloatArray
+from signalprop.storage import opened
 from signalprop.training.recipe import Data
 from signalprop.training.sources import IDX_FILES, IMAGE, LABEL, Place, is_hub_name, missing, open_table, read_arrays
 
@@ -113,11 +115,11 @@ def _idx_files(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], str]
 
 def _idx(path: Path) -> NDArray[np.uint8]:
     """An array of bytes in the idx format: two zeros, the type, the number of axes, their lengths, the values."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
+    unpack: Any = gzip.open if path.suffix == ".gz" else nullcontext
     shape: tuple[int, ...] = ()
     content = b""
     try:
-        with opener(path, "rb") as file:
+        with opened(path) as raw, unpack(raw) as file:
             head = file.read(4)
             if len(head) == 4 and head[:3] == bytes([0, 0, _IDX_BYTES]):
                 lengths = file.read(4 * head[3])
@@ -205,7 +207,8 @@ def _folder(data: Data, folders: list[Path]) -> Iterator[Labelled]:
 def _decoded(content: Path | bytes, name: str, data: Data) -> Pixels:
     pillow = require("PIL.Image", "training")
     try:
-        with pillow.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
+        file = io.BytesIO(content) if isinstance(content, bytes) else opened(content)
+        with file, pillow.open(file) as picture:
             return _from_pillow(picture, data)
     except Exception as error:  # pillow's decoders have many kinds of their own
         raise InputError(f"cannot read the image {name}: {' '.join(str(error).split())[:200]}") from None

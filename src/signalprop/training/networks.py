@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop import checkpoint_loading
 from signalprop.architecture import Architecture
-from signalprop.checkpoint_folder import check_folder
 from signalprop.data import Batch
 from signalprop.errors import InputError, require
 from signalprop.inputs import InputStatistics
@@ -205,11 +205,10 @@ def _auto(recipe: Recipe) -> Any:
 
 def _fresh(recipe: Recipe, prepared: Prepared) -> nn.Module:
     """A model of transformers with fresh weights."""
-    transformers: Any = require("transformers", "training")
     given = dict(recipe.model.huggingface or {})
     family = given.pop("model_type")
     try:
-        blank = transformers.AutoConfig.for_model(family)
+        blank = checkpoint_loading.configuration_of(family)
     except ValueError:
         raise InputError(f"model.huggingface.model_type {family!r} is unknown to transformers") from None
     unknown = [name for name in given if not hasattr(blank, name)]
@@ -217,8 +216,10 @@ def _fresh(recipe: Recipe, prepared: Prepared) -> nn.Module:
         raise InputError(f"model.huggingface.{unknown[0]}: the configuration of {family} has no such field")
     given = _facts_of(recipe, prepared, blank) | given
     try:
-        config = transformers.AutoConfig.for_model(family, **given)
-        model: nn.Module = _auto(recipe).from_config(config)
+        config = checkpoint_loading.configuration_of(family, **given)
+        model: nn.Module = checkpoint_loading.fresh(_auto(recipe), config)
+    except InputError:
+        raise
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"transformers cannot make a {family} for {recipe.task}: {reason:.200}") from None
@@ -248,13 +249,11 @@ def _pretrained(recipe: Recipe, prepared: Prepared) -> nn.Module:
     assert source is not None
     if (Path(source) / RECORD).is_file():
         return load(source)
-    if Path(source).is_dir():
-        check_folder(Path(source))
     extra = {"num_labels": prepared.facts["n_classes"]} if "n_classes" in prepared.facts else {}
     try:
-        model: nn.Module = _auto(recipe).from_pretrained(
-            source, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **extra
-        )
+        model: nn.Module = checkpoint_loading.pretrained(_auto(recipe), source, dtype=torch.float32, **extra)
+    except InputError:
+        raise
     except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"cannot load {source} for {recipe.task}: {reason:.200}") from None

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.checkpoint_loading import data_set, saved_data_set
 from signalprop.errors import InputError, require
 from signalprop.readers import Piece, json_lines, lines_of, parquet_rows, pieces
+from signalprop.storage import check_arrays, check_regular, opened
 from signalprop.training.recipe import Data
 
 TEXT = ("text", "sentence", "content", "document")
@@ -232,6 +234,7 @@ def _file_table(data: Data, path: Path) -> Table:
         return Table(str(path), tuple(map(str, first[1])), lambda columns: _objects(path, columns))
     if kind in _TABLES:
         parquet = require("pyarrow.parquet", "datasets")
+        check_regular(path)
         try:
             names = tuple(parquet.read_schema(path).names)
         except Exception as error:  # pyarrow has many kinds of its own
@@ -292,8 +295,11 @@ def is_saved(path: Path) -> bool:
 
 def _saved(path: Path, split: str) -> Table:
     datasets = require("datasets", "datasets")
+    for file in path.rglob("*"):
+        if not file.is_dir():
+            check_regular(file)
     with _Reading(str(path)):
-        found = datasets.load_from_disk(str(path))
+        found = saved_data_set(path)
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             raise InputError(f"{path} has no split {split!r}; its splits: {', '.join(found)}")
@@ -302,10 +308,9 @@ def _saved(path: Path, split: str) -> Table:
 
 
 def _hub(data: Data, place: Place) -> Table:
-    datasets = require("datasets", "datasets")
     name = f"the data set {place.source!r}"
     with _Reading(name):
-        found = datasets.load_dataset(place.source, data.subset, split=place.split, streaming=data.streaming)
+        found = data_set(place.source, data.subset, split=place.split, streaming=data.streaming)
     return _set_table(found, name)
 
 
@@ -446,7 +451,10 @@ def read_arrays(path: Path, wanted: Sequence[str]) -> tuple[dict[str, NDArray[An
         InputError: it cannot be read.
     """
     try:
-        with path.open("rb") as content, np.load(content, allow_pickle=False) as file:
+        with opened(path) as content, np.load(content, allow_pickle=False) as file:
+            check_arrays(file, path, wanted)
             return {name: file[name] for name in wanted if name in file.files}, ", ".join(file.files[:12])
+    except InputError:
+        raise
     except Exception as error:  # NumPy, zipfile and zlib have many kinds of their own
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None

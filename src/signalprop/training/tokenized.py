@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from signalprop.inputs import IntArray
 from signalprop.readers import Piece
+from signalprop.storage import check_regular, opened, read_text
 from signalprop.training.cache import cache_directory, cached
 from signalprop.training.recipe import Data
 from signalprop.training.splitting import split
@@ -127,7 +128,7 @@ def _made(data: Data, folder: Path, texts: Callable[[], Iterable[str]]) -> Any:
 def _kept(data: Data, folder: Path) -> Any:
     if data.tokenizer.path is not None:
         return load(data.tokenizer.path)
-    return restore((folder / _TOKENIZER).read_text("utf-8"))
+    return restore(read_text(folder / _TOKENIZER))
 
 
 def _key(data: Data, what: str, content: str) -> str:
@@ -137,7 +138,9 @@ def _key(data: Data, what: str, content: str) -> str:
     path = data.tokenizer.path
     if path is not None and (place := Path(path)).exists():
         for file in [place] if place.is_file() else sorted(f for f in place.glob("*") if f.suffix in _SMALL):
-            digest.update(file.name.encode() + file.read_bytes())
+            check_regular(file)
+            with opened(file) as source:
+                digest.update(file.name.encode() + source.read())
     return f"{what}-{digest.hexdigest()}"
 
 

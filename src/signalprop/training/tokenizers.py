@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.checkpoint_folder import check_folder
+from signalprop import checkpoint_loading
 from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
 from signalprop.training.recipe import Tokenizer
@@ -67,15 +67,12 @@ def load(path: str) -> Any:
     Raises:
         InputError: there is none, or it cannot be read.
     """
-    transformers = require("transformers", "models")
+    require("transformers", "models")
     place = Path(path)
     try:
         if place.is_file():
-            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(place))
-        else:
-            if place.is_dir():
-                check_folder(place)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            return checkpoint_loading.tokenizer_file(place)
+        return checkpoint_loading.tokenizer(path)
     except InputError:
         raise
     except Exception as error:  # transformers and what it stands on have many kinds of their own
@@ -83,7 +80,6 @@ def load(path: str) -> Any:
         raise InputError(
             f"cannot read the tokenizer {path}: {reason}; expected a directory, a tokenizer.json or a name on the hub"
         ) from None
-    return tokenizer
 
 
 def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:

@@ -16,7 +16,7 @@ from signalprop.moments import FloatArray
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.tables import number
-from signalprop.storage import finite
+from signalprop.storage import check_arrays, finite, opened
 from signalprop.validation import Value
 
 SCHEMA = "signalprop/kernel/1"
@@ -72,13 +72,16 @@ def of_arrays(path: Path) -> dict[str, Kernels]:
     """
     found: dict[str, dict[str, dict[int, FloatArray]]] = {}
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
+            check_arrays(arrays, path)
             for key in arrays.files:
                 name, direction, depth = key.rsplit("/", 2)
                 matrix = np.asarray(arrays[key], np.float64)
                 if direction not in ("forward", "gradient") or matrix.ndim != 2 or len(set(matrix.shape)) != 1:
                     raise ValueError(f"{key} is no kernel")
                 found.setdefault(name, {"forward": {}, "gradient": {}})[direction][int(depth)] = matrix
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or 'it is no NumPy file'}") from None
     except Exception as error:  # of zip files, NumPy's headers, and names of arrays

@@ -1,0 +1,208 @@
+"""The only place where transformers and datasets load anything: nothing that a checkpoint brings is run.
+
+Every directory is looked through first (`check_folder`), the classes that its files name are looked up in transformers'
+own lists, `trust_remote_code` is always given, and transformers cannot ask whether code may run. A test reads the
+source tree and finds any other call that loads.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from signalprop.checkpoint_folder import check_code, check_folder, check_kernels, json_object
+from signalprop.errors import InputError, release, require
+
+_TOKENIZERS = frozenset(
+    ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"]
+)
+_LOADS_OTHERS = frozenset(["RagTokenizer"])  # it loads two tokenizers from directories below, without asking us
+_OTHER_MODELS = frozenset(["GPT2DoubleHeadsModel"])  # in none of transformers' tables
+
+
+def configuration(place: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a directory or of a name on the hub."""
+    transformers = require("transformers", "models")
+    with _looked_through(place, trust_remote_code) as found:
+        return transformers.AutoConfig.from_pretrained(place, **found)
+
+
+def configuration_of(family: str, **fields: Any) -> Any:
+    """A configuration of a family (a `model_type` of transformers), with fields that somebody gives.
+
+    Raises:
+        InputError: a field asks for a kernel of the hub. Else whatever transformers raises.
+    """
+    check_kernels(fields, f"the configuration of {family}")
+    return require("transformers", "models").AutoConfig.for_model(family, **fields)
+
+
+def model_class(name: str, where: str | Path) -> Any:
+    """The class of a model that a file names.
+
+    Args:
+        where: the file or directory, for the message.
+
+    Raises:
+        InputError: it is not in transformers' tables of models.
+    """
+    transformers = require("transformers", "models")
+    found = getattr(transformers, name, None) if name in _model_classes() else None
+    if found is None:
+        raise InputError(
+            f"{where} asks for the class {name:.80}, which transformers {transformers.__version__} has not among its "
+            "models; expected the name of one, such as LlamaForCausalLM"
+        )
+    return found
+
+
+def pretrained(cls: Any, place: str | Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
+    """What `from_pretrained` of a class of transformers returns; weights are read from safetensors only.
+
+    Args:
+        cls: a class of a model, one of transformers' own (`model_class`) or an auto class.
+        options: of `from_pretrained`.
+    """
+    with _looked_through(place, trust_remote_code) as found:
+        return cls.from_pretrained(place, use_safetensors=True, **found, **options)
+
+
+def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
+    """A model of a class with fresh weights, as its configuration says."""
+    with _never_asked():
+        if hasattr(cls, "_from_config"):
+            return cls._from_config(config)
+        return cls.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a directory or of a name on the hub.
+
+    Raises:
+        InputError: as `check_folder`, or a class that is not among transformers' tokenizers. Else whatever
+            transformers raises.
+    """
+    transformers = require("transformers", "models")
+    with _looked_through(place, trust_remote_code, tokenizer=True) as found:
+        return transformers.AutoTokenizer.from_pretrained(place, **found)
+
+
+def tokenizer_file(path: Path) -> Any:
+    """The tokenizer in a tokenizer.json alone."""
+    return require("transformers", "models").PreTrainedTokenizerFast(tokenizer_file=str(path))
+
+
+def gguf_model(path: Path, **options: Any) -> Any:
+    """The model in a GGUF file; nothing that lies beside it is read. `options`: of `from_pretrained`."""
+    transformers = require("transformers", "models")
+    model = _gguf(path, transformers.AutoModelForCausalLM, options)
+    model.config._name_or_path = model.name_or_path = str(path.parent)
+    return model
+
+
+def gguf_tokenizer(path: Path) -> Any:
+    """The tokenizer in a GGUF file; nothing that lies beside it is read.
+
+    Raises:
+        InputError: a configuration beside it asks for code, which would not be run. Else whatever transformers raises.
+    """
+    for name in ("config.json", "tokenizer_config.json"):
+        check_code(path.parent / name)
+    return _gguf(path, require("transformers", "models").AutoTokenizer, {})
+
+
+def data_set(name: str, configuration: str | None, **options: Any) -> Any:
+    """A data set of the hub; `options`: of `datasets.load_dataset`. Loading scripts are not run."""
+    datasets = require("datasets", "datasets")
+    if release(datasets.__version__) < (4, 0):  # later ones cannot run any, and refuse to be told
+        options["trust_remote_code"] = False
+    return datasets.load_dataset(name, configuration, **options)
+
+
+def saved_data_set(folder: Path) -> Any:
+    """What `save_to_disk` of `datasets` wrote: Arrow files and JSON."""
+    return require("datasets", "datasets").load_from_disk(str(folder))
+
+
+def fetched(name: str, patterns: Sequence[str], without: Sequence[str] = ()) -> Path:
+    """The local copy of some files of a checkpoint on the hub, in the directory of their commit; not looked through."""
+    hub = require("huggingface_hub", "models")
+    return Path(hub.snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(without)))
+
+
+@contextmanager
+def _looked_through(place: str | Path, trust_remote_code: bool, *, tokenizer: bool = False) -> Iterator[dict[str, Any]]:
+    """Look through a checkpoint, and give the options with which transformers loads what was looked through."""
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if Path(place).is_dir():
+        folder = Path(place)
+    else:  # of the hub: its small files first, and then the others of the same commit
+        folder = fetched(str(place), ["*.json"], without=["*/*"])
+        options["revision"] = folder.name
+    check_folder(folder, trust_remote_code=trust_remote_code)
+    if tokenizer and not trust_remote_code:
+        _check_tokenizer(folder)
+    with _never_asked():
+        yield options
+
+
+def _check_tokenizer(folder: Path) -> None:
+    """Refuse a class of transformers that is not one of its tokenizers; transformers would call anything of its own."""
+    transformers = require("transformers", "models")
+    for path in (folder / "tokenizer_config.json", *sorted(folder.glob("config*.json"))):
+        name = json_object(path).get("tokenizer_class")
+        plain = name.rstrip() if isinstance(name, str) else ""
+        while plain.endswith("Fast"):  # transformers takes it off where it finds nothing
+            plain = plain.removesuffix("Fast")
+        names = {name, plain, f"{plain}Fast"} if plain else set()
+        if names & _tokenizer_classes() - _LOADS_OTHERS:
+            continue
+        if any(hasattr(transformers, str(name)) for name in names):
+            raise InputError(
+                f"{path} asks for the tokenizer class {name!r:.80}, which is not among transformers' tokenizers; "
+                "expected the name of one, such as PreTrainedTokenizerFast"
+            )
+
+
+@contextmanager
+def _never_asked() -> Iterator[None]:
+    """Where transformers would ask on the terminal whether code may run, it raises ValueError."""
+    module: Any = require("transformers.dynamic_module_utils", "models")
+    kept = module.TIME_OUT_REMOTE_CODE
+    module.TIME_OUT_REMOTE_CODE = 0
+    try:
+        yield
+    finally:
+        module.TIME_OUT_REMOTE_CODE = kept
+
+
+def _gguf(path: Path, cls: Any, options: dict[str, Any]) -> Any:
+    """transformers would read configurations and adapters beside the file, so it sees the file alone."""
+    with tempfile.TemporaryDirectory() as alone, _never_asked(), redirect_stderr(io.StringIO()):
+        os.symlink(path.resolve(), Path(alone) / path.name)
+        return cls.from_pretrained(alone, gguf_file=path.name, trust_remote_code=False, **options)
+
+
+@cache
+def _model_classes() -> frozenset[str]:
+    """Names of models in transformers' tables, which the auto classes choose from."""
+    return _names_in("transformers.models.auto.modeling_auto", "MODEL") | _OTHER_MODELS
+
+
+@cache
+def _tokenizer_classes() -> frozenset[str]:
+    """Names of tokenizers in transformers' table."""
+    return _names_in("transformers.models.auto.tokenization_auto", "TOKENIZER") | _TOKENIZERS
+
+
+def _names_in(module: str, beginning: str) -> frozenset[str]:
+    found = vars(require(module, "models")).items()
+    tables = [table for name, table in found if name.startswith(beginning) and name.endswith("_MAPPING_NAMES")]
+    rows = [row if isinstance(row, (tuple, list)) else (row,) for table in tables for row in table.values()]
+    return frozenset(name for row in rows for name in row if isinstance(name, str))

@@ -1,0 +1,204 @@
+"""Files that users name: regular ones are read, and nothing else, since a pipe or a device may have no end."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import signal
+import socket
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop import storage
+from signalprop.checkpoint_folder import check_folder
+from signalprop.data import load_frames
+from signalprop.errors import InputError
+from signalprop.memory import memory_limit
+from signalprop.readers import pieces
+from signalprop.storage import opened, read_array, read_json, read_text
+from signalprop.surgery import load
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "signalprop"
+posix = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
+READERS: dict[str, Callable[[Path], Any]] = {
+    "text": read_text,
+    "json": read_json,
+    "array": lambda path: read_array(path, "numbers"),
+    "frames": load_frames,
+    "pieces": lambda path: list(pieces(path)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _not_for_ever() -> Iterator[None]:
+    """What waits for a pipe, or reads a device to its end, fails."""
+    if sys.platform == "win32":
+        yield
+        return
+
+    def late(*_: Any) -> None:
+        raise TimeoutError("a file was read for two minutes")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(params=["pipe", "socket", "device", "link to a device"])
+def special(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "x"
+    if request.param == "pipe":
+        os.mkfifo(path)
+    elif request.param == "socket":
+        monkeypatch.chdir(tmp_path)  # the name of a socket has 108 bytes at most
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind("x")
+            yield path
+        return
+    elif request.param == "device":
+        path = Path("/dev/zero")
+    else:
+        path.symlink_to("/dev/zero")
+    yield path
+
+
+@posix
+class TestSpecialFiles:
+    @pytest.mark.parametrize("reader", READERS)
+    def test_are_refused_and_not_waited_for(self, special: Path, reader: str) -> None:
+        with pytest.raises(InputError, match=r"it is a (pipe|socket|device); expected a regular file"):
+            READERS[reader](special)
+
+    @pytest.mark.parametrize("suffix", [".gz", ".xz", ".jsonl", ".parquet"])
+    def test_of_every_kind_of_text(self, tmp_path: Path, suffix: str) -> None:
+        path = tmp_path / f"x{suffix}"
+        os.mkfifo(path)
+        with pytest.raises(InputError, match="it is a pipe"):
+            list(pieces(path))
+
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "signalprop.json"])
+    def test_in_a_checkpoint(self, tmp_path: Path, name: str) -> None:
+        os.mkfifo(tmp_path / name)
+        for reader in (check_folder, load):
+            with pytest.raises(InputError, match=f"{name}: it is a pipe"):
+                reader(tmp_path)
+
+    def test_among_images(self, tmp_path: Path) -> None:
+        pytest.importorskip("PIL")
+        from signalprop.training.images import labelled_images
+        from signalprop.training.recipe import Data
+        from signalprop.training.sources import training_place
+
+        (tmp_path / "one").mkdir()
+        os.mkfifo(tmp_path / "one" / "a.png")
+        data = Data(source=str(tmp_path))
+        with pytest.raises(InputError, match="it is a pipe"):
+            list(labelled_images(data, training_place(data))[0])
+
+
+def test_standard_input_is_read_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage._standard_input.cache_clear()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcaf\xc3\xa9")))
+    assert [read_text("-"), read_text(Path("-"))] == ["café", "café"]  # it is there once, and may be asked for twice
+    storage._standard_input.cache_clear()
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="standard input is closed"):
+        read_text("-")
+
+
+class TestSizes:
+    @pytest.mark.parametrize("reader", ["text", "json", "array", "frames"])
+    def test_a_file_larger_than_memory_is_refused_before_it_is_read(self, tmp_path: Path, reader: str) -> None:
+        limit = memory_limit()
+        assert limit is not None
+        with (tmp_path / "x").open("wb") as file:
+            try:
+                file.truncate(limit + 1)  # takes no room on the disk
+            except OSError:
+                pytest.skip("the file system has no files of this size")
+        with pytest.raises(InputError, match=rf"reading .*x \({limit + 1:,} bytes\) needs at least"):
+            READERS[reader](tmp_path / "x")
+
+    def test_a_small_file_of_large_arrays(self, tmp_path: Path) -> None:
+        from signalprop.report.html.kernels import of_arrays
+        from signalprop.training.sources import read_arrays
+
+        np.savez(tmp_path / "x.npz", a=np.zeros(3))
+        content = bytearray((tmp_path / "x.npz").read_bytes())
+        with zipfile.ZipFile(tmp_path / "x.npz") as file:
+            central = file.start_dir
+        content[central + 20 : central + 28] = b"\xfe\xff\xff\xff" * 2  # packed and unpacked size: 4.3 GB
+        (tmp_path / "x.npz").write_bytes(content)
+        for reader in (of_arrays, lambda path: read_arrays(path, ["a"])):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("signalprop.memory.memory_limit", lambda: 1 << 32 >> 1)
+                with pytest.raises(InputError, match=r"4,294,967,294 bytes unpacked\) needs at least 4.3 GB"):
+                    reader(tmp_path / "x.npz")
+
+
+# Calls that read a file by its path, and are not of `storage`: what they read is no user's, or was opened or checked.
+ALLOWED = {
+    ("diagnosis/tasks.py", "open"): 1,  # of the system, written to
+    ("explore/app.py", "read_bytes"): 3,  # of the package
+    ("explore/app.py", "read_text"): 1,  # of the package
+    ("memory.py", "read_text"): 1,  # of the system
+    ("monitoring/monitor.py", "open"): 1,  # written to
+    ("report/html/kernels.py", "np.load"): 1,  # opened
+    ("report/html/page.py", "read_bytes"): 1,  # of the package
+    ("report/html/page.py", "read_text"): 1,  # of the package
+    ("reproduce/pictures.py", "Image.open"): 1,  # from memory
+    ("storage.py", "open"): 1,  # `opened` itself
+    ("storage.py", "np.load"): 1,  # opened
+    ("training/callbacks.py", "open"): 1,  # written to
+    ("training/images.py", "pillow.open"): 1,  # opened
+    ("training/queueing.py", "open"): 1,  # written to
+    ("training/recipe.py", "read_text"): 1,  # of the package
+    ("training/sources.py", "np.load"): 1,  # opened
+    ("training/tokenized.py", "np.load"): 3,  # whose sums were compared
+}
+READ = {"open", "read_text", "read_bytes"}
+
+
+def reads_in(source: str) -> list[str]:
+    """Calls in a module that read a file by its path."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+        owner = getattr(getattr(function, "value", None), "id", "")
+        if (owner, name) in {("np", "load"), ("pillow", "open"), ("Image", "open")}:
+            found.append(f"{owner}.{name}")
+        elif name in READ and owner not in ("os", "webbrowser", "gzip", "lzma") and not (
+            isinstance(function, ast.Name) and name != "open"
+        ):  # fmt: skip
+            found.append(name)
+    return found
+
+
+def test_every_file_is_read_through_one_function() -> None:
+    found: dict[tuple[str, str], int] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for name in reads_in(path.read_text("utf-8")):
+            key = path.relative_to(SOURCE).as_posix(), name
+            found[key] = found.get(key, 0) + 1
+    assert found == ALLOWED
+
+
+def test_opened_gives_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\r\n\0")
+    with opened(tmp_path / "a") as file:
+        assert file.read() == b"\r\n\0"
+    with pytest.raises(IsADirectoryError):
+        opened(tmp_path)
