@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints-dev.txt
+# Exact versions of all that is installed, and (the two variables, for old and new pip) of what builds this package.
+PIP := PIP_CONSTRAINT=constraints-dev.txt PIP_BUILD_CONSTRAINT=constraints-dev.txt $(BIN)/python -m pip install --quiet
 DEMO := tgs --layers 48 --scheme xavier
 
-.PHONY: demo test test-slow lint docs docs-links bench accuracy versions clean
+.PHONY: demo test test-slow lint docs docs-links bench accuracy constraints clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
@@ -39,9 +40,10 @@ bench: $(VENV)/dev.stamp
 accuracy: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.accuracy
 
-# The tests under the oldest and newest supported Python, PyTorch and transformers, each in an environment of its own.
-versions: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarks.versions
+# constraints-dev.txt with the newest versions that go together; `make test` then installs and tests them.
+constraints:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m benchmarks.constraints
 
 clean:
 	rm -rf $(VENV) out .mypy_cache .pytest_cache .ruff_cache .hypothesis

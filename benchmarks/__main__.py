@@ -4,8 +4,8 @@
     python -m benchmarks NAME ...        # some, also those in a browser; the page takes the others from their records
     python -m benchmarks --page          # only the page
 
-Each is a process of its own, on one thread, and writes docs/benchmarks/NAME.json. Accuracy, and the training runs of
-`benchmarks.shortcuts` and others, have commands of their own.
+Each is a process of its own, on one thread, and writes docs/benchmarks/NAME.json. `benchmarks.accuracy` and
+others have commands of their own.
 """
 
 from __future__ import annotations

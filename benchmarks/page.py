@@ -26,7 +26,6 @@ MODULES = (
     "applied",
     "attention",
     "throughput",
-    "diagnosing",
 )
 IN_A_BROWSER = ("report", "explore")  # they need Chromium, and run only when they are named
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,7 +31,7 @@ import trained
 _PRELOADED = [
     "signalprop.cli", "signalprop.training.run", "signalprop.training.sweep", "signalprop.diagnosis.run",
     "signalprop.diagnosis.loading", "signalprop.report.html", "signalprop.report.diagnosis_plots", "plotly",
-    "signalprop.training.tables", "optuna", "pandas",
+    "signalprop.training.tables", "pandas",
     "matplotlib.backends.backend_agg", "torch.utils.tensorboard", "transformers.models.llama.modeling_llama", "peft",
 ]  # fmt: skip
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}

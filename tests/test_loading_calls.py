@@ -22,7 +22,6 @@ LOOKED_AT = {
     ("src/signalprop/training/recipe.py", "yaml.load"): 1,  # with a loader that is a SafeLoader
     ("src/signalprop/diagnosis/loading.py", "getattr(transformers, ...)"): 1,  # four names that stand there
     ("src/signalprop/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
-    ("benchmarks/initialisation.py", "getattr(transformers, ...)"): 2,  # a table that stands there
 }
 
 

@@ -136,7 +136,7 @@ def test_all_names_of_the_package_come_when_they_are_asked_for() -> None:
         "import sys, signalprop\n"
         "assert set(signalprop.__all__) <= set(dir(signalprop))\n"
         "import signalprop.schemes, signalprop.diagnosis, signalprop.theory.growth, signalprop.theory.bounds\n"
-        "heavy = {'torch', 'transformers', 'matplotlib', 'plotly', 'optuna', 'scipy', 'pandas', 'typer'}\n"
+        "heavy = {'torch', 'transformers', 'matplotlib', 'plotly', 'scipy', 'pandas', 'typer'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     light = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

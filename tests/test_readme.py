@@ -45,7 +45,7 @@ _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exi
 NOT_RUN = {
     ("README.md", "make demo"): f"{_INSTALLS}; test_the_demo_prints_what_the_readme_shows does the rest",
     ("README.md", "layer         stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
-    ("docs/diagnoses.md", ""): "python -m benchmarks.diagnoses writes the page from checkpoints of up to 0.5 GB",
+    ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
     ("docs/exploring.md", "signalprop explore"): "serves until Ctrl-C; tests/explore starts it and drives its page",
     ("docs/install.md", "pip install"): _INSTALLS,
     ("docs/install.md", "make demo"): _INSTALLS,

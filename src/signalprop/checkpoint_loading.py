@@ -118,7 +118,8 @@ def gguf_tokenizer(path: Path) -> Any:
 
 
 def data_set(name: str, configuration: str | None, **options: Any) -> Any:
-    """A data set of the hub; `options`: of `datasets.load_dataset`. Loading scripts are not run."""
+    """A data set of the hub, or of files (`name` is then a builder of `datasets`, such as json); `options`: of
+    `datasets.load_dataset`. Loading scripts are not run."""
     datasets = require("datasets", "datasets")
     if release(datasets.__version__) < (4, 0):  # later ones cannot run any, and refuse to be told
         options["trust_remote_code"] = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -47,7 +48,7 @@ def test_the_module_runs_as_a_command() -> None:
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m signalprop predict tgs --all | head -n 1; echo ${{PIPESTATUS[0]}}",
+        f"{shlex.quote(sys.executable)} -m signalprop predict tgs --all | head -n 1; echo ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -71,7 +72,7 @@ def test_other_errors_of_what_fills_a_directory_stay_what_they_are(error: Except
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
 def test_standard_output_that_takes_nothing(redirected: str) -> None:
-    command = f"{sys.executable} -m signalprop predict tgs --layers 2 {redirected}"
+    command = f"{shlex.quote(sys.executable)} -m signalprop predict tgs --layers 2 {redirected}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     if redirected == ">&-":  # closed by whoever wants to hear nothing
         assert (done.returncode, done.stderr) == (0, "")

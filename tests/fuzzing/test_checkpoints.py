@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from signalprop.training.cache import cached
 
 import signalprop as sp
 from damage import check_command, commanded, damaged_bytes, examine, files_of, outcome
@@ -23,7 +24,6 @@ from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
 from signalprop.training import checkpoints, tokenizers
-from signalprop.training.cache import cached
 from signalprop.training.checkpoints import MARKER, PROCESS, STATE, load_tensors, problem_of
 from signalprop.training.networks import network_of
 

@@ -191,25 +191,11 @@ class TestProcesses:
                 file.write(b" " * (1 << 20))
         code = (
             "from pathlib import Path\nfrom damage import outcome\nfrom signalprop.training.sources import documents\n"
-            "from signalprop.training.recipe import Data\n"
-            "print(outcome(lambda: list(documents(Data(source='a.jsonl.gz')))))"
+            "from signalprop.training.recipe import Data\nfrom signalprop.training.sources import training_place\n"
+            "data = Data(source='a.jsonl.gz')\n"
+            "print(outcome(lambda: list(documents(data, training_place(data)))))"
         )
         assert limited(["-c", code], 6 * GIGABYTE, tmp_path).out == "refused\n"
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("said", [2, 4_000_000_000])
-    def test_packed_images_of_gigabytes(self, tmp_path: Path, said: int) -> None:
-        (tmp_path / "set").mkdir()
-        head = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in (said, 8, 8))
-        with gzip.open(tmp_path / "set" / "train-images-idx3-ubyte.gz", "wb", compresslevel=1) as file:
-            file.write(head)
-            for _ in range(3000):
-                file.write(bytes(1 << 20))
-        code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop.training.images import _idx_files\n"
-            "print(outcome(lambda: _idx_files(Path('set'), 'train')))"
-        )
-        assert limited(["-c", code], 3 * GIGABYTE, tmp_path).out == "refused\n"
 
     @pytest.mark.slow
     def test_arrays_that_unpack_to_gigabytes(self, tmp_path: Path) -> None:

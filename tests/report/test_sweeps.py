@@ -210,7 +210,7 @@ class TestReading:
         assert (a.store, a.best.keys()) == (b.store, b.best.keys())
 
     def test_a_sweep_without_results_says_how_to_write_them(self, tmp_path: Path) -> None:
-        (tmp_path / "study.log").write_text("")
+        (tmp_path / "sweep.json").write_text("{}")
         with pytest.raises(InputError, match="--table-only"):
             read(tmp_path)
 

@@ -147,16 +147,16 @@ def test_whatever_a_field_holds_there_is_a_grid_or_one_line(field, value) -> Non
     assert "\n" not in told
 
 
-def test_the_same_run_has_the_same_key(tmp_path) -> None:
+def test_the_same_run_has_the_same_settings(tmp_path) -> None:
     grid = load_sweep(written(tmp_path, SWEEP))
     renamed = load_sweep(written(tmp_path, changed(base=BASE | {"name": "other", "description": "words"}, title="x")))
     longer = load_sweep(written(tmp_path, changed(base=BASE | {"budget": {"steps": 13, "batch_size": 4}})))
     spelled = load_sweep(written(tmp_path, changed(base=BASE | {"schedule": {"kind": "cosine"}})))  # the default
     points = [Point(cell, rate, seed) for cell in grid.cells for rate in (0.01, 0.03) for seed in (0, 1)]
-    keys = [grid.key(point) for point in points]
-    assert len(set(keys)) == len(points)
-    assert keys == [renamed.key(point) for point in points] == [spelled.key(point) for point in points]
-    assert not set(keys) & {longer.key(point) for point in points}
+    same = [grid.settings(point) for point in points]
+    assert len({repr(one) for one in same}) == len(points)
+    assert same == [renamed.settings(point) for point in points] == [spelled.settings(point) for point in points]
+    assert not any(longer.settings(point) in same for point in points)
 
 
 def test_the_example_of_the_documentation_is_one(tmp_path) -> None:

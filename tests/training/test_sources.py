@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -18,35 +16,18 @@ from hypothesis import strategies as st
 
 from preparing import documents_of, lines, text_of
 from signalprop.errors import InputError
-from signalprop.readers import Piece
-from signalprop.training import splitting
+from signalprop.training import sides as sides_module
+from signalprop.training import sources
 from signalprop.training.recipe import Data
-from signalprop.training.sources import (
-    Pair,
-    classified,
-    documents,
-    is_hub_name,
-    open_table,
-    pairs,
-    training_place,
-    validation_place,
-)
-from signalprop.training.splitting import held_out, key_of, sides, split, stretches, survey, training_stream
+from signalprop.training.sides import document_sides, held_out, key_of, sides, stretches
+from signalprop.training.sources import Pair, Place, classified, is_hub_name, open_table, pairs, training_place
 
 DOCUMENTS = [text.replace("\n", " ") for text in documents_of(40)]
 ROWS = [{"id": i, "text": text} for i, text in enumerate(DOCUMENTS)]
 
 
-def joined(found: Any) -> list[str]:
-    """Documents as whole texts."""
-    out, parts = [], []
-    for text, ends in found:
-        parts.append(text)
-        if ends:
-            out.append("".join(parts))
-            parts = []
-    assert not parts
-    return out
+def documents(data: Data) -> list[str]:
+    return list(sources.documents(data, training_place(data)))
 
 
 def as_jsonl(folder: Path) -> Path:
@@ -97,8 +78,9 @@ SHAPES = [as_jsonl, as_packed, as_tsv, as_csv, as_parquet, as_saved, as_texts]
 @pytest.mark.parametrize("write", SHAPES)
 def test_documents_are_the_same_from_every_kind_of_source(write: Callable[[Path], Path], tmp_path: Path) -> None:
     data = Data(source=str(write(tmp_path)))
-    assert joined(documents(data)) == DOCUMENTS
-    assert joined(documents(data.model_copy(update={"limit": 7}))) == DOCUMENTS[:7]
+    assert documents(data) == DOCUMENTS
+    found = document_sides(data.model_copy(update={"limit": 7, "validation": 0.2}))
+    assert sorted(found.train + found.validation) == DOCUMENTS[:7]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -112,8 +94,8 @@ def test_names_of_sets(streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data = Data(source="owner/some-set", subset="en", validation="test", streaming=streaming)
-    assert joined(documents(data)) == DOCUMENTS
-    assert joined(documents(data, validation_place(data))) == DOCUMENTS[:3]
+    found = document_sides(data)
+    assert (found.train, found.validation) == (DOCUMENTS, DOCUMENTS[:3])
     assert asked == [("owner/some-set", "en", "train", streaming), ("owner/some-set", "en", "test", streaming)]
 
 
@@ -123,7 +105,7 @@ def test_what_a_set_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(InputError, match=r"^cannot read the data set 'owner/name': no route to$"):
-        list(documents(Data(source="owner/name")))
+        documents(Data(source="owner/name"))
 
 
 @pytest.mark.parametrize("name", ["wikitext", "owner/name", "owner/name.v2"])
@@ -139,7 +121,7 @@ def test_no_hub_names(name: str) -> None:
 class TestBadInput:
     def refused(self, data: Data, match: str) -> None:
         with pytest.raises(InputError, match=match) as caught:
-            list(split(data).train())
+            document_sides(data)
         assert "\n" not in str(caught.value)
 
     def test_nothing_there(self, tmp_path: Path) -> None:
@@ -158,11 +140,11 @@ class TestBadInput:
         self.refused(Data(source=str(tmp_path / "a.tsv")), r"a\.tsv: line 3 has 1 cells; the first line has 2")
 
     def test_no_text(self, tmp_path: Path) -> None:
-        self.refused(Data(source=str(lines(tmp_path / "a.jsonl", [{"text": 3}]))), "line 1 has '3' in 'text'; expected")
+        self.refused(Data(source=str(lines(tmp_path / "a.jsonl", [{"text": 3}]))), "row 1 has '3' in 'text'; expected")
 
     def test_later_row_without_the_field(self, tmp_path: Path) -> None:
         found = lines(tmp_path / "a.jsonl", [{"text": "a"}, {"body": "b"}])
-        self.refused(Data(source=str(found)), "line 2 has no field 'text'; its fields: body")
+        self.refused(Data(source=str(found)), "row 2 has 'None' in 'text'; expected text")
 
     @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv", "a.tsv"])
     def test_empty_and_broken_files(self, name: str, tmp_path: Path) -> None:
@@ -200,31 +182,23 @@ def test_held_out(keys: list[int], share: float, data: st.DataObject) -> None:
     assert held_out(np.array(keys, np.uint64)[list(order)], share).tolist() == out[list(order)].tolist()
 
 
-@given(parts=st.integers(1, 30), cuts=st.lists(st.integers(0, 400), max_size=4), texts=st.lists(
-    st.text("ab c\n", min_size=1, max_size=300), min_size=1, max_size=4))  # fmt: skip
-def test_stretches_join_to_the_text(parts: int, cuts: list[int], texts: list[str]) -> None:
-    pieces: list[Piece] = []
-    for text in texts:
-        places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-        pieces += [(text[a:b], b == len(text)) for a, b in pairwise(places)]
-    lengths = np.array([len(text) for text in texts])
-    found = joined(stretches(pieces, lengths, parts))
-    assert "".join(found) == "".join(texts)
-    assert len(found) <= parts * len(texts)
-    assert all(text[0].isspace() or i == 0 or text[0] in "abc" for i, text in enumerate(found) if text)
-
-
-def test_stretches_are_of_about_equal_length() -> None:
-    text = text_of(0, 4000)
-    found = joined(stretches([(text, True)], np.array([len(text)]), 200))
-    assert len(found) == 200
-    assert max(map(len, found)) - min(map(len, found)) < 20
+@given(parts=st.integers(1, 30), text=st.text("ab c\n", min_size=1, max_size=300))
+def test_stretches_join_to_the_text(parts: int, text: str) -> None:
+    found = list(stretches(text, parts))
+    assert "".join(found) == text
+    assert len(found) <= parts
     assert all(part[0].isspace() for part in found[1:])
 
 
+def test_stretches_are_of_about_equal_length() -> None:
+    found = list(stretches(text_of(0, 4000), 200))
+    assert len(found) == 200
+    assert max(map(len, found)) - min(map(len, found)) < 20
+
+
 def both(data: Data) -> tuple[list[str], list[str]]:
-    found = split(data)
-    return joined(found.train()), joined(found.validation())
+    found = document_sides(data)
+    return found.train, found.validation
 
 
 def test_no_document_is_on_both_sides(tmp_path: Path) -> None:
@@ -254,31 +228,22 @@ def test_a_split_of_its_own(tmp_path: Path) -> None:
     assert both(Data(source=str(tmp_path), validation="test")) == (DOCUMENTS[:30], DOCUMENTS[30:])
 
 
-def test_digest_is_of_text_and_split(tmp_path: Path) -> None:
-    source = str(as_jsonl(tmp_path))
-    digests = [split(Data(source=source, validation=share)).digest for share in (0.1, 0.1, 0.2)]
-    lines(tmp_path / "a.jsonl", ROWS[:-1])
-    digests.append(split(Data(source=source, validation=0.1)).digest)
-    assert digests[0] == digests[1] and len(set(digests)) == 3
-    assert survey([("ab", True)]).digest != survey([("a", True), ("b", True)]).digest
-    assert key_of("ab", "c") != key_of("a", "bc")
-
-
 def test_streams_hold_out_the_same_documents_wherever_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Data(source=str(as_jsonl(tmp_path)), validation=0.2, streaming=True)
-    kept = list(training_stream(data))
-    monkeypatch.setattr(splitting, "SAMPLE", sum(map(len, DOCUMENTS[:19])) + 1)
-    train, validation = both(data)
-    assert sorted(train + validation) == DOCUMENTS[:20]
-    assert set(train) == set(kept) & set(DOCUMENTS[:20])
-    assert 20 < len(kept) < 40 and not set(validation) & set(kept)
+    monkeypatch.setattr(sides_module, "SAMPLE", 20)
+    found = document_sides(data)
+    assert sorted(found.train + found.validation) == DOCUMENTS[:20]
+    assert found.stream is not None
+    kept = list(found.stream())
+    assert set(found.train) == set(kept) & set(DOCUMENTS[:20])
+    assert 20 < len(kept) < 40 and not set(found.validation) & set(kept)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_sides_of_examples(streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "SAMPLE_ROWS", 25)
+    monkeypatch.setattr(sides_module, "SAMPLE", 25)
     data = Data(source="here", validation=0.3, streaming=streaming)
     found = sides(data, lambda place: iter([*range(50), *range(50)]), lambda i: key_of(str(i)))
     assert not set(found.train) & set(found.validation)
@@ -322,10 +287,10 @@ def test_pairs(name: str, content: str, more: dict[str, str], tmp_path: Path) ->
 
 def test_bad_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("src\tother\na\tb\n")
-    with pytest.raises(InputError, match=r"no column 'target' or 'tgt' .*; its columns: src, other; .* data\.target"):
+    with pytest.raises(InputError, match=r"no column 'target' or 'tgt'; its columns: src, other; .* data\.target"):
         all_pairs(Data(source=str(tmp_path / "a.tsv")))
     found = str(lines(tmp_path / "a.jsonl", [{"translation": {"en": "a", "es": "b"}}]))
-    with pytest.raises(InputError, match=r"line 1 .*; its languages: en, es; name two of them with data\.text"):
+    with pytest.raises(InputError, match=r"row 1 .*; its languages: en, es; name two of them with data\.text"):
         all_pairs(Data(source=found, text="en", target="fr"))
 
 
@@ -352,5 +317,5 @@ def test_passages_of_the_embedded_text() -> None:
 def test_tables_of_a_directory_are_read_in_order(tmp_path: Path) -> None:
     for i, name in enumerate("ba"):
         lines(tmp_path / f"{name}.jsonl", [{"text": DOCUMENTS[i]}])
-    table = open_table(Data(), SimpleNamespace(source=str(tmp_path), split="train"))  # type: ignore[arg-type]
-    assert [row["text"] for _, row in table.read(["text"])] == [DOCUMENTS[1], DOCUMENTS[0]]
+    table = open_table(Data(), Place(str(tmp_path), "train"))
+    assert [row["text"] for _, row in table.read("text")] == [DOCUMENTS[1], DOCUMENTS[0]]

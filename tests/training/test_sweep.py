@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from signalprop.errors import InputError
-from signalprop.training import queueing
+from signalprop.training.claims import Runs
 from signalprop.training.grid import Point, load_sweep
-from signalprop.training.queueing import open_queue
 from signalprop.training.sweep import (
     difference,
     duration,
@@ -68,7 +67,7 @@ def starts(out: Path) -> dict[str, list[int]]:
 
 
 def done(entries):
-    return [entry for entry in entries if entry.state == "done"]
+    return [entry for entry in entries if entry.row is not None]
 
 
 SMALL = {"axes": {"layers": SWEEP["axes"]["layers"]}, "tune": {"values": [0.03, 0.1, 0.3], "extend": 2}}
@@ -78,8 +77,8 @@ def test_every_run_is_done_once_and_the_best_rate_is_bracketed(written, tmp_path
     path, out = written(), tmp_path / "out"
     entries = go(path, out, lines)
     grid = load_sweep(path)
-    assert all(entry.state == "done" for entry in entries)
-    assert len({entry.key for entry in entries}) == len(entries)
+    assert all(entry.row is not None for entry in entries)
+    assert len({entry.point for entry in entries}) == len(entries)
     assert set(starts(out)) == {grid.directory(entry.point) for entry in entries}
     assert all(at == [0] for at in starts(out).values())
     for cell in grid.cells:
@@ -104,10 +103,11 @@ def test_a_finished_sweep_runs_nothing_and_a_larger_one_what_is_new(written, tmp
     assert all(at == [0] for at in starts(out).values())
 
 
-def test_what_happened_is_found_again_without_the_study(written, tmp_path, lines) -> None:
+def test_what_happened_is_found_again_in_the_runs_directories(written, tmp_path, lines) -> None:
     out = tmp_path / "out"
     before = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out, lines)}
-    (out / "study.log").unlink()
+    for file in out.glob("runs/*/*/seed=*.json"):
+        file.unlink()
     after = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out, lines)}
     assert after == before
     assert all(at[1:] in ([12], [at[1]]) for at in starts(out).values())  # from its last state: no step was done again
@@ -120,19 +120,14 @@ def test_other_settings_are_refused(written, tmp_path, lines) -> None:
         go(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}), out, lines)
 
 
-def test_a_damaged_study_is_named(written, tmp_path, lines) -> None:
+def test_a_damaged_file_is_named(written, tmp_path, lines) -> None:
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "study.log").write_text("nonsense\nmore\n")
-    with pytest.raises(InputError, match=r"study\.log.*delete it"):
-        go(written(), out, lines)
-
-
-def test_an_unknown_storage_is_named_without_its_password(written, tmp_path, lines) -> None:
-    with pytest.raises(InputError) as caught:
-        go(written(), tmp_path / "out", lines, storage="nosuch://me:secret@host/db")
-    assert "nosuch://" in str(caught.value)
-    assert "secret" not in str(caught.value)
+    go(written(**SMALL), out, lines)
+    file = next(out.glob("runs/*/*/seed=0.json"))
+    for content in ("nonsense", "{}", "[]", '{"point": {}, "curve": []}'):
+        file.write_text(content)
+        with pytest.raises(InputError, match=r"seed=0\.json"):
+            go(written(**SMALL), out, lines)
 
 
 def test_a_score_to_maximise(written, tmp_path, lines) -> None:
@@ -152,12 +147,12 @@ def test_runs_that_raise_are_told_and_the_others_done(written, tmp_path, lines) 
     entries = go(written(axes=axes), out, lines)
     failed = [entry for entry in entries if entry.error]
     assert {entry.point.cell for entry in failed} == {"half"}
-    assert len({entry.key for entry in failed}) == len(failed) == 3  # once each in one call; no seeds of no best rate
+    assert len(failed) == 3  # once each in one call; no seeds of no best rate
     assert all("this decay is refused" in entry.error for entry in failed)
     assert done(entries)
-    assert not [entry for entry in entries if entry.point.cell == "none" and entry.state != "done"]
+    assert not [entry for entry in entries if entry.point.cell == "none" and entry.row is None]
     again = go(written(axes=axes), out, lines)
-    assert len([entry for entry in again if entry.error]) == 6  # the next call tries again
+    assert [entry for entry in again if entry.error and entry.session == failed[0].session] == []  # it tries again
     assert len(done(again)) == len(done(entries))
 
 
@@ -176,21 +171,22 @@ def test_runs_far_above_the_best_of_their_cell_are_stopped(written, tmp_path, li
     assert [point.rate for point, row in pruned.items() if row["status"] == "pruned"] == [0.001]
 
 
-def test_two_queues_never_give_the_same_run(written, tmp_path) -> None:
+def test_two_processes_never_have_the_same_run(written, tmp_path) -> None:
     grid = load_sweep(written())
-    one, other = prepare(grid, tmp_path / "out", None), prepare(grid, tmp_path / "out", None)
+    prepare(grid, tmp_path / "out")
     points = open_points(grid, {cell: {} for cell in grid.cells})
-    keys = {grid.key(point) for point in points}
     barrier = threading.Barrier(2)
     found: list[Point] = []
+    claims = []
 
-    def all_of(queue) -> None:
+    def all_of(runs) -> None:
         barrier.wait()
-        queue.add(points)
-        while (taken := queue.take(keys)) is not None:
-            found.append(taken[1])
+        for point in points:
+            if (claim := runs.take(point)) is not None:
+                found.append(point)
+                claims.append(claim)
 
-    threads = [threading.Thread(target=all_of, args=(queue,)) for queue in (one, other)]
+    threads = [threading.Thread(target=all_of, args=(Runs(grid, tmp_path / "out", "s"),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -198,80 +194,34 @@ def test_two_queues_never_give_the_same_run(written, tmp_path) -> None:
     assert Counter(found) == Counter(points)
 
 
-def test_a_run_that_is_queued_twice_is_given_once(written, tmp_path) -> None:
-    grid = load_sweep(written())
-    queue = prepare(grid, tmp_path / "out", None)
-    point = Point("plain / 2", 0.03, 0)
-    about = {"key": grid.key(point), "cell": point.cell, "rate": 0.03, "seed": 0, "settings": grid.settings(point)}
-    for _ in range(3):  # as processes do that look at the same time
-        queue.study.enqueue_trial({"seed": 0}, user_attrs=about)
-    taken = queue.take({grid.key(point)})
-    assert taken is not None and taken[1] == point and taken[0].number == 0
-    assert queue.take({grid.key(point)}) is None
-    assert [entry.state for entry in queue.entries()] == ["running", "failed", "failed"]
-    assert queue.attempts() == {}  # those were no attempts
-
-
-def test_runs_of_an_older_sweep_are_dropped(written, tmp_path) -> None:
-    grid = load_sweep(written())
-    queue = prepare(grid, tmp_path / "out", None)
-    queue.add([Point("plain / 2", 0.03, 0)])
-    assert queue.take(set()) is None
-    assert [entry.state for entry in queue.entries()] == ["failed"]
-
-
-@pytest.mark.parametrize(("shared", "silence", "buried"), [(True, 0, True), (False, 0, False), (False, 7200, True)])
-def test_whose_process_is_dead(shared, silence, buried, written, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(queueing, "_WATCHED", -1.0)
-    grid = load_sweep(written())
-    queue = prepare(grid, tmp_path / "out", None)
-    queue.shared = shared
-    queue.add([Point("plain / 2", 0.03, 0)])
-    trial, _ = queue.take({grid.key(Point("plain / 2", 0.03, 0))})
-    queue.release()
-    trial.set_user_attr("worker", ["another-machine", "/its/directory", time.time() - silence, "session"])
-    queue.bury()
-    assert [entry.state for entry in queue.entries()] == ["failed" if buried else "running"]
-
-
 def test_a_living_process_keeps_its_run(written, tmp_path) -> None:
     grid = load_sweep(written())
-    one, other = prepare(grid, tmp_path / "out", None), prepare(grid, tmp_path / "out", None)
+    one, other = prepare(grid, tmp_path / "out"), prepare(grid, tmp_path / "out")
     point = Point("plain / 2", 0.03, 0)
-    one.add([point])
-    assert one.take({grid.key(point)}) is not None
-    for queue in (one, other):
-        queue.bury()
-        assert [entry.state for entry in queue.entries()] == ["running"]
-    one.release()  # as when its process has gone: the file is closed
-    other.bury()
-    assert [entry.state for entry in other.entries()] == ["failed"]
-
-
-def test_a_process_that_dies_before_it_has_named_itself(written, tmp_path, monkeypatch) -> None:
-    grid = load_sweep(written())
-    queue = prepare(grid, tmp_path / "out", None)
-    queue.add([Point("plain / 2", 0.03, 0)])
-    queue.study.ask()
-    queue.bury()
-    assert [entry.state for entry in queue.entries()] == ["running"]
-    monkeypatch.setattr(queueing, "_NAMELESS", -1.0)
-    queue.bury()
-    assert [entry.state for entry in queue.entries()] == ["failed"]
+    claim = one.take(point)
+    assert claim is not None and claim.entry.attempts == 1
+    assert one.take(point) is None and other.take(point) is None
+    claim.release()  # as when its process has gone: the file is closed
+    taken = other.take(point)
+    assert taken is not None
+    taken.write(row={"status": "finished"})
+    taken.release()
+    assert one.take(point) is None
 
 
 def test_a_run_that_kills_its_process_is_tried_twice(written, tmp_path, lines) -> None:
     grid = load_sweep(written(**SMALL))
-    queue = prepare(grid, tmp_path / "out", None)
+    runs = prepare(grid, tmp_path / "out")
     point = Point("2", 0.1, 0)
     for _ in range(2):
-        queue.add([point])
-        assert queue.take({grid.key(point)}) is not None
-        queue.release()
-        queue.bury()
-    work(queue, descend, lines.append, poll=0.05)
-    assert point not in {entry.point for entry in done(queue.entries())}
-    assert done(queue.entries())
+        claim = runs.take(point)
+        assert claim is not None
+        claim.release()
+    work(runs, descend, lines.append, poll=0.05)
+    left = [entry for entry in runs.entries() if entry.row is None]
+    assert [(entry.point, entry.error) for entry in left] == [(point, "its process died 2 times")]
+    assert done(runs.entries())
+    assert point in {entry.point for entry in done(go(grid, tmp_path / "out", lines))}  # the next call
 
 
 def test_an_interrupted_run_goes_on(written, tmp_path, lines) -> None:
@@ -298,11 +248,11 @@ def test_an_interrupted_run_goes_on(written, tmp_path, lines) -> None:
     assert {e.point: e.row["eval_loss"] for e in done(entries)} == whole
 
 
-def process(path, out, jobs=1, pause="0.05", storage=None) -> subprocess.Popen[str]:
+def process(path, out, jobs=1, pause="0.05") -> subprocess.Popen[str]:
     """A sweep in a process (group) of its own."""
     code = (
         "from pathlib import Path; from signalprop.training.sweep import sweep; from sweeping import descend\n"
-        f"if __name__ == '__main__': sweep({str(path)!r}, Path({str(out)!r}), jobs={jobs}, storage={storage!r},"
+        f"if __name__ == '__main__': sweep({str(path)!r}, Path({str(out)!r}), jobs={jobs},"
         " train=descend, poll=0.05)"
     )
     script = out.with_suffix(".py")
@@ -331,24 +281,21 @@ def test_killed_at_any_moment_it_goes_on(written, tmp_path, lines) -> None:
     entries = go(path, out, lines)
     assert any(len(at) == 2 and at[1] > 0 for at in starts(out).values())  # went on in the middle
     assert all(len(at) <= 3 for at in starts(out).values())
-    assert len({entry.key for entry in done(entries)}) == len(done(entries))
+    assert len({entry.point for entry in done(entries)}) == len(done(entries))
     whole = {e.point: e.row["eval_loss"] for e in go(path, tmp_path / "whole", lines)}
     assert {e.point: e.row["eval_loss"] for e in done(entries)} == whole
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database", [False, True])
-def test_several_processes_share_the_runs(database, written, tmp_path, lines) -> None:
-    path, out = written(**SMALL if database else {}), tmp_path / "out"
-    url = f"sqlite:///{tmp_path}/study.db" if database else None
-    prepare(load_sweep(path), out, url)
-    ran = [process(path, out, jobs=2, pause="0.01", storage=url) for _ in range(2)]
+def test_several_processes_share_the_runs(written, tmp_path, lines) -> None:
+    path, out = written(), tmp_path / "out"
+    ran = [process(path, out, jobs=2, pause="0.01") for _ in range(2)]
     texts = [running.communicate(timeout=300)[1] for running in ran]
     assert [running.returncode for running in ran] == [0, 0], texts
     assert {directory: at for directory, at in starts(out).items() if at != [0]} == {}
     pids = {line.split()[1] for file in out.glob("runs/**/started.txt") for line in file.read_text().splitlines()}
     assert len(pids) > 1
-    shared = {e.point: e.row["eval_loss"] for e in done(go(path, out, lines, storage=url))}
+    shared = {e.point: e.row["eval_loss"] for e in done(go(path, out, lines))}
     assert lines == []
     assert shared == {e.point: e.row["eval_loss"] for e in go(path, tmp_path / "alone", lines)}
 
@@ -371,18 +318,17 @@ def test_several_processes_end_together_or_carry_on(whom, written, tmp_path, lin
         os.kill(min(pids), signal.SIGKILL)
     _, text = running.communicate(timeout=120)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    queue = open_queue(load_sweep(path), out, None, "look")
+    runs = Runs(load_sweep(path), out, "look")
     if whom == "a worker":  # the other one has done everything
         assert running.returncode == 0
         assert "1 of 2 processes ended" in text
-        assert open_points(queue.grid, {c: {} for c in queue.grid.cells})
         before = starts(out)
         go(path, out, lines)
         assert starts(out) == before
         assert sorted(len(at) for at in before.values())[-2:] == [1, 2]
     else:
         assert running.returncode != 0
-        assert len(done(queue.entries())) < len(done(go(path, out, lines)))
+        assert len(done(runs.entries())) < len(done(go(path, out, lines)))
 
 
 def test_what_is_left_is_told(written, tmp_path, lines) -> None:

@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
+from signalprop.training.claims import Entry
 from signalprop.training.grid import Point, Sweep, grid_of
-from signalprop.training.queueing import Entry
 from signalprop.training.tables import (
     CONFIRMED,
     CONTRADICTED,
@@ -50,7 +50,7 @@ def entry(sweep, cell, seed, loss, *, status="finished", rate=None, number=0, **
         "seconds": 2.0, "scores": {} if loss is None else {"accuracy": 1 / (1 + loss)}, "revision": "0123456789abcdef",
         "environment": {"versions": {"torch": "2"}, "machine": "Linux", "device": "cpu"},
     }  # fmt: skip
-    return Entry(number, f"{cell}{rate}{seed}", Point(cell, rate, seed), "done", row | more, None, None, {}, {})
+    return Entry(Point(cell, rate, seed), row=row | more)
 
 
 def stored(losses, sweep=None, **fields):

@@ -19,10 +19,6 @@ def sweep(
         Path | None, typer.Option("--out", metavar="DIR", help="Runs and results [default: sweeps/NAME].")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
-    storage: Annotated[
-        str | None,
-        typer.Option("--storage", metavar="URL", help="A database that machines share, e.g. postgresql://host/name."),
-    ] = None,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
     ] = False,
@@ -30,9 +26,9 @@ def sweep(
 ) -> None:
     """Train every run of a sweep: schemes, sizes, learning rates, seeds.
 
-    What is finished stays: the same command goes on after an interruption, and more machines join with --storage.
-    DIR/report.html and DIR/table.md have the means, DIR/results.csv and results.parquet every run. Exit status 1 when
-    runs failed.
+    What is finished stays: the same command goes on after an interruption, and joins in on other machines that have
+    the directory. DIR/report.html and DIR/table.md have the means, DIR/results.csv and results.parquet every run. Exit
+    status 1 when runs failed.
 
     \b
     Example:
@@ -48,26 +44,26 @@ def sweep(
         return
     if source is None:
         raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
-    require("optuna", "training")
+    require("filelock", "training")
     from signalprop.report.html.sweeps import of_results
-    from signalprop.training.sweep import prepare
+    from signalprop.training.sweep import SWEEP, prepare
     from signalprop.training.sweep import sweep as run
     from signalprop.training.tables import results_table, store_of, writers
 
     grid = load_sweep(source)
     folder = out or Path("sweeps") / grid.sweep.name
-    if table_only and storage is None and not (folder / "study.log").is_file():
+    if table_only and not (folder / SWEEP).is_file():
         raise InputError(f"there are no runs in {folder}; start them without --table-only, or name --out")
-    queue = prepare(grid, folder, storage)
+    runs = prepare(grid, folder)
     try:
         if not table_only:
-            run(grid, folder, jobs=jobs, storage=storage)
+            run(grid, folder, jobs=jobs)
     except BaseException:  # what was done until an interruption
-        for write in writers(store_of(grid, queue.entries()), folder).values():
+        for write in writers(store_of(grid, runs.entries()), folder).values():
             with suppress(InputError):
                 write()
         raise
-    store = store_of(grid, queue.entries())
+    store = store_of(grid, runs.entries())
     failed = store["failed"]
     output.deliver(
         None,

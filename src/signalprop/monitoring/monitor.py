@@ -132,8 +132,6 @@ class SignalMonitor:
         self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
         if also and batch is None and not self._arguments.reads_tokens:
             raise InputError("what also= asks for needs batch= here, a signalprop.data.Batch that the model reads")
-        if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
-            _opened(jsonl).close()
         if {"identity", "removal"} & set(also):
             layer_modules(self._model, self._mapping)  # or an error now
         if start is not None and start.n_sublayers != len(self._mapping.sublayers):
@@ -141,6 +139,8 @@ class SignalMonitor:
                 f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
                 "Parametrization of the same model"
             )
+        if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
+            _opened(jsonl).close()
         self._recorder: Recorder | None = None
         self._hooks: ExitStack | None = None
         self._watch: Watch | None = None

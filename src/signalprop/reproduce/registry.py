@@ -124,7 +124,7 @@ ROWS: tuple[Row, ...] = (
         "Predictions from the weights of trained models",
         "TGS Fig 5–6",
         "after training, a prediction from the live weights' variances still fits",
-        trained_by="python -m benchmarks.trained",
+        trained_by="benchmarks/trained.py of f506b17",
     ),
     Row(
         "tgs-fig7",
@@ -147,7 +147,7 @@ ROWS: tuple[Row, ...] = (
         "Gradient after training under two residual weights",
         "TGS Fig 9–10",
         "vanishes with λ² = 0.9, β² = 0.1, is conserved with β² = 1/N",
-        trained_by="python -m benchmarks.trained",
+        trained_by="benchmarks/trained.py of f506b17",
     ),
     Row(
         "tgs-fig11",
@@ -212,7 +212,7 @@ ROWS: tuple[Row, ...] = (
         "Direct cast to FP8",
         "TGS Table 12",
         "cast to E5M2 and E4M3, DeepScaleLM loses less than the baseline",
-        trained_by="python -m benchmarks.trained",
+        trained_by="benchmarks/trained.py of f506b17",
     ),
     Row(
         "tgs-tab13/14",
@@ -269,7 +269,7 @@ ROWS: tuple[Row, ...] = (
         "Skipless training by attention, activation, norm",
         "SPA Tables 1, 4",
         "E-SPA is ahead of U-SPA and Value-SkipInit; the plain skipless network does not train",
-        trained_by="python -m benchmarks.shortcuts",
+        trained_by="benchmarks/shortcuts.py of f506b17",
         page="docs/shortcuts.md",
     ),
     Row(
@@ -277,7 +277,7 @@ ROWS: tuple[Row, ...] = (
         "Training curves without shortcuts",
         "SPA Fig 2–4",
         "vanilla against standard; about five times longer training closes the gap",
-        trained_by="python -m benchmarks.shortcuts",
+        trained_by="benchmarks/shortcuts.py of f506b17",
         page="docs/shortcuts.md",
     ),
     Row(
@@ -299,7 +299,7 @@ ROWS: tuple[Row, ...] = (
         "Layerwise variance through training",
         "COD Fig 1, 5",
         "Pre-LN explodes, scaled init less, LayerNorm Scaling stays low",
-        trained_by="python -m benchmarks.depth_growth",
+        trained_by="benchmarks/depth_growth.py of f506b17",
         page="docs/depth-growth.md",
     ),
     Row(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import json
 import math
@@ -351,11 +350,6 @@ class Grid:
         recipe = self.recipe(point)
         data: dict[str, Any] = json.loads(recipe.model_dump_json(by_alias=True, exclude_defaults=True))
         return {key: value for key, value in data.items() if key not in ("name", "description", "schema")}
-
-    def key(self, point: Point) -> str:
-        """A digest of the cell's name and the run's settings: two runs with one key are the same run."""
-        text = json.dumps([point.cell, self.settings(point)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def grid_of(sweep: Sweep, base: Mapping[str, Any]) -> Grid:

@@ -1,7 +1,7 @@
 """Running a sweep: as many processes as wanted, each of which takes the next run until none is left.
 
-What is finished is kept in an Optuna study and in the runs' directories, so that a sweep that was stopped, by whatever,
-goes on where it was, and a sweep that has got more cells, seeds or values runs only those.
+What is finished is kept in and beside the runs' directories, so that a sweep that was stopped, by whatever, goes on
+where it was, and a sweep that has got more cells, seeds or values runs only those.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from signalprop.errors import InputError, printable
-from signalprop.storage import finite, make_folder, read_json
+from signalprop.storage import finite, make_folder, read_json, write_json
+from signalprop.training.claims import Claim, Entry, Runs
 from signalprop.training.grid import Grid, Point, load_sweep
 from signalprop.training.ladder import best_rung, rungs, wanted
-from signalprop.training.queueing import ATTEMPTS, Entry, Queue, open_queue
 from signalprop.training.recipe import Recipe
 from signalprop.training.tables import duration
 
@@ -34,7 +34,7 @@ __all__ = ["sweep"]
 
 INTERRUPTED = 130  # exit status of a process that was
 MARKS = 20  # points of the loss curve that pruning compares
-_BEAT = 60.0  # seconds between two signs of life
+SWEEP = "sweep.json"  # what a sweep's directory has from its beginning on
 Log = Callable[[str], None]
 KeepGoing = Callable[[int, float], bool]
 Costs = dict[str, dict[tuple[float | None, int], float]]
@@ -70,7 +70,7 @@ def costs(grid: Grid, entries: Sequence[Entry]) -> Costs:
     """By cell: the cost of every run that is done."""
     found: Costs = {name: {} for name in grid.cells}
     for entry in entries:
-        if entry.state == "done" and entry.row is not None and entry.point.cell in found:
+        if entry.row is not None and entry.point.cell in found:
             found[entry.point.cell][entry.point.rate, entry.point.seed] = grid.sweep.cost_of(entry.row)
     return found
 
@@ -92,23 +92,18 @@ def open_points(grid: Grid, found: Costs) -> list[Point]:
 class Watch:
     """Decides, while a run trains, whether it goes on: `keep_going(step, loss)` of `train`."""
 
-    queue: Queue
-    trial: Any
-    point: Point
+    runs: Runs
+    claim: Claim
     steps: int
     _losses: tuple[float, ...] = ()
     _mark: int = 0
-    _beat: float = field(default_factory=time.monotonic)
     diverged: bool = False
 
     def __call__(self, step: int, loss: float) -> bool:
         if not math.isfinite(loss):
             self.diverged = True
             return False
-        if time.monotonic() - self._beat > _BEAT:
-            self._beat = time.monotonic()
-            self.queue.alive(self.trial)
-        prune = self.queue.grid.sweep.prune
+        prune = self.runs.grid.sweep.prune
         if prune is None:
             return True
         self._losses = (*self._losses, loss)
@@ -117,74 +112,67 @@ class Watch:
             return True
         mean = math.fsum(self._losses) / len(self._losses)
         self._losses, self._mark = (), mark
-        self.trial.report(mean, mark)
+        own = self.claim.entry
+        self.claim.write(curve={**own.curve, mark: mean})
         if step < prune.after * self.steps:
             return True
         others = [
             entry.curve[mark]
-            for entry in self.queue.entries()
-            if entry.point.cell == self.point.cell and entry.number != self.trial.number and mark in entry.curve
+            for entry in self.runs.entries()
+            if entry.point.cell == own.point.cell and entry.point != own.point and mark in entry.curve
         ]
         return not others or mean <= min(others) + prune.worse_by
 
 
-def work(queue: Queue, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -> None:
+def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -> None:
     """Take runs and train them until none is left, others' included.
 
     Raises:
         KeyboardInterrupt: a run was stopped from outside; it goes on with the next call.
         InputError: the score that the sweep asks for does not exist.
     """
-    grid = queue.grid
-    try:
-        while True:
-            queue.bury()
-            attempts = queue.attempts()
-            keys = {grid.key(point): point for point in open_points(grid, costs(grid, queue.entries()))}
-            wanted_keys = {key for key in keys if attempts.get(key, 0) < ATTEMPTS}
-            queue.add([point for key, point in keys.items() if key in wanted_keys])
-            taken = queue.take(wanted_keys)
-            if taken is not None:
-                _one(queue, train, *taken, log, jobs)
-            elif wanted_keys or any(entry.state == "running" for entry in queue.entries()):
-                time.sleep(poll)  # what others find decides what is wanted next
-            else:
-                return
-    finally:
-        queue.release()
+    while True:
+        entries = runs.entries()
+        spent = {entry.point for entry in entries if entry.session == runs.session and entry.error}
+        left = [point for point in open_points(runs.grid, costs(runs.grid, entries)) if point not in spent]
+        taken = next((claim for point in left if (claim := runs.take(point)) is not None), None)
+        if taken is not None:
+            try:
+                _one(runs, train, taken, log, jobs)
+            finally:
+                taken.release()
+        elif left:
+            time.sleep(poll)  # what others find decides what is wanted next
+        else:
+            return
 
 
-def _one(queue: Queue, train: Train, trial: Any, point: Point, log: Log, jobs: int) -> None:
-    grid = queue.grid
-    recipe, directory = grid.recipe(point), grid.directory(point)
-    watch = Watch(queue, trial, point, recipe.budget.steps)
+def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
+    grid, point = runs.grid, claim.entry.point
+    recipe, folder = grid.recipe(point), runs.out / grid.directory(point)
+    watch = Watch(runs, claim, recipe.budget.steps)
+    models = grid.sweep.keep == "models"
     try:
-        folder = queue.out / directory
         make_folder(folder)
         bar = jobs == 1 and sys.stderr.isatty()
-        models = grid.sweep.keep == "models"
         result = train(recipe, folder, resume=True, keep_going=watch, progress=bar, final=models)
         row = row_of(result.to_json(), folder)
-        if watch.diverged:
-            row["status"] = "diverged"
-    except (KeyboardInterrupt, SystemExit):
-        queue.failed(trial, None)
-        raise
     except Exception as error:  # one run's trouble is not that of the others
         if os.environ.get("SIGNALPROP_DEBUG"):
             raise
         reason = " ".join(f"{'' if isinstance(error, InputError) else f'{type(error).__name__}: '}{error}".split())
-        queue.failed(trial, reason[:500])
+        claim.write(error=reason[:500])
         log(f"{shown(grid, point)} failed: {reason[:300]}")
         return
+    if watch.diverged:
+        row["status"] = "diverged"
     if row["status"] == "stopped":
-        queue.failed(trial, None)
         raise KeyboardInterrupt
-    score = grid.sweep.score_of(row)
+    grid.sweep.score_of(row)  # it has one
     if not models:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    queue.done(trial, row, score)
-    log(progress_line(grid, queue.entries(), point, row, jobs))
+    claim.write(row=row)
+    log(progress_line(grid, runs.entries(), point, row, jobs))
 
 
 def row_of(result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -258,17 +246,15 @@ def sweep(
     out: Path,
     *,
     jobs: int = 1,
-    storage: str | None = None,
     train: Train = real_train,
     log: Log = to_stderr,
     poll: float = 1.0,
 ) -> list[Entry]:
-    """Run what a sweep lacks; every attempt at a run.
+    """Run what a sweep lacks; what is known of every run.
 
     Args:
         source: a YAML file, or a sweep that comes with the package. out: its directory; what is there is not run again.
-        jobs: processes. storage: a database of Optuna's, where machines share a sweep; default: a file in `out`.
-        train: what trains; a function of a module where there are several processes.
+        jobs: processes. train: what trains; a function of a module where there are several processes.
         log: called with each line of progress.
         poll: seconds between two looks at what other processes do.
 
@@ -276,17 +262,16 @@ def sweep(
         InputError: the sweep or a cell of it is wrong, or `out` holds runs of other settings.
         KeyboardInterrupt: it was interrupted; the next call goes on.
     """
-    grid = source if isinstance(source, Grid) else load_sweep(source)
-    queue = prepare(grid, out, storage)
+    runs = prepare(source if isinstance(source, Grid) else load_sweep(source), out)
     if jobs == 1:
-        work(queue, train, log, poll=poll)
+        work(runs, train, log, poll=poll)
     else:
-        _work_together(grid, out, jobs, storage, queue.session, train, log, poll)
-    return queue.entries()
+        _work_together(runs, jobs, train, log, poll)
+    return runs.entries()
 
 
-def prepare(grid: Grid, out: Path, storage: str | None) -> Queue:
-    """The queue of a sweep in a directory, with what is finished already.
+def prepare(grid: Grid, out: Path) -> Runs:
+    """The runs of a sweep in a directory, with what is finished already.
 
     Raises:
         InputError: `out` cannot be made, or holds runs of other settings.
@@ -295,21 +280,16 @@ def prepare(grid: Grid, out: Path, storage: str | None) -> Queue:
         make_folder(out / "runs")
     except OSError as error:
         raise InputError(f"cannot make {out}: {error.strerror}; choose another directory") from None
-    queue = open_queue(grid, out, storage, secrets.token_hex(8))
-    _check_settings(queue)
-    return queue
-
-
-def _check_settings(queue: Queue) -> None:
-    """Runs that are there have to be the sweep's own."""
-    grid = queue.grid
-    for entry in queue.entries():
+    runs = Runs(grid, out, secrets.token_hex(8))
+    for entry in runs.entries():
         known = entry.point.cell in grid.cells and (entry.point.rate is None) == (grid.sweep.tune is None)
-        if entry.state in ("done", "running") and known and grid.key(entry.point) != entry.key:
+        if known and entry.settings != grid.settings(entry.point):
             change = difference(entry.settings, grid.settings(entry.point))
             raise InputError(
-                f"{queue.out} holds runs of other settings ({entry.point.cell}: {change}); choose another directory"
+                f"{out} holds runs of other settings ({entry.point.cell}: {change}); choose another directory"
             )
+    write_json(out / SWEEP, grid.sweep.to_json())
+    return runs
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
@@ -324,12 +304,9 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return "the same settings"
 
 
-def _work_together(
-    grid: Grid, out: Path, jobs: int, storage: str | None, session: str, train: Train, log: Log, poll: float
-) -> None:
+def _work_together(runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    arguments = (grid, out, jobs, storage, session, train, log, poll)
-    processes = [context.Process(target=_process, args=(i, *arguments)) for i in range(jobs)]
+    processes = [context.Process(target=_process, args=(i, runs, jobs, train, log, poll)) for i in range(jobs)]
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = before or str(max(1, (os.cpu_count() or 1) // jobs))
     try:
@@ -366,18 +343,14 @@ def _stop(processes: Sequence[Any]) -> None:
             process.kill()
 
 
-def _process(
-    i: int, grid: Grid, out: Path, jobs: int, storage: str | None, session: str, train: Train, log: Log, poll: float
-) -> None:
+def _process(i: int, runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
     """One of several processes. Its parent tells it when to end, and takes it along when it dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to all processes, of which one decides
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_follow, daemon=True).start()
     own_device(i)
-    queue = open_queue(grid, out, storage, session)
     try:
-        time.sleep(0.05 * i)  # so that they do not all ask at once
-        work(queue, train, log, jobs, poll)
+        work(runs, train, log, jobs, poll)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except InputError as error:

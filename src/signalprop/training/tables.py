@@ -19,9 +19,9 @@ from typing import Any
 
 from signalprop.errors import InputError, require
 from signalprop.storage import finite, read_json, write_bytes, write_json, write_text
+from signalprop.training.claims import Entry
 from signalprop.training.grid import SEPARATOR, Check, Grid, Point, Sweep
 from signalprop.training.ladder import best_rung, on_edge, wanted
-from signalprop.training.queueing import Entry
 
 SCHEMA = "signalprop/results/1"
 STALLED = 0.02  # nats: a run that ends less than this below chance has learnt nothing of its input
@@ -39,7 +39,7 @@ def store_of(grid: Grid, entries: Sequence[Entry]) -> dict[str, Any]:
         InputError: runs lack the score that the sweep compares.
     """
     sweep = grid.sweep
-    done = {entry.point: entry for entry in entries if entry.state == "done" and entry.point.cell in grid.cells}
+    done = {entry.point: entry for entry in entries if entry.row is not None and entry.point.cell in grid.cells}
     errors = {entry.point: entry.error for entry in entries if entry.error and entry.point.cell in grid.cells}
     rows, environments = [], []
     for point in sorted(done, key=lambda p: (list(grid.cells).index(p.cell), p.rate or 0, p.seed)):

@@ -19,25 +19,18 @@ from signalprop.moments import FloatArray
 from signalprop.training.examples import IGNORED, Example, Examples, Metrics, Prepared
 from signalprop.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
 from signalprop.training.recipe import Data, Recipe, architecture_of
+from signalprop.training.sides import Sides, document_sides, key_of, sides
 from signalprop.training.sources import Classified, Pair, Place, classified, pairs, training_place
-from signalprop.training.speech import (
-    SYNTHETIC,
-    Frames,
-    Utterance,
-    longest_synthetic,
-    synthetic_frames,
-    synthetic_texts,
-    utterances,
-)
-from signalprop.training.splitting import Sides, key_of, sides, training_stream
-from signalprop.training.tokenized import Text, encoded, tokenized
-from signalprop.training.tokenizers import ids_of, separator, special_ids
+from signalprop.training.speech import SYNTHETIC, Synthetic, Utterance, longest_synthetic, synthetic_texts, utterances
+from signalprop.training.tokenized import tokenized
+from signalprop.training.tokenizers import separator, special_ids
 
 BUFFER = 2048  # examples of a stream among which the next one is drawn
 _MOST_CLASSES = 100_000
 _FRAMES_PER_TOKEN = 2  # of the front end of transformers' speech models (Whisper)
 T = TypeVar("T")
 Make = Callable[[T, np.random.Generator], Example]
+Ids = tuple[IntArray, ...]  # of the texts of an example
 
 
 def prepare(recipe: Recipe) -> Prepared:
@@ -186,29 +179,33 @@ class Masking:
 
 
 def _causal_lm(recipe: Recipe) -> Prepared:
-    text = tokenized(recipe.data)
-    return _language_model(recipe, text, 1, next_tokens, lambda ids: ids[1:])
+    return _language_model(recipe, 1, lambda tokenizer: (next_tokens, None))
 
 
 def _masked_lm(recipe: Recipe) -> Prepared:
-    text = tokenized(recipe.data)
-    mask = getattr(text.tokenizer, "mask_token_id", None)
-    if not isinstance(mask, int):
-        raise InputError(
-            f"the tokenizer {recipe.data.tokenizer.path} has no mask token, which masked-lm reads; take one that has"
-        )
-    plain = np.setdiff1d(np.arange(text.vocab_size), special_ids(text.tokenizer))
-    make = Masking(recipe.data.mask_fraction, mask, plain)
-    return _language_model(recipe, text, 0, make, lambda ids: ids[np.isin(ids, plain)])
+    def masked(tokenizer: Any) -> tuple[Masking, IntArray]:
+        mask = getattr(tokenizer, "mask_token_id", None)
+        if not isinstance(mask, int):
+            path = recipe.data.tokenizer.path
+            raise InputError(f"the tokenizer {path} has no mask token, which masked-lm reads; take one that has")
+        plain = np.setdiff1d(np.arange(len(tokenizer)), special_ids(tokenizer))
+        return Masking(recipe.data.mask_fraction, mask, plain), plain
+
+    return _language_model(recipe, 0, masked)
 
 
 def _language_model(
-    recipe: Recipe, text: Text, more: int, make: Make[IntArray], labels: Callable[[NDArray[Any]], NDArray[Any]]
+    recipe: Recipe, more: int, task: Callable[[Any], tuple[Make[IntArray], IntArray | None]]
 ) -> Prepared:
-    """Windows of seq_len ids and `more`; `labels` are what of a text may be asked for."""
+    """Windows of seq_len ids and `more`; `task` gives what is made of one, and the ids that are asked for (None: all
+    but the first)."""
     data, length = recipe.data, recipe.data.seq_len
     width = length + more
-    for name, ids in (("training", text.train), ("validation", text.validation)):
+    tokenizer, found = tokenized(data, document_sides(data), str)
+    make, plain = task(tokenizer)
+    end, stream = separator(tokenizer), found.stream
+    train, validation = (_joined(side, end) for side in (found.train, found.validation))
+    for name, ids in (("training", train), ("validation", validation)):
         if ids.size < width:
             raise InputError(
                 f"the {name} text of {data.source} has {ids.size} tokens, one sequence needs {width}; give a longer "
@@ -216,27 +213,27 @@ def _language_model(
             )
 
     def windows() -> Iterator[IntArray]:
-        found = _with_separators(text.tokenizer, training_stream(data))
-        return (window for window in streams.stretches(found, width, length) if window.size == width)
+        assert stream is not None
+        texts = (_joined([item], end).astype(np.int64) for item in stream())
+        return (window for window in streams.stretches(texts, width, length) if window.size == width)
 
-    train: Any = Listed(Windows(text.train, width, length), make)
+    listed: Any = Listed(Windows(train, width, length), make)
     return Prepared(
-        train=Shuffled(windows, make) if data.streaming else train,
-        validation=Fixed(Listed(Windows(text.validation, width, length), make)),
-        facts={"vocab_size": text.vocab_size, "seq_len": length},
-        pads={"tokens": _pad_of(text.tokenizer), "labels": IGNORED},
-        counts=counts_of(labels(text.train), text.vocab_size),
+        train=listed if stream is None else Shuffled(windows, make),
+        validation=Fixed(Listed(Windows(validation, width, length), make)),
+        facts={"vocab_size": len(tokenizer), "seq_len": length},
+        pads={"tokens": _pad_of(tokenizer), "labels": IGNORED},
+        counts=counts_of(train[1:] if plain is None else train[np.isin(train, plain)], len(tokenizer)),
         source=data.source,
-        tokenizer=text.tokenizer,
+        tokenizer=tokenizer,
         unit=("tokens", length),
     )
 
 
-def _with_separators(tokenizer: Any, texts: Iterator[str]) -> Iterator[IntArray]:
-    end = separator(tokenizer)
-    behind = np.array([] if end is None else [end], np.int64)
-    for ids in ids_of(tokenizer, texts):
-        yield np.concatenate([ids, behind])
+def _joined(items: Sequence[tuple[str, Ids]], end: int | None) -> NDArray[Any]:
+    """The ids of documents, one after the other, with the id `end` after each."""
+    after = np.array([] if end is None else [end], np.int32)
+    return np.concatenate([part.astype(np.int32) for _, (ids,) in items for part in (ids, after)])
 
 
 def _pad_of(tokenizer: Any) -> int:
@@ -322,7 +319,7 @@ class Patching:
 def _image_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = labelled_images(data, training_place(data))[1]
-    found = sides(data, lambda place: labelled_images(data, place)[0], _key_of_image)
+    found = sides(data, lambda place: labelled_images(data, place)[0], lambda image: key_of(image.pixels.tobytes()))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     mean, deviation = _statistics([x.pixels for x in found.train])
     make = partial(Patching, data, classes, mean, deviation)
@@ -343,10 +340,6 @@ def _image_classification(recipe: Recipe) -> Prepared:
         score=token_accuracy,
         unit=("images", 1),
     )
-
-
-def _key_of_image(image: Labelled) -> int:
-    return key_of(image.pixels.tobytes())
 
 
 def _statistics(images: Sequence[Pixels]) -> tuple[FloatArray, FloatArray]:
@@ -378,13 +371,18 @@ class Classifying:
 
     frame: Frame
     length: int
+    classes: Classes
 
-    def __call__(self, item: tuple[IntArray, int], rng: np.random.Generator) -> Example:
+    def __call__(self, item: tuple[Classified, Ids], rng: np.random.Generator) -> Example:
         """tokens (n,), keep (n,) and the class; what is too long is cut off."""
-        ids, label = item
+        passage, (ids,) = item
         room = self.length - len(self.frame.before) - len(self.frame.behind)
         tokens = np.concatenate([self.frame.before, ids[:room], self.frame.behind]).astype(np.int64)
-        return {"tokens": tokens, "keep": np.ones(tokens.size, np.bool_), "labels": _one(label)}
+        return {
+            "tokens": tokens,
+            "keep": np.ones(tokens.size, np.bool_),
+            "labels": _one(self.classes.id_of(passage.label)),
+        }
 
 
 def _sequence_classification(recipe: Recipe) -> Prepared:
@@ -392,22 +390,11 @@ def _sequence_classification(recipe: Recipe) -> Prepared:
     known = classified(data, training_place(data))[1]
     found = sides(data, lambda place: classified(data, place)[0], lambda item: key_of(item.origin))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
-    tokenizer, (train, validation) = encoded(
-        data, [[x.text for x in found.train]], [[x.text for x in found.validation]]
-    )
-    make = Classifying(_frame_of_texts(tokenizer), data.seq_len)
-
-    def read(stream: Callable[[], Iterator[Classified]]) -> Iterator[tuple[IntArray, int]]:
-        for item in stream():
-            yield next(ids_of(tokenizer, [item.text])), classes.id_of(item.label)
-
-    items = [
-        list(zip(ids, [classes.id_of(x.label) for x in side], strict=True))
-        for ids, side in ((train, found.train), (validation, found.validation))
-    ]
+    tokenizer, items = tokenized(data, found, lambda item: item.text)
+    make = Classifying(_frame_of_texts(tokenizer), data.seq_len, classes)
     return Prepared(
-        train=Listed(items[0], make) if found.stream is None else Shuffled(partial(read, found.stream), make),
-        validation=Fixed(Listed(items[1], make)),
+        train=_examples(items, make),
+        validation=Fixed(Listed(items.validation, make)),
         facts={
             "vocab_size": len(tokenizer),
             "seq_len": data.seq_len,
@@ -473,43 +460,36 @@ class Translating:
     frame: Frame
     writing: Writing
 
-    def __call__(self, item: tuple[IntArray, IntArray], rng: np.random.Generator) -> Example:
+    def __call__(self, item: tuple[Pair, Ids], rng: np.random.Generator) -> Example:
         """tokens (n,), keep (n,), decoder_tokens (m,) and labels (m,)."""
-        tokens = np.concatenate([self.frame.before, item[0], self.frame.behind]).astype(np.int64)
-        return {"tokens": tokens, "keep": np.ones(tokens.size, np.bool_), **self.writing(item[1])}
+        source, target = item[1]
+        tokens = np.concatenate([self.frame.before, source, self.frame.behind]).astype(np.int64)
+        return {"tokens": tokens, "keep": np.ones(tokens.size, np.bool_), **self.writing(target)}
 
 
 def _translation(recipe: Recipe) -> Prepared:
     data = recipe.data
     found = sides(data, lambda place: pairs(data, place), lambda pair: key_of(pair.source))
-    columns = [[getattr(x, name) for x in side] for side in (found.train, found.validation) for name in _PAIR]
-    tokenizer, texts = encoded(data, columns[:2], columns[2:])
+    tokenizer, items = tokenized(data, found, lambda pair: pair.source, lambda pair: pair.target)
     writing = _writing(tokenizer)
     frame = frame_of(tokenizer)
     if not frame.before and not frame.behind:
         frame = Frame(behind=(writing.end,))
-    around = len(frame.before) + len(frame.behind)
+    room = data.seq_len - len(frame.before) - len(frame.behind)
     target_len = data.target_len or data.seq_len
 
-    def fits(source: int, target: int) -> bool:
-        return 0 < source <= data.seq_len - around and 0 < target < target_len
+    def fits(item: tuple[Pair, Ids]) -> bool:
+        source, target = item[1]
+        return 0 < source.size <= room and 0 < target.size < target_len
 
-    def read(stream: Callable[[], Iterator[Pair]]) -> Iterator[tuple[IntArray, IntArray]]:
-        for pair in stream():
-            source, target = ids_of(tokenizer, [pair.source, pair.target])
-            if fits(source.size, target.size):
-                yield source, target
-
-    items = [[(a, b) for a, b in zip(*both, strict=True) if fits(a.size, b.size)] for both in (texts[:2], texts[2:])]
-    read_of = len(texts[0]) + len(texts[2])
-    notes = _left_out(data, items, read_of, f"{data.seq_len} and {target_len} tokens")
+    kept, notes = _fitting(data, items, fits, f"{data.seq_len} and {target_len} tokens")
     make = Translating(frame, writing)
     return Prepared(
-        train=Listed(items[0], make) if found.stream is None else Shuffled(partial(read, found.stream), make),
-        validation=Fixed(Listed(items[1], make)),
+        train=_examples(kept, make),
+        validation=Fixed(Listed(kept.validation, make)),
         facts={"vocab_size": len(tokenizer), "seq_len": data.seq_len, "target_len": target_len},
         pads=_pads_of_text(tokenizer),
-        counts=_counts_of_texts([b for _, b in items[0]], writing.end, len(tokenizer)),
+        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
         source=data.source,
         score=token_accuracy,
         tokenizer=tokenizer,
@@ -518,61 +498,44 @@ def _translation(recipe: Recipe) -> Prepared:
     )
 
 
-_PAIR = ("source", "target")
-
-
 def _pads_of_text(tokenizer: Any) -> dict[str, float]:
     pad = _pad_of(tokenizer)
     return {"tokens": pad, "keep": 0, "decoder_tokens": pad, "labels": IGNORED}
 
 
-def _counts_of_texts(texts: Sequence[IntArray], end: int, n: int) -> NDArray[np.int64]:
+def _counts_of_texts(found: Sides[tuple[Any, Ids]], end: int, n: int) -> NDArray[np.int64]:
+    texts = [ids[-1] for _, ids in found.train]
     return counts_of(np.concatenate([*texts, np.full(len(texts), end)]), n)
 
 
-def _left_out(data: Data, items: Sequence[Sequence[Any]], read: int, room: str) -> tuple[str, ...]:
-    """A note on examples that are empty or too long.
+def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> tuple[Sides[T], tuple[str, ...]]:
+    """Examples that are neither empty nor too long, and a note on the others.
 
     Raises:
         InputError: nothing is left on one side.
     """
-    left = sum(map(len, items))
-    for name, side in zip(("training", "validation"), items, strict=True):
+    kept = found.kept(fits)
+    for name, side in (("training", kept.train), ("validation", kept.validation)):
         if not side:
             raise InputError(
                 f"no {name} example of {data.source} fits into {room}; raise data.seq_len or data.target_len"
             )
-    return (f"{read - left} of {read} examples are empty or longer than {room}, and left out",) if left < read else ()
+    n, left = (len(x.train) + len(x.validation) for x in (found, kept))
+    return kept, (f"{n - left} of {n} examples are empty or longer than {room}, and left out",) if left < n else ()
 
 
 @dataclass(frozen=True, eq=False)
 class Hearing:
-    """Frames with silence behind them, up to `length`, and the text that they say."""
+    """Frames with silence after them, up to `length`, and the text that they say."""
 
     length: int
-    dim: int
     writing: Writing
 
-    def __call__(self, item: tuple[Any, IntArray], rng: np.random.Generator) -> Example:
+    def __call__(self, item: tuple[Utterance | Synthetic, Ids], rng: np.random.Generator) -> Example:
         """frames (length, frame_dim), decoder_tokens (m,) and labels (m,)."""
-        heard = _frames_of(item[0], self.dim)
+        heard, (ids,) = item[0].frames, item[1]
         silence = np.zeros((self.length - len(heard), heard.shape[1]), np.float32)
-        return {"frames": np.concatenate([heard, silence]), **self.writing(item[1])}
-
-
-@dataclass(frozen=True)
-class Synthetic:
-    """A synthetic utterance, whose frames are made when they are read."""
-
-    text: str
-
-    @property
-    def seed(self) -> int:
-        return key_of(self.text) % 2**32
-
-
-def _frames_of(item: Utterance | Synthetic, dim: int) -> Frames:
-    return item.frames if isinstance(item, Utterance) else synthetic_frames(item.text, dim, item.seed)
+        return {"frames": np.concatenate([heard, silence]), **self.writing(ids)}
 
 
 def _speech_to_text(recipe: Recipe) -> Prepared:
@@ -585,37 +548,29 @@ def _speech_to_text(recipe: Recipe) -> Prepared:
 
     def read(place: Place) -> Iterator[Any]:
         if synthetic and place == training_place(data):
-            return map(Synthetic, synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC))
+            texts = synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC)
+            return (Synthetic(text, data.frame_dim) for text in texts)
         return utterances(data, place)
 
-    found: Sides[Any] = sides(data, read, _key_of_utterance)
-    columns = [[x.text for x in side] for side in (found.train, found.validation)]
-    tokenizer, texts = encoded(data, columns[:1], columns[1:])
+    tokenizer, items = tokenized(data, sides(data, read, lambda item: key_of(item.text)), lambda item: item.text)
     writing = _writing(tokenizer)
-    target_len = data.target_len or 1 + max(int(lengths.max()) for lengths in (t.lengths for t in texts))
+    listed = (*items.train, *items.validation)
+    target_len = data.target_len or 1 + max(ids.size for _, (ids,) in listed)
 
-    def fits(item: Utterance | Synthetic, ids: IntArray) -> bool:
-        return 0 < ids.size < target_len and (isinstance(item, Synthetic) or len(item.frames) <= most)
+    def length(item: Utterance | Synthetic) -> int:
+        return len(item.frames) if isinstance(item, Utterance) else most
 
-    items = [
-        [(item, ids) for item, ids in zip(side, column, strict=True) if fits(item, ids)]
-        for side, column in zip((found.train, found.validation), texts, strict=True)
-    ]
-    n = len(found.train) + len(found.validation)
-    notes = _left_out(data, items, n, f"{most // stride} tokens of {stride} frames, and {target_len} of text")
-    longest = max(len(x.frames) if isinstance(x, Utterance) else most for side in items for x, _ in side)
-    tokens = wanted or (most if found.stream is not None else longest + stride - 1) // stride
-    make = Hearing(tokens * stride, data.frame_dim, writing)
+    def fits(item: tuple[Any, Ids]) -> bool:
+        return 0 < item[1][0].size < target_len and length(item[0]) <= most
 
-    def heard(stream: Callable[[], Iterator[Any]]) -> Iterator[tuple[Any, IntArray]]:
-        for item in stream():
-            ids = next(ids_of(tokenizer, [item.text]))
-            if fits(item, ids):
-                yield item, ids
-
+    room = f"{most // stride} tokens of {stride} frames, and {target_len} of text"
+    kept, notes = _fitting(data, items, fits, room)
+    longest = most if kept.stream is not None else max(length(x) for x, _ in (*kept.train, *kept.validation))
+    tokens = wanted or -(-longest // stride)
+    make = Hearing(tokens * stride, writing)
     return Prepared(
-        train=Listed(items[0], make) if found.stream is None else Shuffled(partial(heard, found.stream), make),
-        validation=Fixed(Listed(items[1], make)),
+        train=_examples(kept, make),
+        validation=Fixed(Listed(kept.validation, make)),
         facts={
             "input": "frames",
             "frame_dim": data.frame_dim,
@@ -624,17 +579,13 @@ def _speech_to_text(recipe: Recipe) -> Prepared:
             "target_len": target_len,
         },
         pads=_pads_of_text(tokenizer),
-        counts=_counts_of_texts([ids for _, ids in items[0]], writing.end, len(tokenizer)),
+        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
         source=data.source,
         score=token_accuracy,
         tokenizer=tokenizer,
         unit=("utterances", 1),
         notes=notes,
     )
-
-
-def _key_of_utterance(item: Utterance | Synthetic) -> int:
-    return key_of(item.text)
 
 
 def _front_end(recipe: Recipe) -> tuple[int, int | None]:

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.errors import InputError, require
 from signalprop.inputs import IntArray
-from signalprop.readers import Piece
-from signalprop.storage import check_regular, opened, read_text
-from signalprop.training.cache import cache_directory, cached
+from signalprop.storage import check_regular, opened, write_bytes
 from signalprop.training.recipe import Data
-from signalprop.training.splitting import split
-from signalprop.training.tokenizers import ids_of, load, restore, separator, serialized, train
+from signalprop.training.sides import Sides
+from signalprop.training.tokenizers import ids_of, load, restore, serialized, train
 
-_FORMAT = "4"  # of the cache, and of whatever makes ids of text: another one is another key
-_TOKENIZER = "tokenizer.json"
-_LARGE = 1 << 24  # bytes of ids that are not read into memory
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """The ids of a text; documents stand one behind the other, with a separator between.
-
-    Attributes:
-        tokenizer: of transformers. vocab_size: with its special ids.
-    """
-
-    tokenizer: Any
-    train: NDArray[Any]
-    validation: NDArray[Any]
-    vocab_size: int
+_FORMAT = "5"  # of the cache, and of whatever makes ids of text: another one is another key
+_SMALL = (".json", ".txt", ".model")  # files of a checkpoint's directory that may belong to its tokenizer
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Texts(Sequence[IntArray]):
-    """Many short texts as ids, each for itself.
+    """Texts as ids, each for itself.
 
     Attributes:
         ids: of all of them. starts: where each begins, and the end: one more than there are texts.
@@ -57,112 +43,118 @@ class Texts(Sequence[IntArray]):
     def __getitem__(self, i: Any) -> Any:
         return self.ids[self.starts[i] : self.starts[i + 1]].astype(np.int64)
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """In ids."""
-        return np.diff(self.starts)
 
+def tokenized(
+    data: Data, found: Sides[T], *texts: Callable[[T], str]
+) -> tuple[Any, Sides[tuple[T, tuple[IntArray, ...]]]]:
+    """The tokenizer, and the examples with the ids of their texts.
 
-def tokenized(data: Data) -> Text:
-    """The documents of a recipe's data as ids; a tokenizer that is trained sees the training documents only.
+    Args:
+        texts: what of an example is text. A tokenizer that is trained sees those of the training examples only.
 
     Raises:
-        InputError: text that cannot be read or split, or a cache directory that cannot be written.
+        InputError: as `encoded`.
     """
-    parts = split(data)
+    columns = [[text(x) for x in side] for side in (found.train, found.validation) for text in texts]
+    tokenizer, ids = encoded(data, columns[: len(texts)], columns[len(texts) :])
+    stream = found.stream
 
-    def fill(folder: Path) -> None:
-        tokenizer = _made(data, folder, lambda: (text for text, _ in parts.train()))
-        for name, read in (("train", parts.train), ("validation", parts.validation)):
-            np.save(folder / f"{name}.npy", _joined(tokenizer, read()))
+    def read() -> Iterator[tuple[T, tuple[IntArray, ...]]]:
+        assert stream is not None
+        for x in stream():
+            yield x, tuple(ids_of(tokenizer, [text(x) for text in texts]))
 
-    folder = cached(cache_directory(data), _key(data, "text", parts.digest), fill)
-    ids = [_mapped(folder / f"{name}.npy") for name in ("train", "validation")]
-    tokenizer = _kept(data, folder)
-    return Text(tokenizer, ids[0], ids[1], len(tokenizer))
+    parts = ids[: len(texts)], ids[len(texts) :]
+    train, validation = (
+        list(zip(side, zip(*part, strict=True), strict=True))
+        for side, part in zip((found.train, found.validation), parts, strict=True)
+    )
+    return tokenizer, Sides(train, validation, None if stream is None else read)
 
 
 def encoded(data: Data, train: Sequence[Sequence[str]], validation: Sequence[Sequence[str]]) -> tuple[Any, list[Texts]]:
-    """The tokenizer, and the ids of short texts.
-
-    Args:
-        train, validation: columns of texts; the tokenizer is trained on the former.
+    """The tokenizer, and the ids of columns of texts, from the cache where it has them.
 
     Returns:
-        The tokenizer; the columns of `train`, then those of `validation`.
+        The tokenizer, trained on the columns of `train`; the columns of `train`, then those of `validation`.
+
+    Raises:
+        InputError: a tokenizer that cannot be made or read, or a cache directory that cannot be written.
     """
+    filelock = require("filelock", "training")
     columns = [*train, *validation]
-    digest = hashlib.blake2b(digest_size=16)
-    for column in columns:
-        digest.update(f"{len(column)};".encode())
-        for text in column:
-            content = text.encode("utf-8", "surrogatepass")
-            digest.update(f"{len(content)};".encode() + content)
-
-    def fill(folder: Path) -> None:
-        tokenizer = _made(data, folder, lambda: chain.from_iterable(train))
-        for i, column in enumerate(columns):
-            rows = [ids.astype(_width(tokenizer)) for ids in ids_of(tokenizer, column)]
-            np.save(folder / f"{i}.npy", np.concatenate(rows) if rows else np.zeros(0, _width(tokenizer)))
-            np.save(folder / f"{i}-starts.npy", np.cumsum([0, *map(len, rows)]))
-
-    folder = cached(cache_directory(data), _key(data, "texts", f"{len(train)}-{digest.hexdigest()}"), fill)
-    found = [Texts(_mapped(folder / f"{i}.npy"), np.load(folder / f"{i}-starts.npy")) for i in range(len(columns))]
-    return _kept(data, folder), found
-
-
-def _mapped(path: Path) -> NDArray[Any]:
-    """The array of a file, read as it is needed."""
-    return np.asarray(np.load(path, mmap_mode="r")) if path.stat().st_size > _LARGE else np.asarray(np.load(path))
+    folder = cache_directory(data)
+    path = folder / f"texts-{_key(data, len(train), columns)}.safetensors"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{path}.lock"):  # one process makes it while the others wait
+            kept = _read(data, path)
+            if kept is None:
+                tokenizer = _tokenizer(data, list(chain.from_iterable(train)))
+                write_bytes(path, _packed(data, tokenizer, columns))
+                kept = _read(data, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write the cache {folder}: {error.strerror or error}; name another directory with data.cache"
+        ) from None
+    assert kept is not None
+    return kept
 
 
-def _made(data: Data, folder: Path, texts: Callable[[], Iterable[str]]) -> Any:
-    """The tokenizer, trained and kept in the folder, or loaded."""
-    if data.tokenizer.path is not None:
-        return load(data.tokenizer.path)
-    tokenizer = train(data.tokenizer, texts)
-    (folder / _TOKENIZER).write_text(serialized(tokenizer), "utf-8")
-    return tokenizer
+def cache_directory(data: Data) -> Path:
+    """Where tokenizers and ids are kept: data.cache, or `signalprop` in the user's cache directory."""
+    if data.cache is not None:
+        return Path(data.cache).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "signalprop"
 
 
-def _kept(data: Data, folder: Path) -> Any:
-    if data.tokenizer.path is not None:
-        return load(data.tokenizer.path)
-    return restore(read_text(folder / _TOKENIZER))
+def _tokenizer(data: Data, texts: list[str]) -> Any:
+    path = data.tokenizer.path
+    return load(path) if path is not None else train(data.tokenizer, lambda: texts)
 
 
-def _key(data: Data, what: str, content: str) -> str:
-    """A directory's name: all that the ids depend on."""
-    settings = json.dumps([_FORMAT, content, data.tokenizer.model_dump()], sort_keys=True)
-    digest = hashlib.blake2b(settings.encode(), digest_size=16)
+def _packed(data: Data, tokenizer: Any, columns: Sequence[Sequence[str]]) -> bytes:
+    """Ids, and the tokenizer that made them, as a file of safetensors."""
+    numpy = require("safetensors.numpy", "models")
+    width = np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
+    arrays = {}
+    for i, column in enumerate(columns):
+        rows = [ids.astype(width) for ids in ids_of(tokenizer, column)]
+        arrays[f"{i}/ids"] = np.concatenate(rows) if rows else np.zeros(0, width)
+        arrays[f"{i}/starts"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    written = serialized(tokenizer) if data.tokenizer.path is None else ""
+    content: bytes = numpy.save(arrays, {"tokenizer": written})
+    return content
+
+
+def _read(data: Data, path: Path) -> tuple[Any, list[Texts]] | None:
+    """What is kept in a file; None: nothing, or it is damaged."""
+    safetensors = require("safetensors", "models")
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            texts = [
+                Texts(file.get_tensor(f"{i}/ids"), file.get_tensor(f"{i}/starts")) for i in range(len(file.keys()) // 2)
+            ]
+            written = file.metadata()["tokenizer"]
+            return (restore(written) if data.tokenizer.path is None else load(data.tokenizer.path)), texts
+    except FileNotFoundError:
+        return None
+    except (OSError, safetensors.SafetensorError, InputError, LookupError, TypeError):
+        path.unlink(missing_ok=True)
+        return None
+
+
+def _key(data: Data, n_train: int, columns: Sequence[Sequence[str]]) -> str:
+    """A file's name: all that the ids depend on."""
+    settings = [_FORMAT, n_train, list(map(len, columns)), data.tokenizer.model_dump()]
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    for text in chain.from_iterable(columns):
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(f"{len(content)};".encode() + content)
     path = data.tokenizer.path
     if path is not None and (place := Path(path)).exists():
         for file in [place] if place.is_file() else sorted(f for f in place.glob("*") if f.suffix in _SMALL):
             check_regular(file)
             with opened(file) as source:
                 digest.update(file.name.encode() + source.read())
-    return f"{what}-{digest.hexdigest()}"
-
-
-_SMALL = (".json", ".txt", ".model")  # files of a checkpoint's directory that may belong to its tokenizer
-
-
-def _width(tokenizer: Any) -> type[np.integer[Any]]:
-    return np.uint16 if len(tokenizer) <= 1 << 16 else np.int32
-
-
-def _joined(tokenizer: Any, found: Iterable[Piece]) -> NDArray[Any]:
-    end = separator(tokenizer)
-    ends: list[bool] = []
-
-    def texts() -> Iterator[str]:
-        for text, ending in found:
-            ends.append(ending)
-            yield text
-
-    rows: list[NDArray[Any]] = []
-    for i, ids in enumerate(ids_of(tokenizer, texts())):
-        rows.append(ids.astype(_width(tokenizer)))
-        if ends[i] and end is not None:
-            rows.append(np.array([end], _width(tokenizer)))
-    return np.concatenate(rows) if rows else np.zeros(0, _width(tokenizer))
+    return digest.hexdigest()

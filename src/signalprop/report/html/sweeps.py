@@ -22,7 +22,7 @@ from signalprop.training.grid import SEPARATOR, Sweep
 from signalprop.training.tables import Summary
 
 RESULTS = "results.json"
-_STUDY = "study.log"  # what a sweep's directory has from its first run on
+_STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
 _SEVERITIES = {tables.CONFIRMED: "good", tables.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
 _NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
@@ -50,7 +50,7 @@ class Swept:
 
 def is_sweep(path: Path) -> bool:
     """Whether a directory is that of a sweep."""
-    return (path / RESULTS).is_file() or (path / _STUDY).is_file()
+    return (path / RESULTS).is_file() or (path / _STARTED).is_file()
 
 
 def results_of(root: Path) -> Path:
