@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.architecture import Architecture
-from signalprop.comparison import r_squared, relative_errors
-from signalprop.data import Batch, load_text, text_batch, word_ids
-from signalprop.inputs import IntArray
-from signalprop.moments import FloatArray
+from signalprop.data.batches import Batch, load_text, text_batch, word_ids
+from signalprop.files.storage import write_json, write_text
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import IntArray
+from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.profile import POINTS, Profile, Series, average
+from signalprop.results.comparison import r_squared, relative_errors
+from signalprop.results.profile import POINTS, Profile, Series, average
 from signalprop.schemes import scheme
-from signalprop.storage import write_json, write_text
 
 STORE = Path("docs/accuracy.json")
 MEASURED = Path("out/accuracy")
@@ -146,7 +146,7 @@ def _ids(vocab_size: int) -> IntArray:
 
 def draw(cell: Cell, first_seed: int, seconds: float) -> Profile:
     """Networks from `first_seed` on until the standard errors are half the targets or the time is up: their mean."""
-    from signalprop.simulation import simulate
+    from signalprop.measurement.simulation import simulate
 
     a = cell.architecture()
     p, batch = cell.parametrization(a), cell.batch(a)

@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.models import hugging_face
 from benchmarks.page import table
 from benchmarks.timing import command_line, one_thread, shown, summary, take_turns, write_rows
-from signalprop.surgery import apply
+from signalprop.repair import apply
 
 SCHEMES = {
     "deepscalelm": "fixed multipliers",
@@ -40,7 +40,7 @@ READING = """\
 branch's output, one pass over batch × tokens × width numbers beside at least 12 × width products for each of them
 (1/3072 at width 256); compiled, it is fused into the addition behind it. A whole compiled model has as many graphs
 and breaks as the vanilla one; layer by layer it has up to three graphs instead of one at any depth (layers whose
-numbers differ share a graph that takes them as inputs); tests/surgery/test_robustness.py counts them."""
+numbers differ share a graph that takes them as inputs); tests/repair/test_robustness.py counts them."""
 
 
 def step(model: nn.Module, ids: torch.Tensor) -> Callable[[], None]:

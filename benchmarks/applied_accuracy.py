@@ -20,10 +20,10 @@ import torch
 
 import signalprop as sp
 from benchmarks.models import hugging_face
-from signalprop.data import Batch, default_batch
+from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
-from signalprop.storage import write_json, write_text
-from signalprop.surgery import apply, initialize
+from signalprop.files.storage import write_json, write_text
+from signalprop.repair import apply, initialize
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "t5")
 DEPTHS = (4, 48, 192)

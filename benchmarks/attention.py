@@ -25,7 +25,7 @@ from benchmarks.timing import command_line, one_thread, ratios, shown, take_turn
 from signalprop.kernels import schedules
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, kernel_step, uniform_kernel
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
-from signalprop.parametrization import Shaping
+from signalprop.network.parametrization import Shaping
 
 HEADS, WIDTH, TOKENS = 8, 64, 2048
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -32,7 +32,7 @@ import killing
 from benchmarks.faults_page import page
 from benchmarks.timing import machine, versions
 from killing import Ended, Moment
-from signalprop.storage import write_json, write_text
+from signalprop.files.storage import write_json, write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED, PAGE = ROOT / "docs" / "faults.json", ROOT / "docs" / "faults.md"
@@ -152,7 +152,7 @@ def killed_and_resumed(ground: Ground, name: str, times: int, seed: int) -> Row:
 
 def _steps_lost(out: Path) -> int:
     """Steps that are in the log, but after the newest whole checkpoint."""
-    from signalprop.training.checkpoints import problem_of, step_of
+    from signalprop_lab.training.checkpoints import problem_of, step_of
 
     try:
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from signalprop.training.tables import wrapped
+from signalprop_lab.training.tables import wrapped
 
 Row = dict[str, Any]
 _COUNTS = {

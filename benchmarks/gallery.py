@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from signalprop.reproduce import ROWS, Row, Settings, find, run
-from signalprop.reproduce.pictures import save
-from signalprop.reproduce.result import slug
-from signalprop.storage import read_json, write_text
+from signalprop.files.storage import read_json, write_text
+from signalprop_lab.reproductions import ROWS, Row, Settings, find, run
+from signalprop_lab.reproductions.pictures import save
+from signalprop_lab.reproductions.result import slug
 
 PAGE, PICTURES = Path("docs/reproductions.md"), Path("docs/gallery")
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from signalprop.reproduce.orders import TABLE_3, Orders, orders
+from signalprop.files.storage import read_text, write_text
 from signalprop.schemes import SCHEMES
-from signalprop.storage import read_text, write_text
+from signalprop_lab.reproductions.orders import TABLE_3, Orders, orders
 
 PAGE = Path("docs/growth.md")
 QUANTITIES = ("forward", "gradient", "sensitivity_mean", "sensitivity_median")

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
-from signalprop.probes import EmbeddingMap, HeadMap, Mapping, SublayerMap
+from signalprop.attachment import EmbeddingMap, HeadMap, Mapping, SublayerMap
+from signalprop.network.architecture import Architecture
 
 
 def hugging_face(

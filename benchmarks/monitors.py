@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.models import Decoder
-from signalprop.probes import Probe
-from signalprop.profile import Profile
+from signalprop.measurement import Probe
+from signalprop.results.profile import Profile
 
 Reduce = Callable[[Tensor], tuple[Tensor, ...]]
 

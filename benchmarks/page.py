@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from signalprop.storage import read_json, write_text
+from signalprop.files.storage import read_json, write_text
 
 MODULES = (
     "prediction",
@@ -70,7 +70,7 @@ def write_page() -> None:
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
-    from signalprop.training.tables import markdown_table
+    from signalprop_lab.training.tables import markdown_table
 
     return markdown_table(header, rows)
 

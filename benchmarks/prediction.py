@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
-from signalprop.architecture import Architecture
-from signalprop.inputs import zipf
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import zipf
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from signalprop.theory.network import predict_moments
 

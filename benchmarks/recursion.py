@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmarks.environments import ROOT, environment
 from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
-from signalprop.architecture import Architecture
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
 REQUIREMENTS = (

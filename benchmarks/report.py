@@ -21,15 +21,15 @@ from tests.browser import Page, browser
 from benchmarks.page import table
 from benchmarks.pictures import keep
 from benchmarks.timing import command_line, one_thread, write_rows
-from signalprop.architecture import Architecture
-from signalprop.comparison import compare
-from signalprop.data import default_batch, default_statistics
+from signalprop.data.batches import default_batch, default_statistics
 from signalprop.kernels.trace import trace
+from signalprop.measurement import measure
 from signalprop.models import build
+from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
-from signalprop.probes import measure
-from signalprop.profile import Profile, average
 from signalprop.report.html import Item, read, write_report
+from signalprop.results.comparison import compare
+from signalprop.results.profile import Profile, average
 from signalprop.schemes import scheme
 
 TITLE = "The interactive report in a browser"

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from signalprop.errors import InputError
-from signalprop.storage import read_json, write_json, write_text
-from signalprop.training.grid import Sweep
-from signalprop.training.tables import SCHEMA, markdown_table, write_results_page
+from signalprop.files.storage import read_json, write_json, write_text
+from signalprop_lab.training.grid import Sweep
+from signalprop_lab.training.tables import SCHEMA, markdown_table, write_results_page
 
 FOLDER = Path("docs/results")
 

@@ -21,10 +21,10 @@ from benchmarks.prediction import INPUTS, members, network
 from benchmarks.recursion import network as kernel_network
 from benchmarks.recursion import ours as kernel_recursion
 from benchmarks.timing import command_line, one_thread, summary, take_turns, write_rows
-from signalprop.architecture import Architecture
-from signalprop.compute import count_parameters, train_flops
+from signalprop.measurement.simulation import simulate
+from signalprop.network.architecture import Architecture
+from signalprop.network.cost import count_parameters, train_flops
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory.network import predict_moments
 
 DEPTHS = (24, 96, 384, 1536, 6144, 10_000)
@@ -126,7 +126,7 @@ _SIMULATE = """
 import sys
 from benchmarks.scaling import INPUTS, SEQUENCES, simulated
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
+from signalprop.measurement.simulation import simulate
 p = scheme("xavier")(simulated(int(sys.argv[1]), int(sys.argv[2])))
 simulate(p, INPUTS, n_seeds=1, batch_size=SEQUENCES)
 """

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.storage import write_json
+from signalprop.files.storage import write_json
 
 PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers")
 _BEGAN = time.time()

@@ -17,14 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
-from signalprop.data import Batch, default_statistics
+from signalprop.data.batches import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
-from signalprop.parametrization import Parametrization
-from signalprop.surgery import apply, saving
-from signalprop.surgery.assigning import Part, assignments
-from signalprop.surgery.multiplied import Mixing, Rewired
-from signalprop.surgery.record import vanilla_mapping
+from signalprop.network.parametrization import Parametrization
+from signalprop.repair import apply
+from signalprop.repair import saved_models as saving
+from signalprop.repair.record import vanilla_mapping
+from signalprop.repair.spliced_modules import Mixing, Rewired
+from signalprop.repair.weight_assignment import Part, assignments
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from signalprop.data import load_text, word_ids
+from signalprop.data.batches import load_text, word_ids
 
 torch.set_num_threads(1)
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from signalprop.data import Batch, load_text, word_ids
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch, load_text, word_ids
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.diagnosis.run import diagnose
-from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -114,10 +114,10 @@ def findings(found: Diagnosis, *severities: str) -> list[tuple[str, tuple[int, .
 
 def weights_of(model: nn.Module, layer: int, roles: Sequence[str]) -> list[tuple[torch.Tensor, Any]]:
     """(weight, rows or None) of some roles in a layer; rows are columns where a map is turned."""
+    from signalprop.attachment.mapping import find_any, split
+    from signalprop.attachment.parametrization_of import is_transposed
     from signalprop.diagnosis.layers import groups
-    from signalprop.layout import layout
-    from signalprop.probes.mapping import find_any, split
-    from signalprop.probes.reading import is_transposed
+    from signalprop.network.layout import layout
 
     mapping = mapping_of(model)
     out = []

@@ -29,9 +29,9 @@ import yaml
 import trained
 
 _PRELOADED = [
-    "signalprop.cli", "signalprop.training.run", "signalprop.training.sweep", "signalprop.diagnosis.run",
+    "signalprop.cli", "signalprop_lab.training.run", "signalprop_lab.training.sweep", "signalprop.diagnosis.run",
     "signalprop.diagnosis.loading", "signalprop.report.html", "signalprop.report.diagnosis_plots", "plotly",
-    "signalprop.training.tables", "pandas",
+    "signalprop_lab.training.tables", "pandas",
     "matplotlib.backends.backend_agg", "torch.utils.tensorboard", "transformers.models.llama.modeling_llama", "peft",
 ]  # fmt: skip
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
@@ -235,7 +235,7 @@ def broken(folder: Path) -> list[str]:
 def _thinned_out(path: Path) -> bool:
     """Whether a file is of a checkpoint that was being removed: an old one, whose marker went first, beside a newer one
     that is whole; or one of a sweep's run that has its result."""
-    from signalprop.training.checkpoints import MARKER, problem_of, step_of
+    from signalprop_lab.training.checkpoints import MARKER, problem_of, step_of
 
     folder = path.parent
     if not folder.name.startswith("checkpoint-"):
@@ -258,7 +258,7 @@ def _read(path: Path) -> None:
     if path.suffix in (".lock", ".bin") or path.name == ".lock" or path.parent.name in ("locks", "tensorboard"):
         return  # empty, or checked with sums by who reads them
     if path.name == "complete.json":
-        from signalprop.training.checkpoints import problem_of
+        from signalprop_lab.training.checkpoints import problem_of
 
         problem = problem_of(path.parent)
         assert problem is None, problem

@@ -26,9 +26,9 @@ def networks(threads: int, folder: Path) -> dict[str, Any]:
     """Measured, simulated, diagnosed and trained ones."""
     import torch
 
-    from signalprop.data import default_batch
-    from signalprop.training.recipe import parse
-    from signalprop.training.run import train
+    from signalprop.data.batches import default_batch
+    from signalprop_lab.training.recipe import parse
+    from signalprop_lab.training.run import train
     from trained import lines, recipe_of
 
     torch.set_num_threads(threads)

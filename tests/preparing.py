@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.training.recipe import Recipe, parse
+from signalprop_lab.training.recipe import Recipe, parse
 
 _WORDS = ["tree", "house", "runs", "blue", "river", "under", "sings", "cold", "stone", "bright", "walks", "old", "ähre"]
 

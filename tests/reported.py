@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.architecture import Architecture
-from signalprop.data import default_statistics
-from signalprop.parametrization import Parametrization
+from signalprop.data.batches import default_statistics
+from signalprop.files.storage import write_json
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile, Series
+from signalprop.results.profile import Profile, Series
 from signalprop.schemes import scheme
-from signalprop.storage import write_json
 
 HOSTILE = (
     "</script><script>window.broken=1</script>",

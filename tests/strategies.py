@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from signalprop.activations import ACTIVATIONS
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import ACTIVATIONS
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import SCHEMES, Scheme, scheme
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "t5", "gpt_neox")

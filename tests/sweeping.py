@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.training.recipe import Recipe
+from signalprop_lab.training.recipe import Recipe
 
 FLOOR, CHANCE = 2.0, 5.0
 BASE: dict[str, Any] = {

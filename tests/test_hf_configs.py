@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.hf_configs import DEFAULTS, READERS
+from signalprop.families import names
+from signalprop.network.architecture import Architecture
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -73,7 +73,7 @@ def config(family: str, **options: Any) -> Any:
 
 
 def test_every_reader_is_tested() -> None:
-    assert set(CONFIGS) == set(READERS) == set(DEFAULTS)
+    assert sorted(CONFIGS) == names()
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -99,7 +99,8 @@ def test_all_sources_agree(family: str, tmp_path: Path) -> None:
 def test_a_directory_is_read_without_transformers(family: str, tmp_path: Path) -> None:
     config(family).save_pretrained(tmp_path)
     code = (
-        f"import sys; from signalprop.architecture import Architecture; Architecture.from_hf({str(tmp_path)!r}); "
+        "import sys; from signalprop.network.architecture import Architecture; "
+        f"Architecture.from_hf({str(tmp_path)!r}); "
         "print(sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

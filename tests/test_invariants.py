@@ -19,20 +19,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.activations import ACTIVATIONS
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, from_tokens
 from signalprop.kernels.trace import Trace, trace
 from signalprop.kernels.transforms import dks, tat
-from signalprop.layout import PLACEMENTS
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import ACTIVATIONS
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, from_tokens
+from signalprop.network.layout import PLACEMENTS
+from signalprop.network.parametrization import Parametrization
+from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
-from signalprop.presets import PRESETS
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
-from signalprop.training.recipe import load_recipe, parse, shipped
-from signalprop.training.run import Result
+from signalprop_lab.training.recipe import load_recipe, parse, shipped
+from signalprop_lab.training.run import Result
 from strategies import LARGEST_DROPOUT, architectures, schemes, statistics, table_or_none
 
 ROOT = Path(__file__).resolve().parent.parent

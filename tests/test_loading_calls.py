@@ -19,9 +19,9 @@ CALLS = {
 }  # fmt: skip
 # What else there is, each looked at.
 LOOKED_AT = {
-    ("src/signalprop/training/recipe.py", "yaml.load"): 1,  # with a loader that is a SafeLoader
+    ("src/signalprop_lab/training/recipe.py", "yaml.load"): 1,  # with a loader that is a SafeLoader
     ("src/signalprop/diagnosis/loading.py", "getattr(transformers, ...)"): 1,  # four names that stand there
-    ("src/signalprop/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
+    ("src/signalprop_lab/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
 }
 
 

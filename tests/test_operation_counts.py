@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import signalprop as sp
-from signalprop.inputs import zipf
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.shaping import ESPA
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
-from signalprop.parametrization import Parametrization
+from signalprop.network.inputs import zipf
+from signalprop.network.parametrization import Parametrization
 from signalprop.theory import blocks
 from signalprop.theory.network import predict_moments
 

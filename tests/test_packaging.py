@@ -100,7 +100,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         if path.is_file() and path.suffix != ".pyc"
     }
     assert package == expected
-    assert {"signalprop/py.typed", "signalprop/training/recipes/gpt-small.yaml"} < package
+    assert {"signalprop/py.typed", "signalprop_lab/training/recipes/gpt-small.yaml"} < package
     assert {name for name in package if name.endswith(("page.html", "explore.js", "charts.js"))} != set()
     assert next(name for name in found if name.endswith("/LICENSE"))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from signalprop.architecture import Architecture
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop import storage
-from signalprop.checkpoint_folder import check_folder
-from signalprop.data import load_frames
+from signalprop.data.batches import load_frames
+from signalprop.data.texts import pieces
 from signalprop.errors import InputError
-from signalprop.memory import memory_limit
-from signalprop.readers import pieces
-from signalprop.storage import opened, read_array, read_json, read_text
-from signalprop.surgery import load
+from signalprop.files import storage
+from signalprop.files.checkpoint_folder import check_folder
+from signalprop.files.limits import memory_limit
+from signalprop.files.storage import opened, read_array, read_json, read_text
+from signalprop.repair import load
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "signalprop"
@@ -95,9 +95,9 @@ class TestSpecialFiles:
 
     def test_among_images(self, tmp_path: Path) -> None:
         pytest.importorskip("PIL")
-        from signalprop.training.images import labelled_images
-        from signalprop.training.recipe import Data
-        from signalprop.training.sources import training_place
+        from signalprop_lab.training.images import labelled_images
+        from signalprop_lab.training.recipe import Data
+        from signalprop_lab.training.sources import training_place
 
         (tmp_path / "one").mkdir()
         os.mkfifo(tmp_path / "one" / "a.png")
@@ -131,7 +131,7 @@ class TestSizes:
 
     def test_a_small_file_of_large_arrays(self, tmp_path: Path) -> None:
         from signalprop.report.html.kernels import of_arrays
-        from signalprop.training.sources import read_arrays
+        from signalprop_lab.training.sources import read_arrays
 
         np.savez(tmp_path / "x.npz", a=np.zeros(3))
         content = bytearray((tmp_path / "x.npz").read_bytes())
@@ -141,7 +141,7 @@ class TestSizes:
         (tmp_path / "x.npz").write_bytes(content)
         for reader in (of_arrays, lambda path: read_arrays(path, ["a"])):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("signalprop.memory.memory_limit", lambda: 1 << 32 >> 1)
+                patch.setattr("signalprop.files.limits.memory_limit", lambda: 1 << 32 >> 1)
                 with pytest.raises(InputError, match=r"4,294,967,294 bytes unpacked\) needs at least 4.3 GB"):
                     reader(tmp_path / "x.npz")
 

@@ -23,7 +23,7 @@ import pytest
 import typer.main
 import yaml
 
-from signalprop.cli import app, run
+from signalprop.cli import all_commands, command_line, run
 from signalprop.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +38,7 @@ SLOW = {"docs/scale-out.md"}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 # Pages whose Python, and what it prints, is for other tests, which also look at the results.
-RUN_BY = {"docs/measuring.md": "tests/probes/test_mapping.py", "docs/schemes.md": "tests/schemes/test_docs.py"}
+RUN_BY = {"docs/measuring.md": "tests/measurement/test_mapping.py", "docs/schemes.md": "tests/schemes/test_docs.py"}
 # Blocks that are not run, by their page and how they begin, and why.
 _INSTALLS = "installs packages; make test and make demo are what CI and newcomers run"
 _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exist reads recipe and settings"
@@ -46,17 +46,20 @@ NOT_RUN = {
     ("README.md", "make demo"): f"{_INSTALLS}; test_the_demo_prints_what_the_readme_shows does the rest",
     ("README.md", "layer         stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
     ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
-    ("docs/exploring.md", "signalprop explore"): "serves until Ctrl-C; tests/explore starts it and drives its page",
+    (
+        "docs/exploring.md",
+        "signalprop explore",
+    ): "serves until Ctrl-C; tests/lab/explorer starts it and drives its page",
     ("docs/install.md", "pip install"): _INSTALLS,
     ("docs/install.md", "make demo"): _INSTALLS,
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",
     ("docs/scale-out.md", "torchrun --nproc-per-node 8"): _CLUSTER,
     ("docs/scale-out.md", "torchrun --nnodes 4"): _CLUSTER,
     ("docs/training.md", "torchrun --nproc-per-node 8"): _CLUSTER,
-    ("docs/training.md", "signalprop train llama-small"): "minutes; tests/training/test_recipes.py shortens it",
-    ("docs/training-faults.md", "signalprop train gpt-small"): "minutes, and a kill; tests/training/test_resume.py",
-    ("docs/training-faults.md", "the loss is not finite"): "of a run that diverges; tests/training/test_guard.py",
-    ("docs/verification.md", "component"): "minutes; tests/test_verification.py checks the formulas in less",
+    ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
+    ("docs/training-faults.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
+    ("docs/training-faults.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
+    ("docs/verification.md", "component"): "minutes; tests/lab/test_verification.py checks the formulas in less",
 }
 
 
@@ -124,8 +127,8 @@ class Reader:
             assert any(found == pytest.approx(numbers(line), rel=1e-6) for found in alike), f"{self.page}: {line}"
 
     def yaml(self, text: str) -> None:
-        from signalprop.training.grid import SCHEMA, load_sweep
-        from signalprop.training.recipe import load_recipe
+        from signalprop_lab.training.grid import SCHEMA, load_sweep
+        from signalprop_lab.training.recipe import load_recipe
 
         file = Path("block.yaml")
         file.write_text(text, encoding="utf-8")
@@ -222,7 +225,7 @@ def test_no_block_is_hidden() -> None:
 # --- commands and names in the text -----------------------------------------------------------------------------------
 
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 
 
@@ -238,7 +241,7 @@ def typed() -> list[tuple[str, str]]:
 
 def test_commands_in_the_text_exist() -> None:
     """Names of commands, their options, and the recipes with the fields that `train` is given."""
-    from signalprop.training.recipe import load_recipe
+    from signalprop_lab.training.recipe import load_recipe
 
     found = typed()
     assert len(found) > 30

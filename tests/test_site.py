@@ -13,7 +13,7 @@ import typer.main
 
 import signalprop
 from browser import browser, executable
-from signalprop.cli import app
+from signalprop.cli import all_commands, command_line
 from signalprop.schemes import SCHEMES
 
 pytest.importorskip("sphinx", reason="the site is built with pip install 'signalprop[docs]'")
@@ -48,7 +48,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
     page = (site / "commands.html").read_text(encoding="utf-8")
     sections = dict(re.findall(r'<section id="signalprop-(\w+)">(.*?)</section>', page, re.DOTALL))
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
     assert set(sections) == set(commands)
     for name, command in commands.items():
         text = re.sub(r"<[^>]+>", "", sections[name])

@@ -73,7 +73,7 @@ def start(recipe: dict[str, Any], out: Path, said: Path, **options: Any) -> Base
         options: of `train`; `file_size`: no file may grow beyond so many bytes. `environment`: variables that are set.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["signalprop.training.run"])
+    context.set_forkserver_preload(["signalprop_lab.training.run"])
     process = context.Process(target=_train, args=(recipe, out, said, options))
     process.start()
     return process
@@ -85,8 +85,8 @@ def _train(recipe: dict[str, Any], out: Path, said: Path, options: dict[str, Any
     import torch
 
     from signalprop.errors import InputError
-    from signalprop.training.recipe import parse
-    from signalprop.training.run import train
+    from signalprop_lab.training.recipe import parse
+    from signalprop_lab.training.run import train
 
     torch.set_num_threads(1)
     os.environ.update(options.pop("environment", {}))
@@ -184,10 +184,10 @@ def result_of(out: Path) -> dict[str, Any]:
 
 def trainer_of(recipe: dict[str, Any], out: Path) -> Any:
     """The Trainer of a recipe, in this process."""
-    from signalprop.training.networks import network_of
-    from signalprop.training.recipe import parse
-    from signalprop.training.tasks import prepare
-    from signalprop.training.trainer import RecipeTrainer, training_arguments
+    from signalprop_lab.training.networks import network_of
+    from signalprop_lab.training.recipe import parse
+    from signalprop_lab.training.tasks import prepare
+    from signalprop_lab.training.trainer import RecipeTrainer, training_arguments
 
     parsed = parse(recipe)
     prepared = prepare(parsed)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from applied import VOCABULARY, vanilla
-from signalprop.surgery import apply, initialize, parameter_groups
+from signalprop.repair import apply, initialize, parameter_groups
 
 # fixed and trainable multipliers, moved and scaled norms, mixed values; T5's relative positions are in no table
 CASES = (

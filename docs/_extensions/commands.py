@@ -12,7 +12,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from signalprop.cli import app as command_line
+from signalprop.cli import all_commands, command_line
 
 CODE = re.compile(r"`([^`]+)`|(?<![\w-])(--[a-z][a-z-]*)")
 
@@ -21,7 +21,7 @@ class Commands(SphinxDirective):
     """One section per command, in the order of `signalprop --help`."""
 
     def run(self) -> list[nodes.Node]:
-        commands = typer.main.get_command(command_line).commands  # type: ignore[attr-defined]
+        commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
         return [self.section(name, command) for name, command in commands.items() if not command.hidden]
 
     def section(self, name: str, command: Any) -> nodes.section:

@@ -17,27 +17,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from signalprop.architecture import Architecture
-from signalprop.comparison import Agreement, Comparison, compare
 from signalprop.errors import InputError, MissingExtra
-from signalprop.inputs import InputStatistics
-from signalprop.moments import Moments
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import Moments
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile, Series, average
+from signalprop.results.comparison import Agreement, Comparison, compare
+from signalprop.results.profile import Profile, Series, average
 from signalprop.schemes import SCHEMES, Scheme, scheme
 
 if TYPE_CHECKING:
+    from signalprop.attachment.parametrization_of import read_parametrization
     from signalprop.diagnosis import diagnose
     from signalprop.kernels.trace import Trace, attention_only, trace
+    from signalprop.measurement import Probe, measure
+    from signalprop.measurement.simulation import simulate
     from signalprop.models import build
     from signalprop.monitoring import SignalMonitor
     from signalprop.monitoring.lightning import LightningSignalCallback
     from signalprop.monitoring.trainer import SignalCallback
-    from signalprop.probes import Probe, measure
-    from signalprop.simulation import simulate
-    from signalprop.surgery import apply, fold, initialize, load, parameter_groups, save
-    from signalprop.surgery.checking import check
+    from signalprop.repair import apply, fold, initialize, load, parameter_groups, save
+    from signalprop.repair.checks import check
 
 __version__ = "0.1.0"
 
@@ -73,6 +74,7 @@ __all__ = [
     "measure",
     "parameter_groups",
     "predict",
+    "read_parametrization",
     "save",
     "scheme",
     "simulate",
@@ -82,16 +84,17 @@ __all__ = [
 _NEEDS_TORCH = {
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",
-    "Probe": "signalprop.probes",
-    "measure": "signalprop.probes",
-    "simulate": "signalprop.simulation",
-    "apply": "signalprop.surgery",
-    "check": "signalprop.surgery.checking",
-    "fold": "signalprop.surgery",
-    "initialize": "signalprop.surgery",
-    "load": "signalprop.surgery",
-    "parameter_groups": "signalprop.surgery",
-    "save": "signalprop.surgery",
+    "Probe": "signalprop.measurement",
+    "measure": "signalprop.measurement",
+    "read_parametrization": "signalprop.attachment.parametrization_of",
+    "simulate": "signalprop.measurement.simulation",
+    "apply": "signalprop.repair",
+    "check": "signalprop.repair.checks",
+    "fold": "signalprop.repair",
+    "initialize": "signalprop.repair",
+    "load": "signalprop.repair",
+    "parameter_groups": "signalprop.repair",
+    "save": "signalprop.repair",
     "LightningSignalCallback": "signalprop.monitoring.lightning",
     "SignalCallback": "signalprop.monitoring.trainer",
     "SignalMonitor": "signalprop.monitoring",

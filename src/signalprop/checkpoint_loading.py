@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from signalprop.checkpoint_folder import check_code, check_folder, check_kernels, json_object
 from signalprop.errors import InputError, release, require
+from signalprop.files.checkpoint_folder import check_code, check_folder, check_kernels, json_object
 
 _TOKENIZERS = frozenset(
     ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, cast, get_args
 
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError, require
-from signalprop.inputs import InputStatistics
-from signalprop.memory import check_fits
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
+from signalprop.files.limits import check_fits
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -57,7 +57,7 @@ def predict(
         profile = predict_token_kernels(parametrization, statistics, backward=backward)
     else:
         require("torch", "models")
-        from signalprop.simulation import simulate
+        from signalprop.measurement.simulation import simulate
 
         profile = simulate(parametrization, statistics, backward=backward)
     if backward and chosen != "simulate" and parametrization.skip.ndim == 1 and not _is_shaped(parametrization):
@@ -158,7 +158,7 @@ def _left_out(p: Parametrization) -> str:
 
 def _scores(p: Parametrization) -> FloatArray:
     """Variance of the scores of every attention that reads a normed stream."""
-    from signalprop.parametrization import PLACEMENTS
+    from signalprop.network.parametrization import PLACEMENTS
     from signalprop.theory.blocks import Rows
 
     raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
@@ -168,7 +168,7 @@ def _scores(p: Parametrization) -> FloatArray:
 
 def _small_scores(p: Parametrization) -> bool:
     """Whether every attention reads a normed stream and has scores of order 1, as the token kernels need."""
-    from signalprop.parametrization import PLACEMENTS
+    from signalprop.network.parametrization import PLACEMENTS
 
     raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
     return bool(not raw.any() and _scores(p).max(initial=0.0) <= 2.0)

@@ -50,7 +50,7 @@ def hf_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ViTConfig
     from transformers import ViTForImageClassification as ViT
 
-    from signalprop.data import load_text
+    from signalprop.data.batches import load_text
 
     root = tmp_path_factory.mktemp("hf")
     torch.manual_seed(0)

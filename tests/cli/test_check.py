@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from commandline import Command
-from signalprop.architecture import Architecture
+from signalprop.network.architecture import Architecture
 from signalprop.schemes import scheme
 
 transformers = pytest.importorskip("transformers")
@@ -58,7 +58,7 @@ def test_options_and_tables_of_numbers(command: Command, hf_directories: Path, t
 
 
 def test_a_model_that_was_saved_with_its_scheme(command: Command, hf_directories: Path, tmp_path: Path) -> None:
-    from signalprop.surgery import apply
+    from signalprop.repair import apply
 
     model = transformers.GPT2LMHeadModel.from_pretrained(hf_directories / "gpt2")
     apply(model, "deepscalelm-simple", seed=0)

@@ -216,7 +216,7 @@ class TestRefusals:
             return fold(model)
 
         fold = sp.fold
-        monkeypatch.setattr("signalprop.surgery.fold", wrong)
+        monkeypatch.setattr("signalprop.repair.fold", wrong)
         status, out, err = command("fold", tmp_path / "m", "--out", tmp_path / "out")
         assert (status, out) == (1, "")
         assert "outputs differ by 1.0e-02" in err and err.count("\n") == 1

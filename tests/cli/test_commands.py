@@ -13,14 +13,14 @@ import pytest
 
 from commandline import TINY, Command
 from signalprop import __version__
-from signalprop.architecture import Architecture
 from signalprop.cli.loading import model_batch, pooled
-from signalprop.comparison import compare
-from signalprop.data import default_batch
-from signalprop.parametrization import Parametrization
+from signalprop.data.batches import default_batch
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
 from signalprop.report.findings import summary, warnings
+from signalprop.results.comparison import compare
+from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
 
 
@@ -198,7 +198,7 @@ def test_verify_one_component(command: Command) -> None:
 def test_verify_fails_where_a_formula_is_worse_than_the_papers(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from signalprop.verification import Row, VerificationReport
+    from signalprop_lab.verification.verify import Row, VerificationReport
 
     good = Row("relu", "mean", (0.3, 1.3, 2.3), 0.01, 8, (0.3, 1.3, 2.3), {})
     bad = Row("relu", "variance", (0.5, 1.9, 3.5), 0.01, 8, (0.5, 1.9, 3.4), {})
@@ -206,7 +206,7 @@ def test_verify_fails_where_a_formula_is_worse_than_the_papers(
     noisy = Row("linear", "mean", (0.3, 0.6, 0.7), 0.33, 8, (0.0, 0.4, 1.3), {})
     for rows, expected in (((good, unknown, noisy), 0), ((good, bad, noisy), 1)):
         report = VerificationReport(rows, "quick", 0)
-        monkeypatch.setattr("signalprop.verification.verify", lambda *_, report=report, **__: report)
+        monkeypatch.setattr("signalprop_lab.verification.verify.verify", lambda *_, report=report, **__: report)
         status, out, err = command("verify")
         assert status == expected
         assert (out.count("worse"), out.count("noise")) == (expected, 1)

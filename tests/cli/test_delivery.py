@@ -21,8 +21,6 @@ COMMANDS: dict[str, list[str]] = {
     "kernel": ["kernel", "tgs", *TINY],
     "schemes": ["schemes", "xavier", "--architecture", "tgs", "--layers", "2"],
     "compute": ["compute", "tgs"],
-    "train": ["train", "--list"],
-    "reproduce": ["reproduce", "--list"],
 }
 DRAWN = ("predict", "measure", "compare", "kernel")
 
@@ -109,19 +107,3 @@ def test_kernel_reads_what_all_networks_need_before_it_traces_one(
 
     monkeypatch.setattr(trace, "trace", traced)
     refused("kernel", "gpt2 xavier layers=6", "gpt2 xavier layers=2", "--d-model", "32", "--seq-len", "8", *more)
-
-
-def test_pictures_of_reproductions_that_cannot_be_written(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from signalprop.reproduce import pictures
-
-    monkeypatch.setattr(pictures, "save", cannot)
-    ended = command("reproduce", "tgs-tab24", "--out", str(tmp_path / "o"), "--json", str(tmp_path / "r.json"))
-    (one,) = json.loads((tmp_path / "r.json").read_text())["reproductions"]
-    assert ended.status == 1 and one["verdict"] == "confirmed" and one["checks"]
-    assert "not written: TGS" in ended.err.splitlines()[-1] or "not written: tgs" in ended.err.splitlines()[-1]
-
-
-def test_a_checkpoint_is_read_before_all_reproductions(refused: Callable[..., str]) -> None:
-    assert "none" in refused("reproduce", "tgs-tab24", "cod-fig2", "--checkpoint", "./none")

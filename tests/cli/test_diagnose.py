@@ -20,11 +20,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from commandline import Command
 from diagnosing import tiny, transformers
-from signalprop.data import load_text
+from signalprop.attachment.families import mapping_of
+from signalprop.data.batches import load_text
 from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
 from signalprop.diagnosis.tasks import _name_in, harness, is_task_file, multiple_choice, read_task
 from signalprop.errors import InputError, MissingExtra
-from signalprop.probes.families import mapping_of
 
 Refused = Callable[..., str]
 SMALL = ["--tokens", "64", "--seq-len", "16", "--batch-size", "2"]

@@ -15,10 +15,10 @@ from typing import Any
 
 import typer.main
 
-from signalprop.cli import app, run
-from signalprop.storage import write_json
-from signalprop.surgery.checking import Check
-from signalprop.verification import VerificationReport
+from signalprop.cli import all_commands, command_line, run
+from signalprop.files.storage import write_json
+from signalprop.repair.checks import Check
+from signalprop_lab.verification.verify import VerificationReport
 
 SNAPSHOT = Path(__file__).with_name("interface.json")
 TINY = ["--layers", "1", "--d-model", "16", "--seq-len", "8"]
@@ -35,7 +35,7 @@ RESULTS = {
 
 def interface() -> dict[str, Any]:
     """Options by command, and keys by result."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
     options = {
         name: [" ".join(parameter.opts) for parameter in command.params] for name, command in sorted(commands.items())
     }

@@ -13,7 +13,7 @@ import pytest
 
 from commandline import Command
 from signalprop import Architecture, InputStatistics, attention_only, scheme, trace
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.kernels.gallery import figure_7
 from signalprop.kernels.shaping import uniform_kernel
 

@@ -13,7 +13,7 @@ import pytest
 
 from commandline import TINY, Command
 from reported import write_run
-from signalprop.storage import read_json
+from signalprop.files.storage import read_json
 
 pytest.importorskip("plotly")
 DEFAULT = "signalprop-comparison.html"
@@ -50,7 +50,7 @@ class TestReport:
         ("arguments", "message"),
         [
             (["{}/none.json"], "cannot read"),
-            (["{}"], "is no directory of a training run"),
+            (["{}"], "is not the directory of a training run"),
             (["{}/new.json"], "newer than this version reads"),
             (["{}/new.json", "--out", "{}/no/such.html"], "there is no directory"),
             ([], "Missing argument"),

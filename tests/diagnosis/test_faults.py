@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import own_model
 import signalprop as sp
 from diagnosing import diagnosed, findings, mapping_of, tiny, weights_of
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.result import Diagnosis, Verdict
 from signalprop.diagnosis.run import diagnose
-from signalprop.layout import ROLES
-from signalprop.probes.mapping import Mapping
+from signalprop.network.layout import ROLES
 
 FAMILIES = ("gpt2", "llama", "bert")
 N, SICK = 6, 3

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from diagnosing import findings, tiny, weights_of
-from signalprop.data import Batch, load_text, windows
+from signalprop.data.batches import Batch, load_text, windows
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.diagnosis.run import diagnose
 

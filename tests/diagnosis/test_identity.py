@@ -141,7 +141,7 @@ def test_refused() -> None:
     with pytest.raises(InputError, match="there is no data"):
         identity(tiny("llama", 1), [], mapping_of(tiny("llama", 1)))
     ids = own_model.own_ids().numpy()
-    from signalprop.data import Batch
+    from signalprop.data.batches import Batch
 
     wrong = replace(mapping, layers=["blocks.0.attn.qkv", "blocks.1", "blocks.2"])
     with pytest.raises(InputError, match="layer 0: its module does not make a stream of a stream"):

@@ -28,7 +28,7 @@ from gguf_file import write_gguf
 from signalprop import checkpoint_loading
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
-from signalprop.training import tokenizers
+from signalprop_lab.training import tokenizers
 
 KERNEL = "somebody/kernel"
 # Every attack in one process; the hub is one function of transformers, which stands for what it would run.
@@ -267,8 +267,8 @@ def test_weights_elsewhere(made: Callable[[str], Path]) -> None:
 def test_kernels_in_a_recipe() -> None:
     from types import SimpleNamespace
 
-    from signalprop.training.networks import network_of
-    from signalprop.training.recipe import parse
+    from signalprop_lab.training.networks import network_of
+    from signalprop_lab.training.recipe import parse
 
     own = {"model_type": "gpt2", "n_layer": 1, "_attn_implementation": {"": KERNEL}}
     recipe = parse({"name": "x", "task": "causal-lm", "model": {"huggingface": own}})

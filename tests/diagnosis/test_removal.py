@@ -17,7 +17,7 @@ from torch import nn
 import own_model
 import signalprop as sp
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
-from signalprop.data import Batch
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.removal import difference, prune, removal, save_pruned, without
 from signalprop.diagnosis.result import Estimate
 from signalprop.diagnosis.stream import LossResult, loss

@@ -18,7 +18,7 @@ import own_model
 import signalprop as sp
 from diagnosing import VOCABULARY, diagnosed, findings, mapping_of, text_batch, tiny
 from diagnosis.test_removal import silent
-from signalprop.data import Batch
+from signalprop.data.batches import Batch
 from signalprop.diagnosis import Diagnosis, diagnose
 from signalprop.diagnosis.result import (
     SCHEMA,

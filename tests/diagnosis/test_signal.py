@@ -16,14 +16,14 @@ import own_model
 import signalprop as sp
 from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny, with_weights
 from models.test_families import NAMES, theirs
-from signalprop.data import Batch, default_statistics
+from signalprop.data.batches import Batch, default_statistics
 from signalprop.diagnosis.heads import HeadSums
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import LayerSignal
 from signalprop.diagnosis.signal import effective_rank, observe
 from signalprop.errors import InputError
-from signalprop.layout import layout
 from signalprop.models.synthetic import synthetic_batch
+from signalprop.network.layout import layout
 
 SKIP = 3
 

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import signalprop as sp
-from signalprop import readers
-from signalprop.architecture import Architecture
-from signalprop.data import load_text
+from signalprop.attachment.families import mapping_of
+from signalprop.data import texts as readers
+from signalprop.data.batches import load_text
 from signalprop.diagnosis import stream
 from signalprop.diagnosis.stream import LossResult, frame_of, loss, stretches, token_batches
 from signalprop.errors import InputError
-from signalprop.probes.families import mapping_of
+from signalprop.network.architecture import Architecture
 
 DECODER = Architecture(kind="decoder", n_layers=1, d_model=8, vocab_size=400, positions="rotary", seq_len=64)
 ENCODER = Architecture(n_layers=1, d_model=8, vocab_size=400, seq_len=64, n_segments=2)
@@ -261,7 +261,7 @@ class TestMemory:
     CODE = """
 import json, resource, sys
 import numpy as np
-from signalprop.architecture import Architecture
+from signalprop.network.architecture import Architecture
 from signalprop.diagnosis.stream import token_batches
 
 class Sparse:  # a token for every 64th character

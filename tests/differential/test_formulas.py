@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.activations import activation
-from signalprop.architecture import Architecture
-from signalprop.inputs import from_tokens
+from signalprop.network.activations import activation
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import from_tokens
 from signalprop.schemes import scheme
 from signalprop.theory import blocks, logs
 from signalprop.theory.embedding import activated

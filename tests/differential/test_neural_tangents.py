@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.activations import numbers_of
-from signalprop.architecture import Architecture
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.trace import trace
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import numbers_of
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
 pytestmark = pytest.mark.slow

@@ -15,17 +15,17 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from signalprop.training.cache import cached
+from signalprop_lab.training.cache import cached
 
 import signalprop as sp
 from damage import check_command, commanded, damaged_bytes, examine, files_of, outcome
-from signalprop.checkpoint_folder import check_folder
 from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
-from signalprop.training import checkpoints, tokenizers
-from signalprop.training.checkpoints import MARKER, PROCESS, STATE, load_tensors, problem_of
-from signalprop.training.networks import network_of
+from signalprop.files.checkpoint_folder import check_folder
+from signalprop_lab.training import checkpoints, tokenizers
+from signalprop_lab.training.checkpoints import MARKER, PROCESS, STATE, load_tensors, problem_of
+from signalprop_lab.training.networks import network_of
 
 FEW, MANY = 5, 150
 
@@ -393,7 +393,7 @@ def test_pretrained_models_of_recipes(folder: Path) -> None:
     """A recipe's model.pretrained is looked through as well."""
     from types import SimpleNamespace
 
-    from signalprop.training.recipe import parse
+    from signalprop_lab.training.recipe import parse
 
     recipe = parse({"name": "x", "task": "causal-lm", "model": {"pretrained": str(folder)}})
     prepared: Any = SimpleNamespace(facts={})

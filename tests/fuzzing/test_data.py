@@ -18,14 +18,14 @@ import pytest
 from hypothesis import strategies as st
 
 from damage import as_json, damaged, damaged_bytes, examine_file
-from signalprop.data import load_frames
+from signalprop.data.batches import load_frames
+from signalprop.data.texts import pieces
 from signalprop.errors import InputError
+from signalprop.files.storage import read_array
 from signalprop.kernels.inputs import load_kernel
-from signalprop.readers import pieces
-from signalprop.storage import read_array
-from signalprop.training import images, sources, speech
-from signalprop.training.recipe import Data
-from signalprop.training.sources import Place
+from signalprop_lab.training import images, sources, speech
+from signalprop_lab.training.recipe import Data
+from signalprop_lab.training.sources import Place
 
 FEW, MANY = 8, 400
 BOOK = "Fellow citizens,\r\nthe union is strong. caf\u00e9 \U0001f600\n".encode() * 3

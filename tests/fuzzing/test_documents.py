@@ -18,14 +18,14 @@ from reported import as_measured, predicted, table_of, write_run
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.diagnosis.tasks import read_task
 from signalprop.errors import InputError
+from signalprop.files.storage import finite
 from signalprop.kernels.inputs import load_kernel
 from signalprop.kernels.trace import trace
 from signalprop.report.html import document, render
 from signalprop.report.html.reading import read
 from signalprop.report.kernel_tables import to_json
-from signalprop.storage import finite
-from signalprop.training.grid import load_sweep
-from signalprop.training.recipe import load_recipe, read_recipe, read_yaml
+from signalprop_lab.training.grid import load_sweep
+from signalprop_lab.training.recipe import load_recipe, read_recipe, read_yaml
 
 FEW, MANY = 8, 400
 ARCHITECTURE = {

@@ -12,8 +12,8 @@ pytest.importorskip("starlette")
 testclient = pytest.importorskip("starlette.testclient")
 
 from damage import check_line, examine, files_of  # noqa: E402
-from signalprop.explore.app import application  # noqa: E402
-from signalprop.explore.settings import Settings  # noqa: E402
+from signalprop_lab.explorer.app import application  # noqa: E402
+from signalprop_lab.explorer.settings import Settings  # noqa: E402
 
 HERE = "http://127.0.0.1:8000"
 SMALL = Settings(n_layers=2, d_model=16, seq_len=8).model_dump()

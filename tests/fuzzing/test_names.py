@@ -13,11 +13,11 @@ from browser import browser, executable
 from damage import check_command, commanded
 from reported import HOSTILE, predicted, table_of, write_run
 from signalprop.errors import InputError, as_line, printable
-from signalprop.profile import Profile
 from signalprop.report.html import document, render
 from signalprop.report.html.reading import read
-from signalprop.training.grid import Point, Sweep, grid_of
-from signalprop.training.recipe import read_recipe
+from signalprop.results.profile import Profile
+from signalprop_lab.training.grid import Point, Sweep, grid_of
+from signalprop_lab.training.recipe import read_recipe
 
 ESCAPES = "\x1b[2J\x1b]0;gone\x07\x9b31m\u202etxt\r\x08"
 STRINGS = (
@@ -198,7 +198,7 @@ class TestDirectories:
         "name", ["..", ".", "../x", "a/b", "/tmp/x", "a\n", "", "\x00", "a" * 101, "-x", ".hidden"]
     )
     def test_names_of_recipes_and_sweeps(self, name: str) -> None:
-        from signalprop.training.recipe import parse
+        from signalprop_lab.training.recipe import parse
 
         with pytest.raises(InputError, match="name"):
             parse({**read_recipe("gpt-small"), "name": name})

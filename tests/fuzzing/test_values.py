@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from commandline import TINY, Result
 from damage import check_command, commanded, examine
-from signalprop.memory import check_fits, memory_limit
+from signalprop.files.limits import check_fits, memory_limit
 
 FEW, MANY = 6, 200
 GIGABYTE = 1 << 30
@@ -122,7 +122,7 @@ class TestMemory:
 
     @pytest.mark.slow
     def test_the_own_limit_counts(self) -> None:
-        code = "from signalprop.memory import memory_limit; print(memory_limit())"
+        code = "from signalprop.files.limits import memory_limit; print(memory_limit())"
         assert int(limited(["-c", code], 2 * GIGABYTE).out) == 2 * GIGABYTE
 
 
@@ -190,8 +190,9 @@ class TestProcesses:
             for _ in range(3000):
                 file.write(b" " * (1 << 20))
         code = (
-            "from pathlib import Path\nfrom damage import outcome\nfrom signalprop.training.sources import documents\n"
-            "from signalprop.training.recipe import Data\nfrom signalprop.training.sources import training_place\n"
+            "from damage import outcome\nfrom signalprop_lab.training.sources import documents\n"
+            "from signalprop_lab.training.recipe import Data\n"
+            "from signalprop_lab.training.sources import training_place\n"
             "data = Data(source='a.jsonl.gz')\n"
             "print(outcome(lambda: list(documents(data, training_place(data)))))"
         )

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from signalprop.activations import activation, dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.shaping import exponential_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.transforms import dks, tat
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import activation, dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
 DKS = dks("gelu", 36)

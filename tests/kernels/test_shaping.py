@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.linalg import expm, solve_triangular
 from scipy.special import softmax
 
-from signalprop.activations import dual
 from signalprop.errors import InputError
 from signalprop.kernels import shaping
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
@@ -36,6 +35,7 @@ from signalprop.kernels.shaping import (
     uniform_kernel,
 )
 from signalprop.kernels.transforms import dks, tat
+from signalprop.network.activations import dual
 
 EXACT = 1e-10
 LENGTHS = st.integers(1, 80)

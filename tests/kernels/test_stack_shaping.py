@@ -14,10 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, from_tokens
 from signalprop.kernels.schedules import decay_schedule, exact_behind_skip, rho_schedule
 from signalprop.kernels.shaping import (
     ESPA,
@@ -34,8 +31,11 @@ from signalprop.kernels.stack import Stack, attention_shapes, row_shape
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.transforms import dks
-from signalprop.parametrization import Parametrization, Shaping
-from signalprop.profile import Profile
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, from_tokens
+from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 
 LAYERS, TOKENS = 6, 24

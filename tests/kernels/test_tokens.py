@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
-from signalprop.data import text_batch
-from signalprop.inputs import InputStatistics, from_tokens, zipf
+from signalprop.data.batches import text_batch
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.ends import sequences
 from signalprop.kernels.tokens import predict_token_kernels
-from signalprop.profile import POINTS, Profile
+from signalprop.measurement.simulation import simulate
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, from_tokens, zipf
+from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 
 FIELDS: dict[str, Any] = {"n_layers": 3, "d_model": 64, "n_heads": 2, "vocab_size": 50}
 

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import signalprop as sp
-from signalprop.data import default_batch
+from signalprop.data.batches import default_batch
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.kernels.ends import input_kernel
 from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa, uncorrected
 from signalprop.kernels.inputs import checked_kernel, load_kernel, sampled_tokens
 from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.trace import attention_only, distances, effective_rank, lag_cosine, normalised, trace
+from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_plots, kernel_tables
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "kernels.json").read_text())
@@ -417,7 +417,7 @@ def test_kernels_of_live_models() -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from signalprop.probes import input_kernels
+    from signalprop.measurement import input_kernels
 
     torch.manual_seed(0)
     model = GPT2LMHeadModel(

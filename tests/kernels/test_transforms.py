@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special
 
-from signalprop.activations import ACTIVATIONS, activation, dual, kinked, numbers_of, register
 from signalprop.errors import InputError
 from signalprop.kernels.transforms import dks, tat
-from signalprop.moments import FloatArray
+from signalprop.network.activations import ACTIVATIONS, activation, dual, kinked, numbers_of, register
+from signalprop.network.moments import FloatArray
 
 SMOOTH = sorted({a.name for a in ACTIVATIONS.values() if not kinked(a.name)} - {"identity"})
 # our name -> that of the package

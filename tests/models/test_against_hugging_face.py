@@ -10,10 +10,10 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
 from signalprop.models import Transformer, build
 from signalprop.models.ends import Embeddings
 from signalprop.models.sublayers import Sublayer
+from signalprop.network.architecture import Architecture
 from signalprop.schemes import scheme
 
 TOKENS = torch.tensor([[5, 9, 2, 7, 9, 1, 3], [4, 4, 8, 6, 2, 9, 5]])

@@ -10,17 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from signalprop.architecture import Architecture
-from signalprop.data import default_batch, default_statistics
+from signalprop import read_parametrization
+from signalprop.data.batches import default_batch, default_statistics
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, from_frames, tensor_moments
+from signalprop.measurement import measure
+from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.ends import FrontEnd
 from signalprop.models.transformer import batch_tensors
-from signalprop.parametrization import Parametrization
-from signalprop.probes import measure
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, from_frames, tensor_moments
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory.embedding import embed, front_end
 
 WHISPER: dict[str, Any] = {
@@ -154,7 +155,7 @@ class TestStacks:
     def test_a_table_and_the_model_that_it_makes_are_the_same(self, kind: str) -> None:
         p = scheme("huggingface")(Architecture(**KINDS[kind]))
         assert Parametrization.from_json(p.to_json()) == p
-        found = Parametrization.from_model(build(p, seed=0)).embedding
+        found = read_parametrization(build(p, seed=0)).embedding
         wanted = p.embedding
         assert found.convolutions == pytest.approx(wanted.convolutions, rel=0.02)
         assert found.position == pytest.approx(wanted.position) and found.scale == wanted.scale

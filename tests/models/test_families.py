@@ -16,15 +16,15 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from probes.conftest import MODELS
-from signalprop.compute import count_parameters
-from signalprop.data import Batch, default_statistics
+from measurement.conftest import MODELS
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.mapping import Mapping, find_any
+from signalprop.attachment.parametrization_of import is_transposed, tensors_of
+from signalprop.data.batches import Batch, default_statistics
 from signalprop.models import Transformer, build, ends
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import batch_tensors
-from signalprop.probes.families import mapping_of
-from signalprop.probes.mapping import Mapping, find_any
-from signalprop.probes.reading import is_transposed, tensors_of
+from signalprop.network.cost import count_parameters
 from signalprop.schemes import scheme
 
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not

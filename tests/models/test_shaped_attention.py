@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import signalprop as sp
-from signalprop.architecture import Architecture
-from signalprop.data import Batch
+from signalprop import read_parametrization
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kernels.shaping import (
     ESPA,
     USPA,
@@ -38,13 +37,15 @@ from signalprop.kernels.shaping import (
 )
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kernels.transforms import dks
+from signalprop.measurement import measure
+from signalprop.measurement.simulation import simulate
 from signalprop.models import Transformer, build
 from signalprop.models.shaping import LOW, Positions, TorchShape, shaped_attention, torch_shape
-from signalprop.parametrization import Parametrization, Shaping
-from signalprop.probes import measure
-from signalprop.profile import POINTS
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.results.profile import POINTS
 from signalprop.schemes import SCHEMES
-from signalprop.simulation import simulate
 
 N = 23
 CAUSAL: dict[str, AttentionShape] = {
@@ -488,7 +489,7 @@ def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str,
 @every_table
 def test_a_built_model_is_read_back(name: str) -> None:
     p = TABLES[name]()
-    read = Parametrization.from_model(build(p, seed=0, dtype=torch.float64))
+    read = read_parametrization(build(p, seed=0, dtype=torch.float64))
     assert read.shaping == p.shaping
     for column in ("shape_in", "shape_out", "shape_gain", "value_skip", "attention_gain", "skip", "branch"):
         np.testing.assert_array_equal(read.columns()[column], p.columns()[column])

@@ -13,21 +13,22 @@ import pytest
 import torch
 from torch import nn
 
-from signalprop import activations
-from signalprop.architecture import Architecture
-from signalprop.data import Batch
+from signalprop import read_parametrization
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.measurement import measure
+from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.activations import TORCH_FUNCTIONS, torch_activation
 from signalprop.models.ends import sinusoidal_table
 from signalprop.models.sublayers import Surroundings
 from signalprop.models.transformer import batch_tensors
 from signalprop.models.weights import draw
-from signalprop.parametrization import Distribution, Embedding, Parametrization
-from signalprop.probes import measure
-from signalprop.profile import POINTS
+from signalprop.network import activations
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Distribution, Embedding, Parametrization
+from signalprop.results.profile import POINTS
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 30, "seq_len": 8}
 TOKENS = torch.tensor([[3, 7, 7, 1, 9, 3, 2, 8], [5, 5, 1, 4, 9, 8, 3, 2]])
@@ -413,7 +414,7 @@ def test_it_reads_as_the_table_it_was_built_from(form: str) -> None:
         skip=np.where(p.parallel, 1.0, skip),
     )
     p = replace(p, skip_trainable="channel", branch_trainable="scalar", attention_trainable=True)
-    found = Parametrization.from_model(build(p, seed=0, dtype=torch.float64))
+    found = read_parametrization(build(p, seed=0, dtype=torch.float64))
     for name in ("skip", "branch", "norm_gain", "norm_scale", "post_norm_gain", "value_skip", "attention_gain"):
         np.testing.assert_allclose(getattr(found, name), getattr(p, name), rtol=1e-12, err_msg=name)
     for name in ("skip_trainable", "branch_trainable", "attention_trainable"):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.architecture import Architecture
-from signalprop.inputs import from_tokens
 from signalprop.monitoring.bands import TOLERANCES, Band, Watch, bands
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import from_tokens
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 

@@ -17,14 +17,14 @@ from torch import nn
 
 import monitored
 from monitored import gpt2, hooks, other, sequences, train
-from signalprop.data import Batch
+from signalprop import read_parametrization
+from signalprop.attachment.families import mapping_of
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.signal import observe
 from signalprop.errors import InputError
+from signalprop.measurement import measure
 from signalprop.monitoring import SignalMonitor
-from signalprop.parametrization import Parametrization
-from signalprop.probes import measure
-from signalprop.probes.families import mapping_of
 
 ALL = ("attention", "rank", "alignment", "outliers", "identity", "removal", "casts")
 
@@ -413,7 +413,7 @@ def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_start_can_be_given() -> None:
     """A resumed run is held against the weights that the training began with."""
-    start = Parametrization.from_model(gpt2(4))
+    start = read_parametrization(gpt2(4))
     model = gpt2(4)
     with torch.no_grad():
         for layer in model.transformer.h:
@@ -448,7 +448,7 @@ def test_tolerances() -> None:
         ({"also": ("identity", "taste")}, "unknown request 'taste'; also= takes attention"),
         ({"writer": object()}, "without add_scalar"),
         ({"skip_first": -1}, "skip_first is -1"),
-        ({"start": Parametrization.from_model(gpt2(2))}, "start has 4 sublayers, the model 6"),
+        ({"start": read_parametrization(gpt2(2))}, "start has 4 sublayers, the model 6"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

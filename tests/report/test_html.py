@@ -16,22 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reported import HOSTILE, as_measured, predicted, table_of, write_run
-from signalprop.architecture import Architecture
-from signalprop.comparison import compare
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError
+from signalprop.files.storage import write_json
 from signalprop.kernels.trace import normalised, trace
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
 from signalprop.report import findings, kernel_tables
 from signalprop.report.html import blocks, document, read, render, write_report
 from signalprop.report.html.page import embedded
-from signalprop.report.html.runs import read_run
-from signalprop.report.html.training import MAX_POINTS, thinned
+from signalprop.results.comparison import compare
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
-from signalprop.storage import write_json
+from signalprop_lab.report.runs import read_run
+from signalprop_lab.report.training import MAX_POINTS, thinned
 
 pytest.importorskip("plotly")
 SOURCES = Path(__file__).parents[2] / "src" / "signalprop" / "report" / "html" / "assets"
@@ -356,7 +356,7 @@ class TestReading:
         with pytest.raises(InputError, match=re.escape(f"{file}, line 3 is not JSON")):
             read(root)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(InputError, match="is no directory of a training run"):
+        with pytest.raises(InputError, match="is not the directory of a training run"):
             read(tmp_path / "empty")
 
     @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 broken", b"\x93NUMPY"])

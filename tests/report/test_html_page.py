@@ -14,11 +14,11 @@ import pytest
 from browser import Page, browser, contrast, executable
 from diagnosing import diagnosed, tiny
 from reported import HOSTILE, as_measured, predicted, table_of, write_run
-from signalprop.comparison import compare
 from signalprop.kernels.trace import normalised, trace
-from signalprop.profile import Profile
 from signalprop.report.html import write_report
-from signalprop.report.html.runs import read_run
+from signalprop.results.comparison import compare
+from signalprop.results.profile import Profile
+from signalprop_lab.report.runs import read_run
 
 pytest.importorskip("plotly")
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")

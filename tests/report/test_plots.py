@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
-from signalprop.comparison import compare
 from signalprop.errors import InputError, MissingExtra
+from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
-from signalprop.profile import Profile, Series
 from signalprop.report.plots import COLOURS, check_format, figure, save_plot
+from signalprop.results.comparison import compare
+from signalprop.results.profile import Profile, Series
 from signalprop.schemes import scheme
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from signalprop.errors import InputError
+from signalprop.files.storage import write_json
 from signalprop.report.html import document, read
-from signalprop.reproduce.result import Check, Curve, Findings, Panel, Reproduction
-from signalprop.storage import write_json
+from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Reproduction
 
 
 def made(**changes: Any) -> Reproduction:

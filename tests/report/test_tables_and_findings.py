@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from signalprop.architecture import Architecture
-from signalprop.comparison import compare
+from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
-from signalprop.profile import Profile, Series
 from signalprop.report import findings, tables
+from signalprop.results.comparison import compare
+from signalprop.results.profile import Profile, Series
 from signalprop.schemes import scheme
 
 

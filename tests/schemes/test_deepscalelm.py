@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.activations import ACTIVATIONS, dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import ACTIVATIONS, dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from signalprop.schemes.deepscalelm import DeepScaleLM, feed_forward_std, input_correlations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from signalprop.architecture import Architecture
+from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.schemes import SCHEMES, scheme
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import LEARNING_RATES, ROLES, Parametrization, role_mask
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import LEARNING_RATES, ROLES, Parametrization, role_mask
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 from strategies import architectures

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import PLACEMENTS, ROLES, Parametrization, role_mask
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import PLACEMENTS, ROLES, Parametrization, role_mask
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from signalprop.schemes.norms import Admin, DeepNorm
 from strategies import architectures
@@ -154,9 +154,9 @@ class TestAdmin:
 
     def test_a_measured_profile(self) -> None:
         torch = pytest.importorskip("torch")
-        from signalprop.data import Batch
+        from signalprop.data.batches import Batch
+        from signalprop.measurement import measure
         from signalprop.models import build
-        from signalprop.probes import measure
 
         a = Architecture(n_layers=6, d_model=256, norm_placement="post", dropout=0.1, vocab_size=100, seq_len=64)
         draws = np.random.default_rng(0)

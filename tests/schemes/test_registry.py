@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import ROLES, Parametrization, role_mask
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import ROLES, Parametrization, role_mask
 from signalprop.prediction import predict
 from signalprop.schemes import SCHEMES, Scheme, register, scheme
 from signalprop.schemes.base import fill, positive, xavier_std

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import PLACEMENTS, Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile, Series
+from signalprop.results.profile import Profile, Series
 from signalprop.schemes import scheme
 from signalprop.schemes.residual import fan_in_std
 from signalprop.theory.blocks import Rows

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kernels.transforms import dks, tat
-from signalprop.parametrization import PLACEMENTS, Parametrization
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from strategies import architectures
 
@@ -350,9 +350,9 @@ class TestSpaSignal:
     def test_a_random_network_does_what_is_predicted(self, a: Architecture, name: str) -> None:
         """DKS, plain and gated, over 24 layers without skips and norms, where SiLU would have lost its gradient."""
         torch = pytest.importorskip("torch")
-        from signalprop.data import Batch
+        from signalprop.data.batches import Batch
+        from signalprop.measurement import measure
         from signalprop.models import build
-        from signalprop.probes import measure
 
         draws = np.random.default_rng(0)
         batch = Batch(tokens=draws.integers(0, 500, (2, 64)), targets=draws.integers(0, 500, (2, 64)))
@@ -461,9 +461,9 @@ class TestSignal:
     def test_in_a_random_network_variance_is_kept_exactly(self) -> None:
         """Orthogonal values and outputs keep the length of every token: no error that falls with width only."""
         torch = pytest.importorskip("torch")
-        from signalprop.data import Batch
+        from signalprop.data.batches import Batch
+        from signalprop.measurement import measure
         from signalprop.models import build
-        from signalprop.probes import measure
 
         draws = np.random.default_rng(0)
         batch = Batch(tokens=draws.integers(0, 32_000, (2, 32)), targets=draws.integers(0, 32_000, (2, 32)))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
+from signalprop import read_parametrization
 from signalprop.errors import InputError
-from signalprop.inputs import zipf
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import zipf
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import SCHEMES, scheme
 from signalprop.theory.embedding import embed
 
@@ -231,7 +232,7 @@ def test_transformers_draws_what_the_table_says(case: str) -> None:
     torch.manual_seed(0)
     model = getattr(transformers, model_class)(getattr(transformers, config_class)(**fields))
     wanted = scheme("huggingface")(Architecture.from_hf(model))
-    found = Parametrization.from_model(model)
+    found = read_parametrization(model)
     sizes = {role: column.size for role, column in found.weights.items()}
     assert sizes == {role: column.size for role, column in wanted.weights.items()}
     a = wanted.architecture
@@ -259,7 +260,7 @@ def test_transformers_draws_what_the_table_says(case: str) -> None:
 
 def test_a_family_that_is_not_known() -> None:
     for family in (None, "mamba"):
-        with pytest.raises(InputError, match="known: gpt2, t5, bert") as caught:
+        with pytest.raises(InputError, match="known: bart, bert, deit") as caught:
             scheme("huggingface")(GROUPED.replace(family=family))
         assert "\n" not in str(caught.value)
 

@@ -12,17 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
+from signalprop import read_parametrization
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
+from signalprop.measurement.simulation import simulate
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.transformer import build, surroundings
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory.bounds import (
     depth_bounds,
     growth_exponent,
@@ -617,7 +618,7 @@ def test_bounds_stand_beside_variances() -> None:
         found = depth_bounds(p, profile)
         assert (found.log_variance <= found.log_aligned + 1e-9).all()
         np.testing.assert_allclose(found.log_variance, found.log_uncorrelated, atol=0.1)
-    live = Parametrization.from_model(build(p, seed=0))
+    live = read_parametrization(build(p, seed=0))
     of_model = depth_bounds(live, simulate(p, WHITE, n_seeds=1, backward=False))
     np.testing.assert_allclose(of_model.log_factor, found.log_factor, rtol=0.05)
     assert found.to_json()["log_bound"] == found.log_bound.tolist()

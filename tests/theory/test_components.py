@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from signalprop.activations import ACTIVATIONS
 from signalprop.errors import InputError
-from signalprop.moments import Moments
+from signalprop.network.activations import ACTIVATIONS
+from signalprop.network.moments import Moments
 from signalprop.theory import components as c
 
 SAMPLES = 40_000

@@ -9,10 +9,10 @@ import pytest
 
 import signalprop as sp
 from signalprop.kernels.shaping import uniform_kernel
-from signalprop.reproduce.correlation import ffn_map, ffn_polynomial
 from signalprop.theory import attention
 from signalprop.theory.growth import relative_strength
 from signalprop.theory.softmax import softmax_moments
+from signalprop_lab.reproductions.correlation import ffn_map, ffn_polynomial
 
 # --- Transformers Get Stable ------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
 from signalprop.schemes import scheme
 from signalprop.theory.growth import Growth, fixed_point, growth_order, growth_orders, relative_strength
 from signalprop.theory.network import predict_moments

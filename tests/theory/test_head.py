@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
-from signalprop.data import text_batch
+from signalprop.data.batches import text_batch
+from signalprop.measurement.simulation import simulate
+from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory.head import gradient_at_top, top_gradient
 
 TOKENS = np.array([3, 5, 3, 7, 5, 9, 3, 1, 1, 8])

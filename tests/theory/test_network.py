@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
-from signalprop.data import Batch, image_batch, text_batch
+from signalprop.data.batches import Batch, image_batch, text_batch
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization
+from signalprop.measurement.simulation import simulate
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory import attention
 from signalprop.theory.network import predict_moments, sensitivity_gain
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.architecture import Architecture
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile, Series
+from signalprop.measurement.simulation import simulate
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile, Series
 from signalprop.schemes import scheme
-from signalprop.simulation import simulate
 from signalprop.theory.growth import fixed_point
 from signalprop.theory.network import predict_moments
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
-from signalprop.moments import Moments
+from signalprop.network.moments import Moments
 from signalprop.theory.softmax import (
     asymptotic_softmax_moments,
     exact_softmax_moments,

@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -17,24 +18,17 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.diagnose import diagnose
-from signalprop.cli.explore import explore
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.predict import predict
 from signalprop.cli.report import report
-from signalprop.cli.reproduce import reproduce
 from signalprop.cli.schemes import schemes
-from signalprop.cli.sweep import sweep
-from signalprop.cli.train import train
-from signalprop.cli.verify import verify
 from signalprop.errors import InputError, MissingExtra, as_line
 
 INTERRUPTED, TERMINATED = 130, 143
-COMMANDS = (
-    predict, measure, compare, verify, apply, check, fold, kernel, diagnose, train, sweep, report, explore, reproduce,
-    schemes, compute,
-)  # fmt: skip
+COMMANDS = (predict, measure, compare, apply, check, fold, kernel, diagnose, report, schemes, compute)
+GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 
 
 def _root(
@@ -49,7 +43,7 @@ def _root(
         typer.echo(context.get_help())
 
 
-def _app(commands: Sequence[Callable[..., None]]) -> typer.Typer:
+def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
     """The command line with these commands."""
     made = typer.Typer(
         name="signalprop",
@@ -65,7 +59,16 @@ def _app(commands: Sequence[Callable[..., None]]) -> typer.Typer:
     return made
 
 
-app = _app(COMMANDS)
+def all_commands() -> list[Callable[..., None]]:
+    """Our own commands, and those of installed packages in the order of their names."""
+    others = sorted(entry_points(group=GROUP), key=lambda found: found.name)
+    return [*COMMANDS, *(found.load() for found in others)]
+
+
+def _named(name: str) -> list[Callable[..., None]]:
+    """The command of this name: reading the options of all takes longer than a small prediction."""
+    own = [command for command in COMMANDS if command.__name__ == name]
+    return own or [found.load() for found in entry_points(group=GROUP, name=name)]
 
 
 def main() -> None:
@@ -78,10 +81,9 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run with these arguments; the exit status."""
     warnings.showwarning = _one_line  # type: ignore[assignment]
-    # reading the options of every command takes longer than a small prediction: only of the one that is named
-    named = [command for command in COMMANDS if command.__name__ == arguments[0]] if arguments else []
     try:
-        result = (_app(named) if named else app)(args=arguments, prog_name="signalprop", standalone_mode=False)
+        named = _named(arguments[0]) if arguments else []
+        result = command_line(named or all_commands())(args=arguments, prog_name="signalprop", standalone_mode=False)
         if sys.stdout is not None:  # none: it was closed before the start
             sys.stdout.flush()
     except (InputError, MissingExtra) as error:

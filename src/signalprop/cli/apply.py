@@ -54,8 +54,8 @@ def apply(
     checkpoints.check_out(out)
     wanted = opt.scheme_or_table(scheme, option)
     require("torch", "models")
-    from signalprop import surgery
-    from signalprop.surgery.record import the_record
+    from signalprop import repair as surgery
+    from signalprop.repair.record import the_record
 
     hint = "leave --keep-weights out to draw new ones"
     model = load_model(directory, random_init=not keep_weights, seed=seed, hint=hint)

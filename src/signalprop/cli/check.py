@@ -40,12 +40,12 @@ def check(
     """
     from signalprop.cli.loading import load_model
     from signalprop.errors import require
-    from signalprop.report.checks import check_table
+    from signalprop.repair.check_table import check_table
 
     output.check_outputs(json_file)
     wanted = opt.scheme_or_table(scheme, option)
     require("torch", "models")
-    from signalprop.surgery.checking import check as checked
+    from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)

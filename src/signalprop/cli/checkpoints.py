@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from signalprop.errors import InputError
-from signalprop.storage import written_whole as written_whole
+from signalprop.files.storage import written_whole as written_whole
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
     """Logits, or what else the model gives out first, in evaluation mode."""
     import torch
 
-    from signalprop.probes.recording import evaluating
+    from signalprop.attachment.live_model import evaluating
 
     with evaluating(model), torch.no_grad():
         out: Any = model(**arguments)
@@ -77,15 +77,15 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     """One sequence of a few random tokens (or an image, or frames) as the model's arguments."""
-    from signalprop.probes.families import mapping_for
-    from signalprop.surgery.observing import arguments_for
+    from signalprop.attachment.families import mapping_for
+    from signalprop.repair.tape import arguments_for
 
     return arguments_for(model, mapping_for(model, None), None)
 
 
 def fold_into(model: nn.Module, dtype: torch.dtype, folder: Path) -> float:
     """Fold a model, save it in a folder in the given type, and read it back: see `folded_error`."""
-    from signalprop.surgery import fold
+    from signalprop.repair import fold
 
     arguments = tiny_arguments(model)
     before = first_output(model, arguments)

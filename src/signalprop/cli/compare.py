@@ -12,9 +12,9 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 if TYPE_CHECKING:
-    from signalprop.parametrization import Parametrization
+    from signalprop.network.parametrization import Parametrization
     from signalprop.prediction import Fidelity
-    from signalprop.profile import Profile
+    from signalprop.results.profile import Profile
 
 REPORT = "signalprop-comparison.html"
 # Above this many weights in one network, networks are drawn layer by layer instead of built whole (4 bytes each).
@@ -88,10 +88,10 @@ def compare(
     Example:
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
-    from signalprop.comparison import compare as compared
     from signalprop.errors import InputError, require
     from signalprop.prediction import check_fidelity
     from signalprop.report import findings, tables
+    from signalprop.results.comparison import compare as compared
 
     output.check_outputs(json_file, plot)
     page = output.report_file(report, no_report, json_file, REPORT)
@@ -141,12 +141,12 @@ def _built(p: Parametrization, run: _Run) -> _Outcome:
     import torch
 
     from signalprop.cli.loading import model_batch, with_gradient
-    from signalprop.compute import count_parameters
+    from signalprop.measurement import measure
+    from signalprop.measurement.simulation import simulate
     from signalprop.models import build
+    from signalprop.network.cost import count_parameters
     from signalprop.prediction import predict
-    from signalprop.probes import measure
-    from signalprop.profile import average
-    from signalprop.simulation import simulate
+    from signalprop.results.profile import average
 
     backward, notes = with_gradient(p.architecture, run.backward)
     batch, read = model_batch(p.architecture, None, run.text, run.batch_size, run.seed)
@@ -168,11 +168,11 @@ def _built(p: Parametrization, run: _Run) -> _Outcome:
 
 def _as_is(directory: Path, changed: dict[str, Any], run: _Run) -> _Outcome:
     """Measure a directory's own model on several batches, and predict from its live weights and all the batches."""
+    from signalprop.attachment.parametrization_of import read_parametrization
     from signalprop.cli.loading import architecture_of, load_model, model_batch, pooled, with_gradient
+    from signalprop.measurement import measure
     from signalprop.prediction import predict
-    from signalprop.probes import measure
-    from signalprop.probes.reading import read_parametrization
-    from signalprop.profile import average
+    from signalprop.results.profile import average
 
     model = load_model(directory, random_init=False, seed=run.seed).eval()
     # dropout is off in a checkpoint that is measured, so it is off in the prediction

@@ -35,8 +35,8 @@ def compute(
     Example:
       signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
     """
-    from signalprop.compute import count_parameters, train_flops
-    from signalprop.report.tables import text_table
+    from signalprop.network.cost import count_parameters, train_flops
+    from signalprop.results.text import text_table
 
     output.check_outputs(json_file)
     changed = opt.changes(

@@ -17,11 +17,11 @@ from signalprop.errors import as_line
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.data import Batch
+    from signalprop.attachment.mapping import Mapping
+    from signalprop.data.batches import Batch
     from signalprop.diagnosis.kept import Kept
     from signalprop.diagnosis.loading import Loaded
     from signalprop.diagnosis.result import Diagnosis, Estimate
-    from signalprop.probes.mapping import Mapping
 
 REPORT = "signalprop-diagnosis.html"
 # Where removals and casts stay meanwhile, if no --json FILE gives the name.
@@ -211,9 +211,9 @@ def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     from signalprop.errors import require
 
     require("torch", "models")
+    from signalprop.attachment.families import mapping_for
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
-    from signalprop.probes.families import mapping_for
 
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
     mapping = mapping_for(loaded.model, None)

@@ -25,9 +25,9 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
     checkpoints.check_out(out)
     require("torch", "models")
     require("transformers", "models")
-    from signalprop import surgery
+    from signalprop import repair as surgery
     from signalprop.diagnosis.loading import quiet
-    from signalprop.surgery.record import the_record
+    from signalprop.repair.record import the_record
 
     quiet()
     model = surgery.load(directory)

@@ -14,12 +14,12 @@ import typer
 from signalprop.cli import options as opt
 from signalprop.cli import output
 from signalprop.errors import InputError
-from signalprop.storage import write_bytes
+from signalprop.files.storage import write_bytes
 
 if TYPE_CHECKING:
-    from signalprop.inputs import InputStatistics
     from signalprop.kernels.trace import Matrices, Trace
-    from signalprop.parametrization import Parametrization
+    from signalprop.network.inputs import InputStatistics
+    from signalprop.network.parametrization import Parametrization
 
 SCHEMA = "signalprop/kernel/1"
 GALLERY = "gallery"
@@ -248,9 +248,9 @@ def _distinct(names: list[str]) -> list[str]:
 
 def _statistics(p: Parametrization, read: _Input) -> InputStatistics:
     """What a network reads."""
-    from signalprop.data import default_batch, default_statistics
-    from signalprop.inputs import from_tokens
+    from signalprop.data.batches import default_batch, default_statistics
     from signalprop.kernels.inputs import sampled_tokens
+    from signalprop.network.inputs import from_tokens
 
     a = p.architecture
     usual = default_statistics(a)

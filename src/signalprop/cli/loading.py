@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.architecture import Architecture
 from signalprop.cli.options import shortened
-from signalprop.data import MASK, Batch, image_batch, load_text, text_batch, word_ids
+from signalprop.data.batches import MASK, Batch, image_batch, load_text, text_batch, word_ids
 from signalprop.diagnosis.loading import first_line, folder_of
 from signalprop.errors import InputError, require
-from signalprop.inputs import IntArray
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import IntArray
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +50,7 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | No
     Raises:
         InputError: an unknown family, or more tokens than the model has positions for.
     """
-    from signalprop.probes.families import mapping_for
+    from signalprop.attachment.families import mapping_for
 
     a = mapping_for(model, None).architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":

@@ -14,7 +14,7 @@ from signalprop.cli import output
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.architecture import Architecture
+    from signalprop.network.architecture import Architecture
 
 
 def measure(
@@ -63,8 +63,8 @@ def measure(
     """
     from signalprop.cli.loading import architecture_of, load_model, model_batch, with_gradient
     from signalprop.errors import InputError, require
-    from signalprop.profile import average
     from signalprop.report import findings, tables
+    from signalprop.results.profile import average
 
     output.check_outputs(json_file, plot)
     changed = opt.changes(
@@ -80,8 +80,8 @@ def measure(
     require("torch", "models")
     import torch
 
+    from signalprop.measurement import measure as measured
     from signalprop.models import build
-    from signalprop.probes import measure as measured
 
     def subject(k: int) -> tuple[nn.Module, Architecture, str]:
         """The k-th model, the architecture that its batch is made for, and the name of its initialisation."""

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from signalprop.architecture import Architecture
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.parametrization import SCHEMA, Parametrization
+from signalprop.files.storage import read_json
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.schemes import Scheme, scheme
-from signalprop.storage import read_json
 
 Arch = Annotated[
     str,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from signalprop.errors import InputError, MissingExtra, as_line, printable, require
-from signalprop.storage import write_json
+from signalprop.files.storage import write_json
 
 if TYPE_CHECKING:
-    from signalprop.comparison import Comparison
-    from signalprop.profile import Profile
     from signalprop.report.html import Item
+    from signalprop.results.comparison import Comparison
+    from signalprop.results.profile import Profile
 
 # Where `signalprop report` writes its page unless it is told.
 REPORT = "signalprop-report.html"

@@ -10,9 +10,9 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 if TYPE_CHECKING:
-    from signalprop.inputs import InputStatistics
-    from signalprop.parametrization import Parametrization
-    from signalprop.profile import Profile
+    from signalprop.network.inputs import InputStatistics
+    from signalprop.network.parametrization import Parametrization
+    from signalprop.results.profile import Profile
 
 
 def predict(
@@ -48,7 +48,7 @@ def predict(
     Example:
       signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
     """
-    from signalprop.data import default_batch
+    from signalprop.data.batches import default_batch
     from signalprop.prediction import check_fidelity
     from signalprop.prediction import predict as predicted
     from signalprop.report import findings, tables
@@ -79,11 +79,11 @@ def _simulated(
     p: Parametrization, inputs: InputStatistics | None, seeds: int, seed: int, batch_size: int, backward: bool
 ) -> Profile:
     """As `signalprop.prediction.predict` at fidelity simulate, with all that simulations have to choose."""
-    from signalprop.data import default_statistics
+    from signalprop.data.batches import default_statistics
     from signalprop.errors import require
 
     require("torch", "models")
-    from signalprop.simulation import simulate
+    from signalprop.measurement.simulation import simulate
 
     with output.progress("simulating") as step:
         return simulate(

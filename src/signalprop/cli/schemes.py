@@ -13,7 +13,7 @@ from signalprop.cli import output
 from signalprop.errors import InputError
 
 if TYPE_CHECKING:
-    from signalprop.architecture import Architecture
+    from signalprop.network.architecture import Architecture
 
 SCHEMA = "signalprop/schemes/1"
 
@@ -83,7 +83,7 @@ def _show_table(
 
 def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:
     """Add the prediction for an architecture to every scheme, or the reason why it refuses."""
-    from signalprop.data import default_statistics
+    from signalprop.data.batches import default_statistics
     from signalprop.prediction import predict
     from signalprop.schemes import scheme
 
@@ -108,14 +108,14 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:
-    from signalprop.report.tables import text_table
+    from signalprop.results.text import text_table
 
     rows = [[key, item["summary"], _options(item), item["paper"]] for key, item in everything.items()]
     return text_table(["scheme", "what it does", "options", "source"], rows, left=4)
 
 
 def _compared(everything: dict[str, dict[str, Any]]) -> str:
-    from signalprop.report.tables import number, text_table
+    from signalprop.results.text import number, text_table
 
     columns = ("input_variance", "stream_variance", "token_correlation", "gradient_ratio", "sensitivity")
     found = {name: item["prediction"] for name, item in everything.items()}

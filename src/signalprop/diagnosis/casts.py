@@ -17,16 +17,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping, find_any, split
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
 from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
-from signalprop.probes.mapping import Mapping, find_any, split
-from signalprop.probes.measuring import arguments_of
-from signalprop.probes.recording import first_tensor, uncompiled
+from signalprop.measurement.measuring import arguments_of
+from signalprop.watching.recording import first_tensor, uncompiled
 
 Of = Literal["weights", "activations", "both"]
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")

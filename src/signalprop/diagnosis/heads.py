@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from signalprop.attachment.mapping import SublayerMap, find_any, split
+from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.diagnosis.result import Numbers, number
-from signalprop.moments import FloatArray
-from signalprop.probes.mapping import SublayerMap, find_any, split
-from signalprop.probes.reading import is_transposed
-from signalprop.probes.recording import first_tensor
+from signalprop.network.moments import FloatArray
+from signalprop.watching.recording import first_tensor
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time
 _HIDDEN = -1e4  # below every score and every bias; what masks add to hide a key lies far below it

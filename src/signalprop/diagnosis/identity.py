@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
 from signalprop.diagnosis.result import Estimate, Identity, Number, number
 from signalprop.errors import InputError
-from signalprop.probes.mapping import Mapping
-from signalprop.probes.measuring import arguments_of
-from signalprop.probes.recording import first_tensor, uncompiled
+from signalprop.measurement.measuring import arguments_of
+from signalprop.watching.recording import first_tensor, uncompiled
 
 
 class _Streams:

@@ -16,8 +16,8 @@ import numpy as np
 from signalprop.data import Batch
 from signalprop.diagnosis.result import tuples
 from signalprop.errors import InputError
-from signalprop.storage import finite, read_text, write_text
-from signalprop.validation import Value
+from signalprop.files.storage import finite, read_text, write_text
+from signalprop.files.validation import Value
 
 SCHEMA = "signalprop/kept/1"
 _SAME_LOSS = 1e-4  # relative: another number of threads adds in another order, another model is further off

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping, find
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.layout import Layout, layer_starts, layout
-from signalprop.probes.mapping import Mapping, find
+from signalprop.network.layout import Layout, layer_starts, layout
 
 Progress = Callable[[int, int], None]
 
@@ -25,7 +25,7 @@ def groups(rows: Layout) -> list[list[int]]:
 
 
 def stacks_of(mapping: Mapping) -> list[int]:
-    """The stack of every layer: index into `signalprop.layout.STACKS`."""
+    """The stack of every layer: index into `signalprop.network.layout.STACKS`."""
     rows = layout(mapping.architecture)
     return [int(rows.stack[group[0]]) for group in groups(rows)]
 

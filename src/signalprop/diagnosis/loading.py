@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from signalprop import checkpoint_loading
-from signalprop.checkpoint_folder import check_folder
 from signalprop.errors import InputError, release, require
-from signalprop.storage import check_regular
+from signalprop.files.checkpoint_folder import check_folder
+from signalprop.files.storage import check_regular
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,8 +99,8 @@ def read_model(
     if isinstance(place, Path):
         check_folder(place, trust_remote_code=trust_remote_code)
     if isinstance(place, Path) and (place / "signalprop.json").is_file():
-        from signalprop.surgery import initialize
-        from signalprop.surgery import load as load_applied
+        from signalprop.repair import initialize
+        from signalprop.repair import load as load_applied
 
         applied = load_applied(place)
         if dtype != "auto":

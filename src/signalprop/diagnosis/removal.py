@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping, find
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.result import Estimate, Removal, Removed, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
-from signalprop.probes.mapping import Mapping, find
-from signalprop.storage import written_whole
-from signalprop.surgery.record import record_of
+from signalprop.files.storage import written_whole
+from signalprop.repair.record import record_of
 
 # Lists in a config that hold one entry per layer.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")

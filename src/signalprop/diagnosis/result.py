@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
-from signalprop.storage import finite, read_json, write_json
-from signalprop.validation import Value
+from signalprop.files.storage import finite, read_json, write_json
+from signalprop.files.validation import Value
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None

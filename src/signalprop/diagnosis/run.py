@@ -7,7 +7,10 @@ from functools import partial
 
 from torch import nn
 
-from signalprop.data import Batch
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import evaluating, unwrapped
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import FORMATS, Of, casts
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.kept import Kept, digest, result_of
@@ -19,10 +22,7 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
-from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import evaluating, unwrapped
-from signalprop.surgery.record import record_of
+from signalprop.repair.record import record_of
 
 Stage = Callable[[str, int, int], None]
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean

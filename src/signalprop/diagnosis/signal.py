@@ -17,19 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, find_any, plan, reading_maps
+from signalprop.attachment.mapping import number as multiplier_of
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import Positions, Progress, groups, run, sequences
 from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.errors import InputError
-from signalprop.layout import KINDS, PLACEMENTS, STACKS
-from signalprop.moments import FloatArray
-from signalprop.probes.mapping import Mapping, Plan, SublayerMap, find_any, plan, reading_maps
-from signalprop.probes.mapping import number as multiplier_of
-from signalprop.probes.measuring import arguments_of, lent_gradients, loss_of
-from signalprop.probes.recording import Recorder, first_tensor, uncompiled
-from signalprop.probes.reduction import Padding, collect, moments
-from signalprop.probes.result import factor_of, site_of, tables
+from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
+from signalprop.measurement.result import factor_of, site_of, tables
+from signalprop.network.layout import KINDS, PLACEMENTS, STACKS
+from signalprop.network.moments import FloatArray
+from signalprop.watching.recording import Recorder, first_tensor, uncompiled
+from signalprop.watching.reduction import Padding, collect, moments
 
 # Tokens whose kernel's eigenvalues are taken: the work grows with their cube.
 _RANK_TOKENS = 512

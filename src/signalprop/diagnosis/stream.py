@@ -19,16 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.architecture import ADDED, Architecture
-from signalprop.data import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import evaluating, placed, unwrapped
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
+from signalprop.data.texts import Piece, pieces
 from signalprop.diagnosis.result import number
 from signalprop.errors import InputError
-from signalprop.inputs import IntArray
-from signalprop.moments import FloatArray
-from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import evaluating, placed, unwrapped
-from signalprop.readers import Piece, pieces
+from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.inputs import IntArray
+from signalprop.network.moments import FloatArray
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence

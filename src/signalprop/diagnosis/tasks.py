@@ -19,8 +19,8 @@ from torch import nn
 
 from signalprop.diagnosis.result import Estimate
 from signalprop.errors import InputError, require
-from signalprop.storage import read_text
-from signalprop.validation import Value
+from signalprop.files.storage import read_text
+from signalprop.files.validation import Value
 
 
 class Question(Value):

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.theory.bounds import growth_exponent
 
 # Layers on either side that a layer's weights are compared with.

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from signalprop.attachment.mapping import Mapping, find_any, split
+from signalprop.attachment.parametrization_of import is_transposed, read_parametrization
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.layout import KINDS, ROLES, STACKS, layout, roles_of
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import KINDS, ROLES, STACKS, layout, roles_of
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.probes.mapping import Mapping, find_any, split
-from signalprop.probes.reading import is_transposed, read_parametrization
 
 
 def live_weights(

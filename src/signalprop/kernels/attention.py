@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.theory.softmax import softmax_moments
 
 _NODES = 20

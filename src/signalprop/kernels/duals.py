@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from signalprop.activations import Activation, Hermite, activation, central_dual, dual, hermite, numbers_of
-from signalprop.moments import Array, FloatArray
+from signalprop.network.activations import Activation, Hermite, activation, central_dual, dual, hermite, numbers_of
+from signalprop.network.moments import Array, FloatArray
 
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5

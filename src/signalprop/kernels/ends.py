@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics, IntArray, collision_probability
 from signalprop.kernels.state import State
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, IntArray, collision_probability
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import coincidences, top_gradient
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.architecture import Architecture, Placement
-from signalprop.ends import Embedding
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
 from signalprop.kernels.trace import attention_only
-from signalprop.layout import KINDS
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization, Shaping, blank
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.embedding_and_head import Embedding
+from signalprop.network.layout import KINDS
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization, Shaping, blank
 
 HEADS = 8
 # What the paper uses where it does not say otherwise (section 3, appendix H.2).

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.inputs import IntArray
-from signalprop.moments import FloatArray
-from signalprop.storage import read_array, read_json
+from signalprop.files.storage import read_array, read_json
+from signalprop.network.inputs import IntArray
+from signalprop.network.moments import FloatArray
 
 # Rounding of single-precision products, relative to the largest entry: asymmetry and negative eigenvalues up to this.
 _ROUNDING = 1e-5

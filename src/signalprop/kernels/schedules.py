@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
 from signalprop.kernels.shaping import gamma_of
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 
 
 class Filter(NamedTuple):

@@ -17,9 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
-from signalprop.activations import dual
 from signalprop.errors import InputError
-from signalprop.moments import FloatArray
+from signalprop.network.activations import dual
+from signalprop.network.moments import FloatArray
 
 # Rows that are filtered as one matrix product.
 _CHUNK = 32

@@ -23,9 +23,9 @@ from signalprop.kernels.shaping import (
     uniform_kernel,
 )
 from signalprop.kernels.state import State, inverse_roots
-from signalprop.layout import KINDS, PLACEMENTS, STACKS
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.layout import KINDS, PLACEMENTS, STACKS
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.theory import blocks
 
 PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich", "res-post"))

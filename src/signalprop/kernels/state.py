@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 
 
 def inverse_roots(diagonal: FloatArray) -> FloatArray:

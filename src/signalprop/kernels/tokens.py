@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
+from signalprop.files.limits import check_fits
 from signalprop.kernels.ends import input_kernel, sequences, top_kernel
 from signalprop.kernels.stack import RES_POST, SANDWICH, Stack
 from signalprop.kernels.state import State, inverse_roots
-from signalprop.memory import check_fits
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
-from signalprop.profile import POINTS, Profile, Series
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import POINTS, Profile, Series
 from signalprop.theory.network import sensitivity_gain, token_share
 
 # Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers

@@ -15,18 +15,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kernels.ends import input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, inverse_roots
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
-from signalprop.layout import KINDS, PLACEMENTS, layer_starts
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import KINDS, PLACEMENTS, layer_starts
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
 
 Matrices = Literal["both", "forward", "none"]
 LAGS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

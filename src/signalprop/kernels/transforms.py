@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from signalprop.activations import Activation, activation, dual, kinked
 from signalprop.errors import InputError
-from signalprop.moments import FloatArray
+from signalprop.network.activations import Activation, activation, dual, kinked
+from signalprop.network.moments import FloatArray
 
 # The trapezoid rule on a Gaussian: its error is exp(-2 pi delta / step) with delta the distance from the real axis to
 # the nearest pole of f(a z + b): 0.2 for softplus at a = 14, the largest that 5 layers and more lead to.

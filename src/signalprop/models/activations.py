@@ -1,4 +1,4 @@
-"""The activations of `signalprop.activations` as PyTorch functions of one tensor."""
+"""The activations of `signalprop.network.activations` as PyTorch functions of one tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalprop.activations import activation, numbers_of
+from signalprop.network.activations import activation, numbers_of
 
 TorchFunction = Callable[[Tensor], Tensor]
 
@@ -75,7 +75,7 @@ def _by_numpy(x: Tensor, name: str) -> Tensor:
 def torch_activation(name: str) -> TorchFunction:
     """The PyTorch function of a registered activation or of an alias.
 
-    One that was added with `signalprop.activations.register` runs through its NumPy functions: right, but
+    One that was added with `signalprop.network.activations.register` runs through its NumPy functions: right, but
     slow, and without second derivatives.
 
     Raises:

@@ -14,7 +14,7 @@ from signalprop.errors import InputError
 from signalprop.models.activations import torch_activation
 from signalprop.models.sublayers import make_norm
 from signalprop.models.weights import Convolution, Linear, Table, draw
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization
 
 _BUCKETS, _MAX_DISTANCE = 32, 128  # T5's (Raffel et al. 2020, section 2.1)
 

@@ -21,7 +21,7 @@ from signalprop.models.shaping import TorchShape
 from signalprop.models.sublayers import Sublayer, Surroundings, make_sublayer
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization
 
 # Bytes of stream inputs that are kept for the backward pass; deeper stacks keep one per sqrt(n_layers) layers.
 STREAM_MEMORY = 2**30

@@ -29,7 +29,7 @@ from signalprop.kernels.shaping import (
     BidirectionalUSPA,
     Calibrated,
 )
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 
 # Stands for log 0. A finite number: with -inf a row that sees nothing would be NaN.
 LOW = -1e30

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
 from signalprop.kernels.stack import attention_shapes
 from signalprop.models.activations import torch_activation
 from signalprop.models.shaping import Positions, TorchShape, shaped_attention, torch_shape
 from signalprop.models.weights import Linear, draw
-from signalprop.parametrization import (
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import (
     ATTENTION_ROLES,
     FEED_FORWARD_ROLES,
     PLACEMENTS,

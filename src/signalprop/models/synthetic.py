@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from signalprop.architecture import Architecture
-from signalprop.data import Batch
-from signalprop.inputs import InputStatistics, IntArray
-from signalprop.moments import FloatArray
+from signalprop.data.batches import Batch
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.network.moments import FloatArray
 
 
 @lru_cache(maxsize=8)

@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.architecture import ADDED, Architecture
-from signalprop.compute import count_parameters
-from signalprop.data import Batch
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.memory import check_fits
+from signalprop.files.limits import check_fits
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import (
@@ -27,10 +25,12 @@ from signalprop.models.sublayers import (
     rotation_table,
     torch_shapes,
 )
-from signalprop.parametrization import ROLES, STACKS, Parametrization
+from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.cost import count_parameters
+from signalprop.network.parametrization import ROLES, STACKS, Parametrization
 
 if TYPE_CHECKING:
-    from signalprop.probes.mapping import Mapping
+    from signalprop.attachment.mapping import Mapping
 
 
 @dataclass
@@ -199,8 +199,8 @@ class Transformer(nn.Module):
         return [sublayer for stack in stacks for sublayer in stack.sublayers]  # type: ignore[misc]
 
     def signalprop_mapping(self) -> Mapping:
-        """Where the signal runs, for `signalprop.probes.measure`."""
-        from signalprop.probes.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap
+        """Where the signal runs, for `sp.measure`."""
+        from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap
 
         paths = [
             f"{stack.name}.sublayers.{i}"
@@ -318,7 +318,7 @@ def build(
 ) -> Transformer:
     """The PyTorch network that a parametrization describes, with freshly drawn weights, in training mode.
 
-    The same seed gives the same weights in every precision, and the same as `signalprop.simulation.simulate` draws
+    The same seed gives the same weights in every precision, and the same as `sp.simulate` draws
     layer by layer. Without a seed one is taken from PyTorch's global generator. Memory: all weights, on the CPU, as
     `dtype`.
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.architecture import Architecture
-from signalprop.data import Batch
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import Recorder
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.watching.recording import Recorder
 
 
 class Arguments:

@@ -14,12 +14,12 @@ import numpy as np
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.verdict import ranges
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.layout import layout
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layout
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.profile import Profile
+from signalprop.results.profile import Profile
 from signalprop.theory.bounds import depth_bounds, nearness
 
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from signalprop.attachment.families import mapping_for
 from signalprop.errors import InputError, MissingExtra
 from signalprop.monitoring.monitor import SignalMonitor
-from signalprop.probes.families import mapping_for
 
 
 def _callback_class() -> Any:

@@ -19,22 +19,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from signalprop.data import Batch
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.mapping import Mapping, plan
+from signalprop.attachment.parametrization_of import read_parametrization
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import groups, layer_modules
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.layout import layout
+from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, named
 from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
-from signalprop.parametrization import Parametrization
-from signalprop.probes.families import mapping_for
-from signalprop.probes.mapping import Mapping, plan
-from signalprop.probes.reading import read_parametrization
-from signalprop.probes.recording import Recorder, unwrapped
-from signalprop.probes.result import not_finite, profile_of, tables
-from signalprop.profile import Profile
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layout
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
 from signalprop.theory.bounds import growth_exponent
+from signalprop.watching.recording import Recorder
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")

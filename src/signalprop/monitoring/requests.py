@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from signalprop.data import Batch
+from signalprop.attachment.live_model import evaluating
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import casts
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.removal import removal
 from signalprop.diagnosis.result import LayerSignal, Number
 from signalprop.diagnosis.signal import observe
-from signalprop.probes.mapping import Mapping
-from signalprop.probes.recording import evaluating
 
 Layers = dict[str, list[Number]]
 _OF_SIGNAL = ("attention", "rank", "alignment", "outliers")

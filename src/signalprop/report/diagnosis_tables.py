@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from signalprop.diagnosis.result import Diagnosis, Estimate, Number
-from signalprop.report.tables import number, text_table
+from signalprop.results.text import number, text_table
 
 _WIDTH = 110
 Rows = tuple[list[str], list[list[str]]]  # header and cells

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from signalprop.profile import Profile
-from signalprop.report.tables import number, variance
+from signalprop.report.tables import variance
+from signalprop.results.profile import Profile
+from signalprop.results.text import number
 
 # A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one
 # learning rate serves (the papers' deep vanilla models that fail to train are at 10^2 and beyond in variance).

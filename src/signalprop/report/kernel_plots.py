@@ -13,7 +13,7 @@ import numpy as np
 
 from signalprop.errors import InputError, require
 from signalprop.kernels.trace import Trace
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.report.plots import COLOURS
 
 _PANEL = 1.55  # inches

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from signalprop.kernels.trace import COLLAPSED_DISTANCE, COLLAPSED_RANK, KernelSeries, Trace
-from signalprop.report.tables import number, text_table
+from signalprop.results.text import number, text_table
 
 
 def table(traces: Mapping[str, Trace]) -> str:

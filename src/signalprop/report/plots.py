@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.comparison import Comparison
 from signalprop.errors import InputError, printable, require
-from signalprop.inputs import IntArray
-from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, STACKS, layout
-from signalprop.profile import Profile, Series
-from signalprop.storage import write_bytes
+from signalprop.files.storage import write_bytes
+from signalprop.network.inputs import IntArray
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import KINDS, STACKS, layout
+from signalprop.results.comparison import Comparison
+from signalprop.results.profile import Profile, Series
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's palette: told apart by every common kind of colour vision.

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from signalprop.comparison import Comparison
-from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, STACKS, layout
-from signalprop.profile import Profile, Series
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import KINDS, STACKS, layout
+from signalprop.results.comparison import Comparison
+from signalprop.results.profile import Profile, Series
+from signalprop.results.text import number, percent, text_table
 
 MAX_ROWS = 24
 _SHORT_KIND = {"attention": "attention", "cross_attention": "cross", "feed_forward": "ffn"}
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns padded to equal width: the first `left` to the left, the others to the right."""
-    lines = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-
-    def padded(line: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([padded(lines[0]), "  ".join("-" * width for width in widths), *map(padded, lines[1:])])
-
-
-def number(value: float | None) -> str:
-    """Four significant digits, short at any magnitude; `-` for None and NaN."""
-    if value is None or math.isnan(value):
-        return "-"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:#.4g}".rstrip(".")
-    return f"{value:.3e}"
 
 
 def variance(series: Series, index: int) -> str:
@@ -48,13 +24,6 @@ def variance(series: Series, index: int) -> str:
         whole = math.floor(exponent)
         return f"{10 ** (exponent - whole):.3f}e{whole:+d}"
     return number(plain)
-
-
-def percent(value: float | None) -> str:
-    """A relative error in per cent; `-` for None."""
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{100 * value:.2f} %" if value < 10 else f"{100 * value:.3g} %"
 
 
 def thinned(n: int, max_rows: int | None = MAX_ROWS) -> list[int]:

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, TypeVar, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.architecture import Architecture
-from signalprop.ends import LARGEST
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import FloatArray
-from signalprop.parametrization import Parametrization, Trainable, blank, fan, layout
+from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import LARGEST
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization, Trainable, blank, fan, layout
 
 __all__ = [
     "SCHEMES",
@@ -147,7 +147,7 @@ def fill(
 
     Args:
         architecture: that the rows describe. made_by: the scheme, whose name and options the table keeps.
-        std: by role (`signalprop.parametrization.ROLES`): a number, or one per sublayer; 0 for roles that are missing.
+        std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
     """
     weights = {f"weight__{role}": value for role, value in std.items()}

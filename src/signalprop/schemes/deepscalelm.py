@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, Embedding, Parametrization, Trainable, layout
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import KINDS, Embedding, Parametrization, Trainable, layout
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, layers_of_stack, one_of, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
@@ -138,7 +138,7 @@ def input_correlations(architecture: Architecture, inputs: InputStatistics | Non
     Raises:
         InputError: tokens are not positively correlated, so that attention would have variance 0.
     """
-    from signalprop.data import default_statistics
+    from signalprop.data.batches import default_statistics
     from signalprop.theory.embedding import embed
 
     a = architecture

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from signalprop.architecture import Architecture
-from signalprop.ends import Head
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import FloatArray
-from signalprop.parametrization import ROLES, Parametrization
+from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import Head
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.schemes.base import Scheme, layers_of_stack, register, within
 from signalprop.schemes.stacking import base_table, check_base, warn_if_depth_scaled
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from signalprop.architecture import Architecture, Placement
-from signalprop.ends import LARGEST
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import FloatArray
-from signalprop.parametrization import ROLES, Parametrization, Trainable, layout
-from signalprop.profile import Profile
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.embedding_and_head import LARGEST
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import ROLES, Parametrization, Trainable, layout
+from signalprop.results.profile import Profile
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, register, within, xavier_std
 from signalprop.schemes.stacking import base_table, check_base, placed, warn_if_depth_scaled
 from signalprop.schemes.vanilla import stream_ends

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
-from signalprop.ends import LARGEST
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import FloatArray
-from signalprop.parametrization import KINDS, ROLES, Parametrization, fan, layout
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import LARGEST
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import KINDS, ROLES, Parametrization, fan, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, within, xavier_std
 from signalprop.schemes.vanilla import one_std, stream_ends
 

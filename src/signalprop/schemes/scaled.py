@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.architecture import Architecture
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Embedding, Head, Parametrization, layout
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import FEED_FORWARD_ROLES, ROLES, Embedding, Head, Parametrization, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, xavier_std
 from signalprop.schemes.residual import without_norms
 from signalprop.schemes.vanilla import one_std, stream_ends, unit_embedding

@@ -10,16 +10,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from signalprop.activations import activation, dual, kinked
-from signalprop.architecture import Architecture
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
 from signalprop.kernels import schedules
 from signalprop.kernels.shaping import CorrectedESPA
 from signalprop.kernels.transforms import dks, tat
-from signalprop.moments import FloatArray
-from signalprop.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
+from signalprop.network.activations import activation, dual, kinked
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
 from signalprop.schemes.base import Scheme, fill, one_of, register, truth, within
 from signalprop.schemes.residual import fan_in_std, without_norms
 from signalprop.schemes.stacking import placed

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from signalprop.architecture import Architecture, Placement
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import PLACEMENTS, Parametrization
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.schemes.base import Scheme, scheme
 
 

@@ -6,19 +6,24 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from signalprop.architecture import ADDED, Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.parametrization import FEED_FORWARD_ROLES, ROLES, Distribution, Embedding, Head, Parametrization, fan
+from signalprop.families import find, names
+from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import (
+    FEED_FORWARD_ROLES,
+    ROLES,
+    Distribution,
+    Embedding,
+    Head,
+    Parametrization,
+    fan,
+)
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
 
 __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
 
-_NORMAL_FAMILIES = (
-    "bert", "roberta", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "vit", "opt", "olmo2", "phi",
-    "falcon", "deit", "bart", "whisper", "speech_to_text", "gemma3_text", "mpnet",
-)  # fmt: skip
 _SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
@@ -237,12 +242,9 @@ class PyTorchDefault(Scheme):
 class HuggingFaceDefault(Scheme):
     """What transformers' `_init_weights` draws for the architecture's family (transformers 5.23), at default settings.
 
-    BERT, RoBERTa, MPNet, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 3, ViT, OPT, OLMo 2, Phi, Falcon, DeiT,
-    BART, Whisper, Speech2Text: normal 0.02 everywhere, convolutions too (ViT's truncation lies 100 standard deviations
-    out). DeiT's positions and class tokens are zero; sinusoidal positions are plain sines and cosines, of mean square
-    1/2. GPT-2: output projections 0.02 / sqrt(2N). T5: queries (d d_head)^-1/2; keys, values and feed-forward inputs
-    d^-1/2; outputs fan_in^-1/2; embeddings 1, and a tied head reads its input times d^-1/2. Biases are zero. T5's
-    random bias on scores, of standard deviation d^-1/2, has no column in the table.
+    Each family's file in `signalprop.families` says it (`initialisation`): normal 0.02 everywhere, convolutions too,
+    for all but a few (a truncation 100 standard deviations out counts for nothing). Sinusoidal positions are plain
+    sines and cosines, of mean square 1/2. Biases are zero.
 
     Raises:
         InputError: the architecture has no family, or one whose initialisation is not known here.
@@ -254,27 +256,27 @@ class HuggingFaceDefault(Scheme):
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture
-        if a.family in _NORMAL_FAMILIES:
-            table = one_std(a, self, 0.02, residual=1.0)
-            return replace(table, embedding=_with_positions(a, table.embedding))
-        if a.family == "gpt2":
-            return one_std(a, self, 0.02, residual=1 / math.sqrt(2 * a.n_layers))
-        if a.family == "t5":
-            embedding = same_embedding(a, 1.0)
-            head = head_of(a, 1.0, embedding, a.d_model**-0.5 if a.tied_embeddings else 1.0)
-            std = {role: fan(a, role)[0] ** -0.5 for role in ROLES} | {"query": (a.d_model * a.d_head) ** -0.5}
-            return replace(fill(a, self, std), embedding=embedding, head=head)
-        raise InputError(
-            f"the default initialisation of family {a.family!r} is not known here; known: gpt2, t5, "
-            f"{', '.join(_NORMAL_FAMILIES)}; choose another scheme"
+        family = find(a.family)
+        if family is None:
+            raise InputError(
+                f"the default initialisation of family {a.family!r} is not known here; known: {', '.join(names())}; "
+                "choose another scheme"
+            )
+        drawn = family.initialisation
+        embedding = same_embedding(a, drawn.tables)
+        scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else 1.0
+        return replace(
+            fill(a, self, drawn.weights(a)),
+            embedding=_with_positions(a, embedding, drawn.positions),
+            head=head_of(a, drawn.tables, embedding, scale),
         )
 
 
-def _with_positions(architecture: Architecture, embedding: Embedding) -> Embedding:
-    """The embedding with the positions that transformers starts a family with, where those are not like the tables."""
+def _with_positions(architecture: Architecture, embedding: Embedding, positions: float | None) -> Embedding:
+    """The embedding with what transformers starts `positions` with, where that is not like the tables."""
     a = architecture
-    sinusoids = _SINUSOIDS / a.embedding_scale  # added behind the scale
-    changes: dict[str, float] = {"position": 0.0} if a.family == "deit" else {}
+    sinusoids = _SINUSOIDS / a.embedding_scale  # added after the scale
+    changes = {} if positions is None else {"position": positions}
     if a.positions == "sinusoidal":
         changes["position"] = sinusoids
     if a.positions_of(decoder=True) != a.positions:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.moments import Array, ratio
+from signalprop.network.moments import Array, ratio
 from signalprop.theory.attention_rows import RowMoments, namespace, row_moments
 from signalprop.theory.logs import plain
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.moments import Array, FloatArray
+from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.softmax import (
     SoftmaxMoments,
     Spline,

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.moments import Array, FloatArray
-from signalprop.parametrization import KINDS, Parametrization
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import KINDS, Parametrization
 from signalprop.theory import attention
 from signalprop.theory.logs import correlation, row
 

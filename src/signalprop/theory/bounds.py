@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
-from signalprop.layout import PLACEMENTS, layer_starts
-from signalprop.moments import Array, FloatArray
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
+from signalprop.network.layout import PLACEMENTS, layer_starts
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
 from signalprop.theory.blocks import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add, safe_exp
 from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned
@@ -473,7 +473,7 @@ def depth_bounds(parametrization: Parametrization, profile: Profile, *, form: Fo
     """Lemma 1 and Theorem 1 (Lemma 3 and Theorem 2 under LayerNorm Scaling) for a network's weights and variances.
 
     Args:
-        parametrization: also of a live or trained model, by `Parametrization.from_model`.
+        parametrization: also of a live or trained model, by `sp.read_parametrization`.
         profile: predicted or measured.
         form: `printed` is the product (9), or (42) with the scale on norms squared, at the variance that enters the
             layer; `corrected` takes a factor skip + |branch| * norms * constant per sublayer, at the variance that its

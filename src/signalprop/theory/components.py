@@ -18,9 +18,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.activations import central_dual
 from signalprop.errors import InputError
-from signalprop.moments import Array, FloatArray, Moments, ratio
+from signalprop.network.activations import central_dual
+from signalprop.network.moments import Array, FloatArray, Moments, ratio
 
 
 def _like(value: FloatArray) -> Array:

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from signalprop.activations import central_dual, dual
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import Moments, ratio
-from signalprop.parametrization import Embedding
+from signalprop.network.activations import central_dual, dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import Moments, ratio
+from signalprop.network.parametrization import Embedding
 
 
 def embed(

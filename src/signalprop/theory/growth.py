@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.moments import FloatArray
-from signalprop.parametrization import PLACEMENTS, Parametrization
-from signalprop.profile import Profile
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.results.profile import Profile
 from signalprop.theory import blocks
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from signalprop.activations import dual
-from signalprop.architecture import Architecture
-from signalprop.inputs import InputStatistics, IntArray
-from signalprop.moments import Array, ratio
-from signalprop.parametrization import Parametrization
+from signalprop.network.activations import dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.network.moments import Array, ratio
+from signalprop.network.parametrization import Parametrization
 from signalprop.theory.logs import log
 from signalprop.theory.softmax import softmax_moments
 

@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.moments import Array, FloatArray
+from signalprop.network.moments import Array, FloatArray
 
 NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
 _NUMBER = (float, int)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.architecture import Architecture
 from signalprop.errors import InputError
-from signalprop.inputs import InputStatistics
-from signalprop.moments import Array, FloatArray, Moments, ratio
-from signalprop.parametrization import PLACEMENTS, Parametrization
-from signalprop.profile import POINTS, Profile, Series
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import Array, FloatArray, Moments, ratio
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.results.profile import POINTS, Profile, Series
 from signalprop.theory import blocks
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import AtTop, gradient_at_top

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
-from signalprop.moments import Array, FloatArray, Moments, ratio
+from signalprop.network.moments import Array, FloatArray, Moments, ratio
 
 _MAX_LENGTH = 1e6
 _STEP = 0.4  # of u and y: the trapezoidal sum of exp(ny - e^y) is exact to 3e-7 for n = 4, and better below

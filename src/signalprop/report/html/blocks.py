@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 
 Block = dict[str, Any]
 Cell = str | Block  # of a table: a text, or a `link`

@@ -1,4 +1,4 @@
-"""What a report holds: cards on top, then a section for each kind of thing that it was given."""
+"""What a report holds: cards on top, then the sections of each kind of result that it was given."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from signalprop.comparison import Comparison
-from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError
-from signalprop.kernels.trace import Trace
-from signalprop.parametrization import Parametrization
-from signalprop.profile import Profile
-from signalprop.report.html import blocks, diagnoses, kernels, reproductions, signal, sweeps, tables, training
 from signalprop.report.html.blocks import Block
-from signalprop.report.html.kernels import Kernels
-from signalprop.report.html.reproductions import Reproduced
-from signalprop.report.html.runs import Run
-from signalprop.report.html.sweeps import Swept
+from signalprop.report.html.parts import Items, Part
+from signalprop.report.html.registry import parts
 
-Item = Profile | Comparison | Diagnosis | Parametrization | Trace | Kernels | Run | Swept | Reproduced
+Item = Any  # of one of the types of a Part
 _SEVERITIES = ("fault", "warning", "note", "good")
 
 
@@ -33,99 +25,40 @@ def document(
         beside: directory that the report will lie in, from which it links to the runs of a sweep.
 
     Raises:
-        InputError: nothing given, or a sweep.
+        InputError: nothing given, something that a report cannot show, or a sweep.
     """
-    named = _distinct(list(items.items()) if isinstance(items, Mapping) else list(items))
-    if not named:
+    found = _by_part(list(items.items()) if isinstance(items, Mapping) else list(items))
+    if not found:
         raise InputError(
             "there is nothing to report; give at least one profile, diagnosis, comparison, trace, run or sweep"
         )
-    profiles = _of(named, Profile, Comparison)
-    for profile in (p for item in profiles.values() for p in _profiles(item)):
-        if profile.forward["stream_out"].variance.ndim != 1:
-            raise InputError("a report cannot show a sweep; select one of its members")
-    found, runs, swept = _of(named, Diagnosis), _of(named, Run), _of(named, Swept)
-    reproduced = _of(named, Reproduced)
-    traces = kernels.merged(
-        [(name, kernels.of_trace(item) if isinstance(item, Trace) else item) for name, item in named
-         if isinstance(item, (Trace, Kernels))]
-    )  # fmt: skip
-    parametrizations = _of(named, Parametrization)
-    curves = signal.curves_of(profiles)
-    cards = [
-        *(signal.signal_findings(curves) if curves else []), *diagnoses.diagnosis_findings(found),
-        *sweeps.sweep_findings(swept), *training.training_findings(runs), *kernels.kernel_findings(traces),
-        *reproductions.reproduction_findings(reproduced),
-    ]  # fmt: skip
-    comparisons = {name: item for name, item in profiles.items() if isinstance(item, Comparison)}
-    sections = [
-        *_signal(curves, comparisons),
-        *([diagnoses.diagnosis_section(found)] if found else []),
-        *_casts(found),
-        *sweeps.sweep_sections(swept, beside),
-        *reproductions.reproduction_sections(reproduced),
-        *([training.training_section(runs)] if runs else []),
-        *_present(training.through_time_section(runs)),
-        *([kernels.kernel_section(traces)] if traces else []),
-        *([tables.parametrization_section(parametrizations)] if parametrizations else []),
-    ]
+    sections = [section for part, own in found for section in part.sections(own, beside)]
+    names = [name for part, own in found for name in part.names(own)]
+    subtitles = [part.subtitle(own) for part, own in found]
+    cards = [card for part, own in found for card in part.cards(own)]
     return {
-        "title": title or _title(curves, found, [*(item.sweep.name for item in swept.values()), *runs, *reproduced]),
-        "subtitle": signal.title_of(curves) if curves else "",
+        "title": title or _title(names),
+        "subtitle": next(filter(None, subtitles), ""),
         "findings": sorted(cards, key=lambda card: _SEVERITIES.index(card["severity"])),
-        "notes": [*signal.notes(curves), *dict.fromkeys(note for d in found.values() for note in d.notes)],
+        "notes": list(dict.fromkeys(note for part, own in found for note in part.notes(own))),
         "sections": sections,
     }
 
 
-def _distinct(named: Sequence[tuple[str, Item]]) -> list[tuple[str, Any]]:
-    """Of things that are drawn together, a name that comes again gets a number.
+def _by_part(named: Sequence[tuple[str, Item]]) -> list[tuple[Part, Items]]:
+    """The items of each part that has some.
 
-    Not of kernels: one file's numbers and another's matrices share a name.
+    Raises:
+        InputError: an item of a type that no part shows.
     """
-    out: list[tuple[str, Item]] = []
-    taken: set[tuple[type, str]] = set()
     for name, item in named:
-        kind = Profile if isinstance(item, Comparison) else type(item)
-        key, k = name, 2
-        while (kind, key) in taken and kind is not Kernels:
-            key, k = f"{name} #{k}", k + 1
-        taken.add((kind, key))
-        out.append((key, item))
-    return out
+        if not any(isinstance(item, part.types) for part in parts()):
+            raise InputError(f"a report cannot show {name!r:.60}, a {type(item).__name__}")
+    found = [(part, [(name, item) for name, item in named if isinstance(item, part.types)]) for part in parts()]
+    return [(part, part.together(own)) for part, own in found if own]
 
 
-def _of(named: Sequence[tuple[str, Any]], *kinds: type) -> dict[str, Any]:
-    return {name: item for name, item in named if isinstance(item, kinds)}
-
-
-def _profiles(item: Profile | Comparison) -> list[Profile]:
-    return [item.predicted, item.measured] if isinstance(item, Comparison) else [item]
-
-
-def _signal(curves: Sequence[signal.Curve], comparisons: Mapping[str, Comparison]) -> list[Block]:
-    if not curves:
-        return []
-    whole = signal.signal_section(curves)
-    lines = [signal.glance_block(curves), *_present(signal.agreement_block(comparisons, curves))]
-    return [whole, blocks.section("numbers", "In numbers", lines)]
-
-
-def _casts(found: Mapping[str, Diagnosis]) -> list[Block]:
-    names = diagnoses.names_of(found)
-    made = (
-        diagnoses.cast_section(d, name, f"casts-{k}")
-        for k, (d, name) in enumerate(zip(found.values(), names, strict=True))
-    )
-    return [item for item in made if item is not None]
-
-
-def _present(block: Block | None) -> list[Block]:
-    return [] if block is None else [block]
-
-
-def _title(curves: Sequence[signal.Curve], found: Mapping[str, Diagnosis], others: Sequence[str]) -> str:
-    names = [*dict.fromkeys(curve.group for curve in curves), *diagnoses.names_of(found), *others]
+def _title(names: Sequence[str]) -> str:
     if not names:
         return "Signal report"
     return "Signal report: " + (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from signalprop.diagnosis.result import Diagnosis, LayerSignal, Number, Numbers, Weights
+from signalprop.diagnosis.result import SCHEMA, Diagnosis, LayerSignal, Number, Numbers, Weights
 from signalprop.report import diagnosis_tables
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Scale
+from signalprop.report.html.parts import Items, Part
 
 _SOURCES: tuple[tuple[str, blocks.Style], ...] = (
     ("measured", "line"), ("predicted from weights", "dashed"), ("first positions", "dotted"),
@@ -248,3 +251,27 @@ def diagnosis_findings(items: Mapping[str, Diagnosis]) -> list[Block]:
                 {"severity": "good", "subject": name, "title": "healthy", "texts": ["nothing stands out"], "cure": ""}
             )
     return out
+
+
+_PAIR = "signalprop/diagnoses/1"
+
+
+def _sections(items: Items, _: Path | None) -> list[Block]:
+    pairs = zip(items.values(), names_of(items), strict=True)
+    casts = [cast_section(d, name, f"casts-{k}") for k, (d, name) in enumerate(pairs)]
+    return [diagnosis_section(items), *(section for section in casts if section is not None)]
+
+
+def _pair(source: Path, data: dict[str, Any]) -> dict[str, Any]:
+    found, other = (Diagnosis.from_json(data.get(side)) for side in ("diagnosis", "against"))
+    return {source.stem: found, f"{source.stem}, against": other}
+
+
+PART = Part(
+    types=(Diagnosis,),
+    sections=_sections,
+    cards=diagnosis_findings,
+    names=names_of,
+    notes=lambda items: [note for found in items.values() for note in found.notes],
+    readers={SCHEMA: lambda source, data: {source.stem: Diagnosis.from_json(data)}, _PAIR: _pair},
+)

@@ -11,13 +11,14 @@ import numpy as np
 from pydantic import ConfigDict
 
 from signalprop.errors import InputError
+from signalprop.files.storage import check_arrays, finite, opened
+from signalprop.files.validation import Value
 from signalprop.kernels.trace import Trace, normalised
-from signalprop.moments import FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
-from signalprop.report.tables import number
-from signalprop.storage import check_arrays, finite, opened
-from signalprop.validation import Value
+from signalprop.report.html.parts import Part, numbered
+from signalprop.results.text import number
 
 SCHEMA = "signalprop/kernel/1"
 Number = float | None
@@ -222,17 +223,29 @@ def _ordinal(n: int) -> str:
     return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10 if n % 100 not in (11, 12, 13) else 0, 'th') }"
 
 
-def merged(items: Sequence[tuple[str, Kernels]]) -> dict[str, Kernels]:
+def merged(items: Sequence[tuple[str, Trace | Kernels]]) -> dict[str, Kernels]:
     """Numbers and matrices of one configuration, which come from two files, as one; other names that clash get a #k."""
-    out: dict[str, Kernels] = {}
-    for name, item in items:
-        other = out.get(name)
-        if other is not None and (other.curves is None) != (item.curves is None):
-            first, second = (other, item) if other.curves is not None else (item, other)
-            out[name] = Kernels(first.curves, second.forward or first.forward, second.gradient or first.gradient)
+    apart: list[tuple[str, Kernels]] = []
+    for name, found in items:
+        item = of_trace(found) if isinstance(found, Trace) else found
+        at = next((k for k, (other, own) in enumerate(apart) if other == name and _halves(own, item)), None)
+        if at is None:
+            apart.append((name, item))
             continue
-        key, k = name, 2
-        while key in out:
-            key, k = f"{name} #{k}", k + 1
-        out[key] = item
-    return out
+        first, second = (apart[at][1], item) if item.curves is None else (item, apart[at][1])
+        apart[at] = name, Kernels(first.curves, second.forward or first.forward, second.gradient or first.gradient)
+    return numbered(apart)
+
+
+def _halves(one: Kernels, other: Kernels) -> bool:
+    return (one.curves is None) != (other.curves is None)
+
+
+PART = Part(
+    types=(Trace, Kernels),
+    sections=lambda items, _: [kernel_section(items)],
+    cards=kernel_findings,
+    together=merged,
+    readers={SCHEMA: lambda _, data: dict(of_json(data))},
+    arrays=lambda path: dict(of_arrays(path)),
+)

@@ -19,8 +19,8 @@ from string import Template
 from typing import Any
 
 from signalprop.errors import require
+from signalprop.files.storage import finite, write_text
 from signalprop.report.html.contents import Item, document
-from signalprop.storage import finite, write_text
 
 # The order in which the scripts are read: each uses those before it.
 SCRIPTS = ("format.js", "charts.js", "heatmaps.js", "tables.js", "sections.js", "start.js")

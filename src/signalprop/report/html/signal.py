@@ -6,24 +6,28 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.architecture import Architecture
-from signalprop.comparison import Comparison
-from signalprop.data import default_statistics
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.layout import KINDS, PLACEMENTS, STACKS, layer_starts, layout
-from signalprop.moments import FloatArray
+from signalprop.network.architecture import Architecture
+from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layer_starts, layout
+from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.profile import Profile
 from signalprop.report import findings
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
+from signalprop.report.html.parts import Items, Part
 from signalprop.report.plots import depths
-from signalprop.report.tables import number, percent, variance
+from signalprop.report.tables import variance
+from signalprop.results import comparison, profile
+from signalprop.results.comparison import Comparison, compare
+from signalprop.results.profile import Profile
+from signalprop.results.text import number, percent
 from signalprop.schemes import scheme
 
 _WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}
@@ -369,3 +373,36 @@ def _cures(a: Architecture, present: str) -> Iterable[str]:
             placements = sorted({PLACEMENTS[k] for k in table.placement})
             moved = "" if placements == [a.norm_placement] else f"{' and '.join(placements)}-norm, "
             yield f"{name} ({moved}{ratio}token correlation {correlation} at the top)"
+
+
+# --- the part of the page ----------------------------------------------------------------------------------------
+
+
+def _sections(items: Items, _: Path | None) -> list[Block]:
+    for item in items.values():
+        profiles = [item.predicted, item.measured] if isinstance(item, Comparison) else [item]
+        if any(profile.forward["stream_out"].variance.ndim != 1 for profile in profiles):
+            raise InputError("a report cannot show a sweep; select one of its members")
+    curves = curves_of(items)
+    agreement = agreement_block({name: item for name, item in items.items() if isinstance(item, Comparison)}, curves)
+    numbers = [glance_block(curves), *([] if agreement is None else [agreement])]
+    return [signal_section(curves), blocks.section("numbers", "In numbers", numbers)]
+
+
+def _comparison(source: Path, data: dict[str, Any]) -> dict[str, Any]:
+    predicted, measured = (Profile.from_json(data.get(side)) for side in ("predicted", "measured"))
+    return {source.stem: compare(predicted, measured)}
+
+
+PART = Part(
+    types=(Profile, Comparison),
+    sections=_sections,
+    cards=lambda items: signal_findings(curves_of(items)),
+    names=lambda items: list(dict.fromkeys(curve.group for curve in curves_of(items))),
+    notes=lambda items: notes(curves_of(items)),
+    subtitle=lambda items: title_of(curves_of(items)),
+    readers={
+        profile.SCHEMA: lambda source, data: {source.stem: Profile.from_json(data)},
+        comparison.SCHEMA: _comparison,
+    },
+)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.parametrization import Parametrization
+from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
-from signalprop.report.tables import number
+from signalprop.report.html.parts import Part
+from signalprop.results.text import number
 
 _WORDS = {"attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
 _FIRST = ("stack", "layer", "kind", "norm")
@@ -58,3 +59,10 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return "(" + ", ".join(map(_shown, value)) + ")"
     return number(value) if isinstance(value, float) else str(value)
+
+
+PART = Part(
+    types=(Parametrization,),
+    sections=lambda items, _: [parametrization_section(items)],
+    readers={SCHEMA: lambda source, data: {source.stem: Parametrization.from_json(data)}},
+)

@@ -1,0 +1,252 @@
+"""The Mapping of a Hugging Face model, made from its family's file in `signalprop.families`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.families import find, names, unknown
+from signalprop.families.base import Family, ModelPaths, StackPaths
+from signalprop.hf_configs import read
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import IntArray
+
+
+def mapping_for(model: nn.Module, mapping: Mapping | None) -> Mapping:
+    """The mapping that is given, or the model's own, or its family's."""
+    if mapping is not None:
+        return mapping
+    own = getattr(model, "signalprop_mapping", None)
+    found: Mapping = own() if own is not None else mapping_of(model)
+    return found
+
+
+def mapping_of(model: nn.Module) -> Mapping:
+    """The Mapping of a Hugging Face model of a known family, with or without a head.
+
+    Raises:
+        InputError: no such family (the message lists them and says how to map an own model), or modules are
+            not where the family has them.
+    """
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", None)
+    family = find(model_type)
+    if family is None:
+        known = f"{type(model).__name__} is not known; known families: {', '.join(names())}"
+        what = unknown(model_type) if model_type else known
+        raise InputError(
+            f"{what}. For a model of your own give mapping=, or a method signalprop_mapping() (docs/measuring.md)"
+        )
+    named = str(getattr(model, "base_model_prefix", ""))
+    # `model` by itself: transformers 4.51 gives Gemma 3 the prefix of another class
+    base = getattr(model, named if hasattr(model, named) else "model", model)
+    prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
+    architecture = read(model)
+    paths = next((paths for paths in family.paths if _fits(base, paths)), None)
+    if paths is None:
+        raise InputError(
+            f"{type(model).__name__}: the modules are not where family {model_type!r} has them "
+            f"(expected {family.paths[0].stacks[0].layers}); give mapping="
+        )
+    token = _get(base, paths.token)
+    head = _head(model, family, paths, architecture)
+    if architecture.head == "lm" and isinstance(head.weight, nn.Module):
+        tied = getattr(head.weight, "weight", None) is getattr(token, "weight", 0)
+        architecture = architecture.replace(tied_embeddings=tied)
+    sublayers = [
+        _sublayer(architecture, paths, stack, k, layer, f"{prefix}{stack.layers}.{i}", i)
+        for stack in paths.stacks
+        for i, layer in enumerate(_get(base, stack.layers))
+        for k in range(len(stack.sublayers))
+    ]
+
+    def optional(path: str | None) -> str | None:
+        return None if path is None or _get(base, path) is None else prefix + path
+
+    def position(given: str | float | None) -> str | float | None:
+        return given / architecture.embedding_scale if isinstance(given, float) else optional(given)
+
+    finals = [optional(stack.final_norm) for stack in paths.stacks]
+    lists = [(path, _get(base, path)) for path in paths.convolutions]
+
+    return Mapping(
+        architecture=architecture,
+        sublayers=sublayers,
+        final_norm=finals[-1],
+        encoder_final_norm=finals[0] if len(finals) > 1 else None,
+        embedding=EmbeddingMap(
+            token=optional(paths.token),
+            position=position(paths.position),
+            segment=optional(paths.segment) if architecture.n_segments else None,
+            norm=optional(paths.embedding_norm),
+            scale=architecture.embedding_scale,
+            decoder_position=position(paths.decoder_position),
+            decoder_norm=optional(paths.decoder_norm),
+            class_tokens=[prefix + path for path in paths.class_tokens],
+            convolutions=[
+                f"{prefix}{path}.{i}" if isinstance(found, nn.ModuleList) else prefix + path
+                for path, found in lists
+                for i in range(len(found) if isinstance(found, nn.ModuleList) else 1)
+            ],
+        ),
+        head=head,
+        gain_offset=paths.gain_offset,
+        arguments=_arguments(paths, architecture, model, getattr(token, "padding_idx", None)),
+        padding=paths.padding,
+        padding_stride=architecture.n_frames // architecture.seq_len if architecture.input == "frames" else 1,
+        layers=[f"{prefix}{stack.layers}.{i}" for stack in paths.stacks for i in range(len(_get(base, stack.layers)))],
+    )
+
+
+def _sublayer(
+    a: Architecture, paths: ModelPaths, stack: StackPaths, k: int, layer: nn.Module, place: str, index: int
+) -> SublayerMap:
+    """Sublayer `k` of the layer at `place`, which is number `index` in its stack."""
+    row = stack.sublayers[k]
+    last = k + 1 == len(stack.sublayers)
+    # post-norm: the first layer is the first to read the stream; later ones follow a norm
+    reads = "" if index == 0 and k == 0 and a.placements[0] == "post" else row.reads
+    weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
+    if row.fused:
+        weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
+    qk_norm = a.qk_norm and "query" in weights
+    return SublayerMap(
+        branch=f"{place}.{row.branch}",
+        norm=f"{place}.{row.norm}",
+        post_norm=f"{place}.{row.post_norm}" if row.post_norm else None,
+        reads=None if reads is None else f"{place}.{reads}" if reads else place,
+        writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
+        weights=weights,
+        score_scale=a.score_scale / (index + 1) if row.by_depth and _get(layer, row.by_depth) else None,
+        query_norm=f"{place}.{row.query_norm}" if qk_norm else None,
+        key_norm=f"{place}.{row.key_norm}" if qk_norm else None,
+        call=row.call,
+        calls=row.calls,
+        dropout=f"{place}.{row.dropout}" if row.dropout else None,
+        scaling=f"{place}.{row.scaling}" if row.scaling and _scales(layer, row.scaling) else None,
+        attention=f"{place}.{row.attention}" if row.attention else None,
+        activation=f"{place}.{row.activation}" if row.activation else None,
+    )
+
+
+def _scales(layer: nn.Module, path: str) -> bool:
+    """Whether the number of that path multiplies query and key's product.
+
+    In transformers 4 some families (OPT, BART, Whisper) have a class of its own for each kernel, and those for sdpa and
+    flash attention have the number and do not use it.
+    """
+    attention, _, _ = path.rpartition(".")
+    own = type(_get(layer, attention)).__name__
+    return _get(layer, path) is not None and not ("Sdpa" in own or "Flash" in own)
+
+
+def fused_rows(a: Architecture, order: str) -> dict[str, slice | list[int]]:
+    """Output features that are query, key and value in a fused map: three `blocks`, or by turns in `groups`."""
+    q, kv = a.n_heads * a.d_head, a.n_kv_heads * a.d_head
+    if order == "blocks":
+        return {"query": slice(0, q), "key": slice(q, q + kv), "value": slice(q + kv, q + 2 * kv)}
+    rows = np.arange(q + 2 * kv).reshape(a.n_kv_heads, -1, a.d_head)
+    parts = {"query": rows[:, :-2], "key": rows[:, -2], "value": rows[:, -1]}
+    return {role: part.ravel().tolist() for role, part in parts.items()}
+
+
+def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture) -> HeadMap:
+    if a.head == "none":
+        return HeadMap()
+    if a.head == "classes":
+        found = [path for path in paths.classifiers if hasattr(_get(model, path), "weight")]
+        return HeadMap(weight=found[0] if found else None)
+    scale = 1.0
+    config: Any = model.config
+    if family.tied_head_scale and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+        scale = family.tied_head_scale(a)
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
+    if not a.head_transform:
+        return HeadMap(weight=head, scale=scale)
+    return HeadMap(weight=head, scale=scale, transform=paths.transform, activation=paths.transform_activation)
+
+
+def _fits(base: nn.Module, model: ModelPaths) -> bool:
+    for stack in model.stacks:
+        layers = _get(base, stack.layers)
+        if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
+            return False
+        for row in stack.sublayers:
+            paths = (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values())
+            if any(path and _get(layers[0], path) is None for path in paths):
+                return False
+    return True
+
+
+def _get(place: Any, path: str) -> Any:
+    for step in path.split("."):
+        place = getattr(place, step, None)
+        if place is None:
+            return None
+    return place
+
+
+# --- from a Batch to the arguments of a model ------------------------------------------------------------
+
+
+def _arguments(
+    paths: ModelPaths, a: Architecture, model: nn.Module, padding_id: int | None
+) -> Callable[[Batch], dict[str, Any]]:
+    dtype = next(model.parameters()).dtype
+
+    def arguments(batch: Batch) -> dict[str, Any]:
+        values = {
+            "tokens": _free_of(padding_id, batch.tokens, a.vocab_size) if batch.keep is None else batch.tokens,
+            "keep": batch.keep,
+            "decoder_tokens": _free_of(padding_id, batch.decoder_tokens, a.vocab_size),
+            "segments": batch.segments,
+        }
+        out: dict[str, Any] = {}
+        for name, argument in paths.inputs.items():
+            value = values.get(name)
+            if name == "patches":
+                assert batch.patches is not None
+                out[argument] = images(batch.patches, a).to(dtype)
+            elif name == "frames":
+                frames = torch.as_tensor(np.asarray(batch.frames), dtype=dtype)
+                out[argument] = frames.transpose(1, 2).contiguous() if paths.features_first else frames
+            elif value is not None:
+                out[argument] = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
+        return out
+
+    return arguments
+
+
+def _free_of(padding_id: int | None, ids: IntArray | None, vocab_size: int) -> IntArray | None:
+    """The ids with the model's padding id renamed to the highest id that is not among them.
+
+    A batch without `keep` has no padding. The row of the padding id is zero (and RoBERTa gives it no position), so
+    where a numbering of words uses that id for a word, the model would read a hole.
+    """
+    if ids is None or padding_id is None or not (ids == padding_id).any():
+        return ids
+    unused = np.setdiff1d(np.arange(max(0, vocab_size - ids.size - 1), vocab_size), ids)
+    return np.where(ids == padding_id, unused[-1], ids) if unused.size else ids
+
+
+def images(patches: Any, a: Architecture) -> Tensor:
+    """Patches (batch, n, channels * side * side) as images (batch, channels, height, width) of a square grid.
+
+    Raises:
+        InputError: the patches do not form a square.
+    """
+    n, width = patches.shape[1], patches.shape[2]
+    grid = round(n**0.5)
+    channels = 3 if width % 3 == 0 and round((width // 3) ** 0.5) ** 2 * 3 == width else 1
+    side = round((width // channels) ** 0.5)
+    if grid * grid != n or channels * side * side != width or n + a.n_class_tokens != a.seq_len:
+        raise InputError(f"{n} patches of {width} numbers are no square image for a model of {a.seq_len} tokens")
+    blocks = torch.as_tensor(patches).reshape(-1, grid, grid, channels, side, side)
+    return blocks.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, grid * side, grid * side)

@@ -1,0 +1,94 @@
+"""Whether a family says everything: what is missing is told when its file is imported, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import ROLES
+
+if TYPE_CHECKING:
+    from signalprop.families.base import Family, ModelPaths, StackPaths
+
+
+def check_complete(family: Family) -> None:
+    """Read the family's defaults, and hold its paths and its initialisation against the Architecture that they give.
+
+    Raises:
+        InputError: what is missing.
+    """
+    architecture = _of_defaults(family)
+    lacking = [f"a standard deviation of {role!r} in its initialisation" for role in _undrawn(family, architecture)]
+    places = [list(_unsaid(family, paths, architecture)) for paths in family.paths]
+    if all(places):  # one of them has to fit the defaults
+        lacking += places[0] if places else ["paths"]
+    if lacking:
+        raise _incomplete(family, f"it lacks {'; '.join(lacking)}")
+
+
+def _incomplete(family: Family, why: str) -> InputError:
+    return InputError(f"the family {family.model_type!r} is incomplete: {why} (CONTRIBUTING.md: Add a family)")
+
+
+def _of_defaults(family: Family) -> Architecture:
+    try:
+        return Architecture(**family.read({}))
+    except KeyError as error:
+        raise _incomplete(family, f"`fields` reads {error}, which `defaults` lacks") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _incomplete(family, f"its defaults cannot be read: {type(error).__name__} {error}") from None
+
+
+def _undrawn(family: Family, architecture: Architecture) -> list[str]:
+    drawn = family.initialisation.weights(architecture)
+    return [role for role in ROLES if role not in drawn]
+
+
+def _unsaid(family: Family, paths: ModelPaths, a: Architecture) -> Iterator[str]:
+    """What the paths do not say of a model of this architecture."""
+    two = a.kind == "encoder-decoder"
+    needed = {
+        "position": a.positions in ("learned", "sinusoidal"),
+        "decoder_position": two and a.positions_of(decoder=True) in ("learned", "sinusoidal"),
+        "segment": a.n_segments > 0,
+        "embedding_norm": a.embedding_norm,
+        "decoder_norm": two and a.embedding_norm,
+        "class_tokens": a.n_class_tokens > 0,
+        "convolutions": a.input == "frames",
+        "transform": family.head_transform,
+        "classifiers": family.head == "classes",
+    }
+    yield from (f"paths.{name}" for name, needs in needed.items() if needs and not getattr(paths, name))
+    inputs = (a.input, "decoder_tokens") if two else (a.input,)
+    yield from (f"paths.inputs[{name!r}]" for name in inputs if name not in paths.inputs)
+    if len(paths.stacks) != 1 + two:
+        yield f"paths.stacks of {1 + two} ({a.kind})"
+        return
+    for i, stack in enumerate(paths.stacks):
+        yield from (f"{name} in the stack {stack.layers!r}" for name in _unsaid_of_stack(stack, a, cross=i == 1))
+
+
+def _unsaid_of_stack(stack: StackPaths, a: Architecture, *, cross: bool) -> Iterator[str]:
+    if a.has_final_norm and not stack.final_norm:
+        yield "final_norm"
+    attentions = 2 if cross else 1
+    if len(stack.sublayers) != attentions + 1:
+        yield f"{attentions + 1} sublayers"
+        return
+    placement = a.placements[-1 if cross else 0]
+    for k, sublayer in enumerate(stack.sublayers):
+        roles = {"up", "down"} | ({"gate"} if a.gated else set())
+        if k < attentions:
+            roles = {"output"} if sublayer.fused else {"query", "key", "value", "output"}
+        yield from (f"weights[{role!r}]" for role in sorted(roles ^ set(sublayer.weights)))
+        needed = {
+            "post_norm": placement == "sandwich",
+            "reads": placement in ("none", "res-post"),
+            "query_norm": bool(a.qk_norm) and k < attentions,
+            "key_norm": bool(a.qk_norm) and k < attentions,
+        }
+        for name, needs in needed.items():
+            if needs and not getattr(sublayer, name) and not (name == "reads" and sublayer.reads is not None):
+                yield name

@@ -1,0 +1,187 @@
+"""What a family of transformers is: everything that the rest of the library has to know of it, in one value.
+
+Nothing here or in a family's file imports torch: a description is read and predicted without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from signalprop.families._complete import check_complete
+from signalprop.network.activations import activation
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import ROLES
+
+Config = Mapping[str, Any]
+BY_HAND = "map the model by hand (docs/measuring.md)"
+SINUSOIDS = 0.5**0.5  # root mean square of sines and cosines
+
+
+@dataclass(frozen=True)
+class SublayerPaths:
+    """Where one sublayer's parts are: paths in its layer.
+
+    `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
+    `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
+    is the module that holds query, key and value together. `by_depth`: path of a flag that divides the scores by the
+    layer's number. A `scaling` that the installed transformers does not have counts as none; `reads` of "" is the layer
+    itself. No `attention`: the family computes it in a way that no other function can replace (windows, a bias).
+    """
+
+    norm: str
+    branch: str
+    weights: Mapping[str, str]
+    fused: str = ""
+    call: int = 0
+    calls: int = 1
+    by_depth: str = ""
+    scaling: str = ""
+    dropout: str = ""
+    reads: str | None = None
+    post_norm: str = ""
+    attention: str = ""
+    activation: str = ""
+    query_norm: str = ""
+    key_norm: str = ""
+
+
+@dataclass(frozen=True)
+class StackPaths:
+    """A stack: paths in the base model, and the sublayers of one of its layers in order."""
+
+    layers: str
+    sublayers: tuple[SublayerPaths, ...]
+    final_norm: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelPaths:
+    """Where a model's modules are: stacks and embeddings in the base model, heads in the whole model.
+
+    Attributes:
+        fused_order: query, key, value as three `blocks`, or by turns in `groups` (query heads of a key, the key, its
+            value).
+        position, decoder_position: the tables, or root mean squares of ones that the model computes.
+        transform, transform_activation: the dense layer before the head, and its activation where that is a module.
+        convolutions: the maps that read frames, or lists of them. features_first: frames are (batch, features, frames).
+        padding: the argument that holds the mask of what the (first) stack reads.
+        gain_offset: a norm's gain is this plus its weight.
+        inputs: what a Batch holds -> the model's argument for it.
+    """
+
+    stacks: tuple[StackPaths, ...]
+    token: str
+    position: str | float | None = None
+    segment: str | None = None
+    embedding_norm: str | None = None
+    decoder_position: str | float | None = None
+    decoder_norm: str | None = None
+    class_tokens: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
+    features_first: bool = False
+    fused_order: Literal["blocks", "groups"] = "blocks"
+    transform: str | None = None
+    transform_activation: str | None = None
+    classifiers: tuple[str, ...] = ("score", "classifier")
+    gain_offset: float = 0.0
+    padding: str = "attention_mask"
+    inputs: Mapping[str, str] = field(default_factory=lambda: {"tokens": "input_ids", "keep": "attention_mask"})
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """What the family's `_init_weights` draws at its default settings: normal, biases zero.
+
+    Attributes:
+        weights: standard deviation of every role, of an Architecture.
+        tables: of embeddings, convolutions and an own head.
+        positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
+    """
+
+    weights: Callable[[Architecture], Mapping[str, float]]
+    tables: float = 0.02
+    positions: float | None = None
+
+
+def normal(std: float = 0.02) -> Initialisation:
+    """The same standard deviation everywhere."""
+    return Initialisation(lambda architecture: dict.fromkeys(ROLES, std), std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of models in transformers. An incomplete one raises an InputError when it is made.
+
+    Attributes:
+        model_type: its name in config.json; the file is named so too, with _ for -.
+        defaults: what its configuration class fills in, for every key that `fields` reads.
+        fields: configuration -> fields of an Architecture.
+        paths: where the modules are; several where they moved between versions of transformers or differ with the
+            configuration: the first that fits the model is taken.
+        initialisation: what transformers draws.
+        head: what a model has on top whose class is not known.
+        encoder_classes: classes of an encoder-decoder's encoder alone.
+        head_transform: a dense layer, an activation and a norm come before a language-model head.
+        tied_head_scale: factor on the input of a head that is the token table.
+        position_offset: rows that its tables of learned positions have beside those that are read.
+        key_bias: keys have a bias where the other projections have one.
+        score_bias: scores get a bias by distance beside the positions, one table per stack (an Architecture has no
+            place for it: predictions are those of a model where it is zero).
+    """
+
+    model_type: str
+    defaults: Config
+    fields: Callable[[Config], dict[str, Any]]
+    paths: tuple[ModelPaths, ...]
+    initialisation: Initialisation
+    head: Literal["lm", "classes"] = "lm"
+    encoder_classes: tuple[str, ...] = ()
+    head_transform: bool = False
+    tied_head_scale: Callable[[Architecture], float] | None = None
+    position_offset: int = 0
+    key_bias: bool = True
+    score_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_complete(self)
+
+    def read(self, config: Config) -> dict[str, Any]:
+        """Fields of an Architecture; what the configuration leaves out is as in transformers' class."""
+        return self.fields({**self.defaults, **config, "model_type": self.model_type})
+
+
+# --- what the files of several families need -------------------------------------------------------------
+
+
+def separate(prefix: str, names: str, output: str) -> dict[str, str]:
+    """The four weights of an attention: `names` of query, key and value after a `prefix`, and the path of the output's.
+
+    >>> separate("self_attn.", "q_proj k_proj v_proj", "self_attn.o_proj")["key"]
+    'self_attn.k_proj'
+    """
+    roles = zip(("query", "key", "value"), names.split(), strict=True)
+    return {role: f"{prefix}{name}" for role, name in roles} | {"output": output}
+
+
+def activation_name(name: Any) -> str:
+    """transformers' name of an activation -> the library's."""
+    return activation(name).name
+
+
+def rotary(config: Config, name: str, default: float) -> float:
+    """A rotary number: in transformers 5 under `rope_parameters`, before that at the top level."""
+    value = (config.get("rope_parameters") or {}).get(name, config.get(name))
+    return default if value is None else float(value)
+
+
+def rotary_base_of(config: Config, kind: str, before: str, default: float) -> float:
+    """The rotary base of one kind of layers: in transformers 5 under its name, before that at the top level."""
+    value = ((config.get("rope_parameters") or {}).get(kind) or {}).get("rope_theta", config.get(before))
+    return default if value is None else float(value)
+
+
+def pair(value: Any) -> tuple[int, int]:
+    """Height and width; one number is both."""
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

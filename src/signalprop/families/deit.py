@@ -1,0 +1,24 @@
+"""DeiT: ViT with a distillation token; transformers starts its positions and class tokens at zero."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import vit
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    plain = vit.fields(c)
+    return plain | {"distillation_token": True, "seq_len": plain["seq_len"] + 1}
+
+
+FAMILY = replace(
+    vit.FAMILY,
+    model_type="deit",
+    fields=fields,
+    paths=vit.paths("cls_token", "distillation_token"),
+    initialisation=replace(vit.FAMILY.initialisation, positions=0.0),
+)

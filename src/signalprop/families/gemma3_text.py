@@ -1,0 +1,62 @@
+"""Gemma 3's language model: sandwich norms, norms on queries and keys.
+
+Its layers alternate between a sliding window and all tokens, each kind with a rotary base of its own: an Architecture
+has the base of the commoner kind and, as `seq_len`, the width of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.errors import InputError
+from signalprop.families import llama
+from signalprop.families.base import BY_HAND, Config, activation_name, rotary_base_of
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    if c.get("use_bidirectional_attention"):
+        raise InputError(f"Gemma 3 with bidirectional attention is not supported; {BY_HAND}")
+    if c.get("final_logit_softcapping"):
+        raise InputError("Gemma 3 with final_logit_softcapping bounds its logits, which an Architecture cannot say")
+    every = c["sliding_window_pattern"]
+    plain = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(c["num_hidden_layers"])]
+    kinds = c.get("layer_types") or plain
+    local = kinds.count("sliding_attention")
+    if 2 * local >= len(kinds):
+        base = rotary_base_of(c, "sliding_attention", "rope_local_base_freq", 10_000.0)
+    else:
+        base = rotary_base_of(c, "full_attention", "rope_theta", 1_000_000.0)
+    return llama.decoder(c) | {
+        "activation": activation_name(c["hidden_activation"]), "norm_placement": "sandwich", "qk_norm": True,
+        "embedding_scale": c["hidden_size"] ** 0.5, "attention_scale": c["query_pre_attn_scalar"] ** -0.5,
+        "rotary_base": base,
+        "seq_len": min(c["max_position_embeddings"], c["sliding_window"]) if local else c["max_position_embeddings"],
+    }  # fmt: skip
+
+
+ATTENTION = replace(
+    llama.ATTENTION,
+    branch="post_attention_layernorm",
+    post_norm="post_attention_layernorm",
+    attention="",  # some layers see only a window
+)
+FEED_FORWARD = replace(
+    llama.FEED_FORWARD,
+    norm="pre_feedforward_layernorm",
+    branch="post_feedforward_layernorm",
+    post_norm="post_feedforward_layernorm",
+)
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="gemma3_text",
+    defaults={
+        **llama.FAMILY.defaults, "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+    },
+    fields=fields,
+    paths=llama.paths(ATTENTION, FEED_FORWARD, gain_offset=1.0),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""Llama, and the layer that most decoders since share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from signalprop.families.base import (
+    Config,
+    Family,
+    ModelPaths,
+    StackPaths,
+    SublayerPaths,
+    activation_name,
+    normal,
+    rotary,
+    separate,
+)
+
+
+def decoder(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture, of any decoder with Llama's keys. `seq_len` is the width of a window in use."""
+    window, length = c.get("sliding_window") if c.get("use_sliding_window") else None, c["max_position_embeddings"]
+    return {
+        "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"],
+        "n_heads": c["num_attention_heads"], "n_kv_heads": c.get("num_key_value_heads"),
+        "d_head": c.get("head_dim"), "d_ff": c["intermediate_size"], "gated": True,
+        "activation": activation_name(c["hidden_act"]), "norm": "rmsnorm", "norm_placement": "pre", "norm_bias": False,
+        "norm_eps": c["rms_norm_eps"], "positions": "rotary", "rotary_base": rotary(c, "rope_theta", 10_000.0),
+        "vocab_size": c["vocab_size"], "seq_len": min(length, window) if window else length, "dropout": 0.0,
+        "attention_dropout": c["attention_dropout"], "bias": bool(c["attention_bias"]),
+        "qkv_bias": bool(c["attention_bias"]), "tied_embeddings": c["tie_word_embeddings"],
+    }  # fmt: skip
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture; one `bias` stands for the attention's output and the feed-forward."""
+    return decoder(c) | {"bias": bool(c["attention_bias"] or c["mlp_bias"])}
+
+
+ATTENTION = SublayerPaths(
+    norm="input_layernorm",
+    branch="self_attn",
+    weights=separate("self_attn.", "q_proj k_proj v_proj", "self_attn.o_proj"),
+    scaling="self_attn.scaling",
+    attention="self_attn",
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+)
+FEED_FORWARD = SublayerPaths(
+    norm="post_attention_layernorm",
+    branch="mlp",
+    weights={"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"},
+    activation="mlp.act_fn",
+)
+
+
+def paths(
+    attention: SublayerPaths = ATTENTION, feed_forward: SublayerPaths = FEED_FORWARD, **changes: Any
+) -> tuple[ModelPaths, ...]:
+    """Llama's paths with other sublayers, or other fields of the ModelPaths (`changes`)."""
+    stack = StackPaths("layers", (attention, feed_forward), final_norm="norm")
+    return (ModelPaths(**{"stacks": (stack,), "token": "embed_tokens", **changes}),)
+
+
+FAMILY = Family(
+    model_type="llama",
+    defaults={
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+    },
+    fields=fields,
+    paths=paths(),
+    initialisation=normal(),
+)  # fmt: skip

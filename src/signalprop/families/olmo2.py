@@ -1,0 +1,27 @@
+"""OLMo 2: Llama, with norms on the branches' outputs instead of their inputs, and norms on queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import llama
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    return llama.decoder(c) | {"norm_placement": "res-post", "qk_norm": "whole"}
+
+
+ATTENTION = replace(llama.ATTENTION, norm="post_attention_layernorm", branch="post_attention_layernorm", reads="")
+FEED_FORWARD = replace(
+    llama.FEED_FORWARD, norm="post_feedforward_layernorm", branch="post_feedforward_layernorm", reads="mlp"
+)
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="olmo2",
+    defaults={**llama.FAMILY.defaults, "vocab_size": 50304, "rms_norm_eps": 1e-5},
+    fields=fields,
+    paths=llama.paths(ATTENTION, FEED_FORWARD),
+)

@@ -1,0 +1,17 @@
+"""Qwen3: Llama, with norms on queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import llama, qwen2
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    return llama.decoder(c) | {"qk_norm": True}
+
+
+FAMILY = replace(llama.FAMILY, model_type="qwen3", defaults={**qwen2.FAMILY.defaults, "head_dim": 128}, fields=fields)

@@ -1,0 +1,274 @@
+"""Measure the signal of a live model: `measure` for one batch, `Probe` inside a training loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from collections.abc import Mapping as Dictionary
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import placed, unwrapped
+from signalprop.attachment.mapping import Mapping, plan
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.measurement.result import not_finite, profile_of, tables
+from signalprop.network.architecture import Architecture
+from signalprop.results.profile import Profile
+from signalprop.watching.recording import Recorder
+
+Loss = Callable[[Any], Tensor]
+_LOCK = threading.Lock()
+_turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # of threads that measure one model
+
+
+def measure(
+    model: nn.Module,
+    batch: Batch | Dictionary[str, Any],
+    *,
+    mapping: Mapping | None = None,
+    backward: bool = True,
+    loss: Loss | None = None,
+    scheme: str = "",
+    architecture: Architecture | None = None,
+) -> Profile:
+    """The Profile of a model on one batch, from one forward and one backward pass.
+
+    The model's mode (training or evaluation), parameters and gradients are left as they are; in training mode
+    dropout draws random numbers. Threads that measure one model take turns. Statistics are over real tokens
+    (`attention_mask`, or the batch's `keep`), in float32 with float64 sums where that is not enough.
+
+    Args:
+        model: a supported Hugging Face model, one with a method `signalprop_mapping()`, or any with
+            `mapping`. Compiled models are run uncompiled.
+        batch: a `signalprop.data.Batch`, or the model's own keyword arguments.
+        mapping: where the signal runs (see `Mapping`); default: by `signalprop_mapping()` or by family.
+        backward: also measure gradients of the loss.
+        loss: makes the loss from the model's output. Default: the model's own loss where it gives one (for a
+            dictionary: where it holds labels), else the mean cross-entropy of its logits and the batch's
+            targets.
+        scheme: recorded in the Profile. architecture: likewise; default: the mapping's.
+
+    Raises:
+        InputError: unknown family, a batch that does not fit the model, no loss, NaN or infinite values (the
+            message names the sublayer, the point and the parameter), or a mapping that does not fit the
+            model.
+    """
+    model = unwrapped(model)
+    mapping = mapping_for(model, mapping)
+    arguments = arguments_of(model, mapping, batch)
+    recorder = Recorder(model, mapping, plan(model, mapping), backward=backward)
+    with _turn(model):
+        try:
+            recorder.attach()
+            with torch.inference_mode(False), torch.set_grad_enabled(backward):
+                if backward:
+                    with lent_gradients(model):
+                        value = loss_of(model(**arguments), batch, loss)
+                        problem = not_finite(recorder, tables(recorder)[0])
+                        if problem:
+                            raise InputError(problem)
+                        value.backward()  # type: ignore[no-untyped-call]
+                else:
+                    model(**arguments)
+        finally:
+            recorder.detach()
+    return profile_of(recorder, scheme=scheme, architecture=architecture)
+
+
+def _turn(model: nn.Module) -> threading.RLock:
+    """What a thread holds while it measures a model, whose gradients it borrows."""
+    with _LOCK:
+        return _turns.setdefault(model, threading.RLock())
+
+
+def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[str, Any]) -> dict[str, Any]:
+    """The model's keyword arguments for a batch, on its device.
+
+    Raises:
+        InputError: the batch does not fit, the mapping cannot make arguments of it, or the weights hold no numbers.
+    """
+    if isinstance(batch, Batch):
+        check_batch(batch, mapping.architecture)
+        if mapping.arguments is None:
+            raise InputError(
+                "the mapping has no `arguments` to make the model's inputs from a Batch; give a dictionary of them"
+            )
+        arguments = dict(mapping.arguments(batch))
+    else:
+        arguments = dict(batch)
+    if next((p.is_meta for p in model.parameters()), False):
+        raise InputError(
+            "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
+        )
+    return placed(model, arguments)
+
+
+class Probe:
+    """Profiles during training.
+
+    ```python
+    with Probe(model, every=10) as probe:
+        for batch in loader:
+            loss = model(**batch).loss
+            loss.backward()
+            profile = probe.profile()  # a Profile on steps 0, 10, 20, ...; None on the others
+            optimizer.step()
+            optimizer.zero_grad()
+    ```
+
+    Between sampled steps no hook is attached, and leaving the block takes all of them off, also after an
+    exception. On a sampled step compiled code runs uncompiled. Forward passes without gradients (evaluation)
+    are not counted; of several passes in a step (gradient accumulation) the first is recorded, and the
+    Profile's notes say so.
+
+    Args:
+        model, mapping, backward, scheme, architecture: as in `measure`.
+        every: sample one step in so many, from the first on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 1,
+        mapping: Mapping | None = None,
+        backward: bool = True,
+        scheme: str = "",
+        architecture: Architecture | None = None,
+    ) -> None:
+        if every < 1:
+            raise InputError(f"every is {every}; expected a number of steps from 1 up")
+        self.every = every
+        self.steps = 0
+        self._model = model
+        self._mapping = mapping_for(unwrapped(model), mapping)
+        self._plan = plan(unwrapped(model), self._mapping)
+        self._backward = backward
+        self._scheme = scheme
+        self._architecture = architecture
+        self._recorder: Recorder | None = None
+        self._inside = False
+
+    def __enter__(self) -> Self:
+        self._inside = True
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False
+        self._end()
+
+    def profile(self, *, loss_scale: float = 1.0) -> Profile | None:
+        """End the step (after its backward pass) and return its Profile, or None if the step was not sampled.
+
+        Args:
+            loss_scale: factor on the loss (a GradScaler's `get_scale()`); `gradient_scale` is divided by its
+                square. The relative gradients do not depend on it.
+
+        Raises:
+            InputError: not inside the `with` block, the model did not run, or a signal that is not finite. Gradients
+                that are not finite (a GradScaler looking for its scale) are left out, with a note.
+        """
+        if not self._inside:
+            raise InputError("the probe is not attached; use it as `with Probe(model) as probe:`")
+        recorder = self._end()
+        self.steps += 1
+        try:
+            if recorder is None:
+                return None
+            return profile_of(
+                recorder,
+                scheme=self._scheme,
+                architecture=self._architecture,
+                loss_scale=loss_scale,
+                strict=False,
+            )
+        finally:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.steps % self.every == 0:
+            self._recorder = Recorder(self._model, self._mapping, self._plan, backward=self._backward)
+            self._recorder.attach()
+
+    def _end(self) -> Recorder | None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.detach()
+        return recorder
+
+
+def check_batch(batch: Batch, architecture: Architecture) -> None:
+    """Raise InputError for ids or lengths that the model has no row for."""
+    a = architecture
+    if batch.input != a.input:
+        raise InputError(f"the model reads {a.input}, the batch holds {batch.input}")
+    for name, ids in (("tokens", batch.tokens), ("decoder_tokens", batch.decoder_tokens)):
+        if ids is None:
+            continue
+        if ids.size == 0:
+            raise InputError(f"{name} is empty; expected ids of shape (batch, tokens)")
+        if ids.min() < 0 or ids.max() >= a.vocab_size:
+            raise InputError(
+                f"{name} holds id {ids.max() if ids.min() >= 0 else ids.min()}; the vocabulary is 0..{a.vocab_size - 1}"
+            )
+        room = a.seq_len if name == "tokens" else a.target_len or a.seq_len
+        learned = a.positions_of(decoder=name == "decoder_tokens") == "learned"
+        if learned and ids.shape[1] > room:
+            raise InputError(f"{name} has {ids.shape[1]} tokens per sequence; the model has {room} positions")
+    if a.kind == "encoder-decoder" and batch.decoder_tokens is None:
+        raise InputError("an encoder-decoder needs decoder_tokens in its batch")
+
+
+def loss_of(output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None) -> Tensor:
+    """The loss to differentiate; see `measure`."""
+    if loss is not None:
+        value = loss(output)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise InputError("loss= has to return one number with a gradient (a tensor of one element)")
+        return value
+    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, Tensor):
+        logits = output
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            "the model returns no logits and no loss; give loss=, a function of its output, or backward=False"
+        )
+    if not isinstance(batch, Batch):
+        raise InputError(
+            "there are no labels for the loss; add `labels` to the arguments, or give loss= or backward=False"
+        )
+    targets = torch.as_tensor(np.ascontiguousarray(batch.targets), device=logits.device)
+    if logits.shape[:-1] != targets.shape:
+        raise InputError(f"targets have shape {tuple(targets.shape)}, the logits {tuple(logits.shape)}; give loss=")
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten().long(), ignore_index=-1)
+
+
+@contextmanager
+def lent_gradients(model: nn.Module) -> Iterator[None]:
+    """Every floating parameter takes part in the backward pass; afterwards gradients and flags are as before."""
+    parameters = [p for p in model.parameters() if p.is_floating_point() and p.is_leaf]
+    before = [(p.requires_grad, p.grad) for p in parameters]
+    for p in parameters:
+        p.requires_grad_(True)
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, (flag, gradient) in zip(parameters, before, strict=True):
+            p.requires_grad_(flag)
+            p.grad = gradient

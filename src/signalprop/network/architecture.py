@@ -1,0 +1,346 @@
+"""What a network is: shape, norms, mask, positions, dropout. A frozen value, without any number of a scheme."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self, TypeGuard
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from signalprop.files.validation import Value
+from signalprop.network.activations import activation
+from signalprop.network.presets import preset
+
+Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
+Kind = Literal["encoder", "decoder", "encoder-decoder"]
+_WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
+ADDED = ("learned", "sinusoidal")  # positions that are added to the model's input
+_FOLLOWS = (  # (field, what is equal to it by default)
+    ("dropout", "attention_dropout"),
+    ("dropout", "embedding_dropout"),
+    ("n_layers", "n_decoder_layers"),
+    ("seq_len", "target_len"),
+    ("bias", "qkv_bias"),
+    ("n_heads", "n_kv_heads"),
+)
+
+
+class Architecture(Value):
+    """What a transformer is, before any scheme says how it is initialised and scaled.
+
+    Attributes:
+        kind: `encoder` (bidirectional), `decoder` (causal) or `encoder-decoder` (with cross-attention).
+        n_layers: layers of the stack (of the encoder, in an encoder-decoder); one layer is attention + feed-forward.
+        n_decoder_layers: layers of the decoder of an encoder-decoder (default: n_layers).
+        d_model: width of the residual stream.
+        n_heads, n_kv_heads, d_head: heads; key/value heads (fewer: grouped-query attention); features per head.
+        d_ff: width of the feed-forward hidden layer; `gated`: SwiGLU-like, f(x W_gate) * (x W_up).
+        activation: name in `signalprop.network.activations`.
+        norm, norm_placement: kind of norm, and where it stands: `pre` (on the branch input), `post` (after the
+            addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
+            OLMo 2, Swin v2); one word, or one per layer (mixtures).
+            In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
+        parallel: attention and feed-forward read the same stream (GPT-NeoX, GPT-J). shared_norm: through one norm
+            (Phi, Falcon 7B).
+        final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
+            variance (mean square) under a norm's root.
+        qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
+            treats both alike: behind the second a head's mean square is 1 only on average, and scatters by
+            sqrt(2 / d_head).
+        attention_scale: factor on q.k (default 1/sqrt(d_head); T5 has 1).
+        positions: `learned` and `sinusoidal` add a table; `rotary`; `relative` (a bias on scores); `none`.
+        decoder_positions: of the decoder of an encoder-decoder, where the two add different tables (Whisper); default:
+            positions.
+        rotary_fraction: share of each head's features that rotates; rotary_base: base of its frequencies.
+        n_segments: rows of a segment table that is added (2 in BERT, 1 in RoBERTa, 0: none).
+        embedding_norm: a norm on the sum of the embeddings (BERT). embedding_scale: factor on it (sqrt(d) in Gemma).
+        input: `tokens`; `patches` of `patch_dim` numbers through a linear embedding, with `class_token` (and
+            `distillation_token`, DeiT) before them or not; or `frames` of `frame_dim` numbers (log-mel features)
+            through convolutions over time.
+        conv_kernels, conv_strides: one odd width and one stride per convolution; the input is padded by half a kernel
+            on both sides, so a stride of 2 halves the length. conv_channels: width between the convolutions (default:
+            d_model, which the last one has). conv_activation: after each convolution; `glu` gates half of its outputs
+            with the other half.
+        vocab_size, seq_len: rows of the token table; tokens that the model reads. target_len: of the decoder
+            of an encoder-decoder (default: seq_len).
+        dropout: on every branch output; attention_dropout (on attention weights), embedding_dropout: default: dropout.
+        bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
+        tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
+        head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
+            behind a head_transform, where linear maps have biases.
+        family: model_type of Hugging Face, where it came from there.
+    """
+
+    kind: Kind = "encoder"
+    n_layers: int = Field(ge=1, le=1_000_000)
+    n_decoder_layers: int | None = Field(None, ge=1, le=1_000_000)
+    d_model: int = Field(ge=1, le=_WIDEST)
+    n_heads: int = Field(0, ge=1, le=_WIDEST)
+    n_kv_heads: int = Field(0, ge=1, le=_WIDEST)
+    d_head: int = Field(0, ge=1, le=_WIDEST)
+    d_ff: int = Field(0, ge=1, le=_WIDEST)
+    gated: bool = False
+    activation: str = "gelu"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_placement: Placement | tuple[Placement, ...] = "pre"
+    parallel: bool = False
+    shared_norm: bool = False
+    final_norm: bool | None = None
+    norm_eps: float = Field(1e-5, ge=0, le=1)
+    qk_norm: bool | Literal["whole"] = False
+    attention_scale: float | None = Field(None, ge=1e-30, le=1e30)
+    positions: Literal["learned", "sinusoidal", "rotary", "relative", "alibi", "none"] = "learned"
+    decoder_positions: Literal["learned", "sinusoidal", "rotary", "relative", "none"] | None = None
+    rotary_base: float = Field(10_000.0, ge=1, le=1e30)
+    rotary_fraction: float = Field(1.0, gt=0, le=1)
+    n_segments: int = Field(0, ge=0, le=_WIDEST)
+    embedding_norm: bool = False
+    embedding_scale: float = Field(1.0, ge=1e-30, le=1e30)
+    input: Literal["tokens", "patches", "frames"] = "tokens"
+    vocab_size: int = Field(32_000, ge=2, le=_WIDEST)
+    patch_dim: int = Field(768, ge=1, le=_WIDEST)
+    class_token: bool = False
+    distillation_token: bool = False
+    frame_dim: int = Field(80, ge=1, le=_WIDEST)
+    conv_kernels: tuple[Annotated[int, Field(ge=1, le=_LONGEST)], ...] = (3, 3)
+    conv_strides: tuple[Annotated[int, Field(ge=1, le=_LONGEST)], ...] = (1, 2)
+    conv_channels: int | None = Field(None, ge=1, le=_WIDEST)
+    conv_activation: str = "gelu"
+    seq_len: int = Field(512, ge=1, le=_LONGEST)
+    target_len: int | None = Field(None, ge=1, le=_LONGEST)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float | None = Field(None, ge=0, lt=1)
+    embedding_dropout: float | None = Field(None, ge=0, lt=1)
+    bias: bool = True
+    qkv_bias: bool | None = None
+    norm_bias: bool = True
+    tied_embeddings: bool = True
+    head: Literal["lm", "classes", "none"] = "lm"
+    n_classes: int = Field(1000, ge=1, le=_WIDEST)
+    head_transform: bool = False
+    head_bias: bool | None = None
+    family: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        """Fill in what follows from other fields. A bad width is left alone: its own check says what is wrong."""
+        if not isinstance(data, dict):
+            return data
+        data = {key: value for key, value in data.items() if value is not None}
+        for name in ("norm_placement", "conv_kernels", "conv_strides"):  # JSON has no tuples
+            if isinstance(data.get(name), list):
+                data[name] = tuple(data[name])
+        d_model = data.get("d_model")
+        if not _is_width(d_model):
+            return data
+        n_heads = data.setdefault("n_heads", d_model // 64 if d_model % 64 == 0 else 1)
+        if not _is_width(n_heads):
+            return data
+        data.setdefault("n_kv_heads", n_heads)
+        if "d_head" not in data:
+            if d_model % n_heads:
+                raise ValueError(
+                    f"d_model {d_model} is not divisible by n_heads {n_heads}; choose a divisor, or give d_head"
+                )
+            data["d_head"] = d_model // n_heads
+        data.setdefault("d_ff", 4 * d_model)
+        dropout = data.get("dropout", 0.0)
+        if isinstance(dropout, (int, float)) and 0 <= dropout < 1:  # else one complaint, not three
+            data.setdefault("attention_dropout", dropout)
+            data.setdefault("embedding_dropout", dropout)
+        data.setdefault("qkv_bias", data.get("bias", True))
+        if data.get("kind") == "encoder-decoder":
+            data.setdefault("n_decoder_layers", data.get("n_layers"))
+            data.setdefault("target_len", data.get("seq_len", 512))
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; choose a divisor"
+            )
+        if isinstance(self.norm_placement, tuple) and len(self.norm_placement) != self.n_layers_total:
+            raise ValueError(
+                f"norm_placement names {len(self.norm_placement)} layers, the model has {self.n_layers_total};"
+                " give one word, or one per layer"
+            )
+        if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
+            raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
+        if self.decoder_positions and self.kind != "encoder-decoder":
+            raise ValueError("decoder_positions belongs to kind 'encoder-decoder' only; leave it out")
+        two = {self.positions, self.positions_of(decoder=True)}
+        if len(two) > 1 and not two <= {"learned", "sinusoidal", "none"}:
+            raise ValueError("positions and decoder_positions may differ only among learned, sinusoidal and none")
+        if self.kind == "encoder-decoder" and self.parallel:
+            raise ValueError("parallel attention and feed-forward is not defined for kind 'encoder-decoder'")
+        if self.parallel and not set(self.placements) <= {"pre", "none"}:
+            raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
+        if self.positions == "alibi" and self.kind != "decoder":
+            raise ValueError("positions 'alibi' needs kind 'decoder': biases fall with the distance to earlier keys")
+        if self.shared_norm and not self.parallel:
+            raise ValueError("shared_norm needs parallel: only sublayers that read one stream can read one norm")
+        if self.input == "patches" and self.kind != "encoder":
+            raise ValueError("input 'patches' needs kind 'encoder'")
+        if self.distillation_token and not self.class_token:
+            raise ValueError("distillation_token needs class_token, which stands before it")
+        if self.input == "patches" and self.seq_len <= self.n_class_tokens:
+            raise ValueError(f"seq_len {self.seq_len}: expected more than the {self.n_class_tokens} class token(s)")
+        if self.input == "frames":
+            self._check_convolutions()
+        activation(self.activation)  # raises with the list of names
+        return self
+
+    def _check_convolutions(self) -> None:
+        if self.kind == "decoder":
+            raise ValueError("input 'frames' needs kind 'encoder' or 'encoder-decoder'")
+        kernels, strides = self.conv_kernels, self.conv_strides
+        if not kernels or len(kernels) != len(strides) or any(kernel % 2 == 0 for kernel in kernels):
+            raise ValueError(
+                f"conv_kernels {kernels} and conv_strides {strides}: expected one odd kernel and one stride each"
+            )
+        if self.conv_activation != "glu":
+            activation(self.conv_activation)
+
+    @property
+    def n_layers_total(self) -> int:
+        """Layers of all stacks together."""
+        return self.n_layers + (self.n_decoder_layers or 0)
+
+    @cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """Norm placement of every layer, encoder first."""
+        if isinstance(self.norm_placement, tuple):
+            return self.norm_placement
+        return (self.norm_placement,) * self.n_layers_total
+
+    @property
+    def causal(self) -> bool:
+        """Whether the (only) stack is a decoder."""
+        return self.kind == "decoder"
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last layer of each stack."""
+        return self.placements[-1] != "post" if self.final_norm is None else self.final_norm
+
+    @property
+    def score_scale(self) -> float:
+        """Factor on the scalar product of a query and a key."""
+        return 1 / math.sqrt(self.d_head) if self.attention_scale is None else self.attention_scale
+
+    @property
+    def n_embedding_tables(self) -> int:
+        """How many tables are added to make the model's input: tokens (patches, frames), positions, segments."""
+        return 1 + (self.positions in ADDED) + (self.n_segments > 0)
+
+    @property
+    def n_class_tokens(self) -> int:
+        """Tokens before the patches: class and distillation."""
+        return int(self.class_token) + int(self.distillation_token)
+
+    @property
+    def has_head_bias(self) -> bool:
+        """Whether the head has a bias."""
+        if self.head_bias is None:
+            return self.bias and (self.head_transform or self.head == "classes")
+        return self.head_bias
+
+    @property
+    def n_frames(self) -> int:
+        """Frames that the convolutions make seq_len tokens of."""
+        return self.seq_len * math.prod(self.conv_strides)
+
+    @property
+    def has_token_table(self) -> bool:
+        """Whether some stack looks tokens up: all but an encoder of patches or frames."""
+        return self.input == "tokens" or self.kind == "encoder-decoder"
+
+    @property
+    def has_tied_head(self) -> bool:
+        """Whether the head is the token table."""
+        return self.tied_embeddings and self.head == "lm" and self.has_token_table
+
+    def positions_of(self, *, decoder: bool) -> str:
+        """Positions of the encoder or of the decoder behind it."""
+        return (self.decoder_positions if decoder else None) or self.positions
+
+    def convolution(self, index: int) -> tuple[int, int, int]:
+        """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs."""
+        width = self.conv_channels or self.d_model
+        last = index == len(self.conv_kernels) - 1
+        outputs = (self.d_model if last else width) * (2 if self.conv_activation == "glu" else 1)
+        return (width if index else self.frame_dim), outputs, self.conv_kernels[index]
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Architecture:
+        """A known architecture by name, with some fields changed (`changes`). See `signalprop.network.presets`.
+
+        A change of d_model without n_heads, d_head or d_ff keeps the head width and the ratio d_ff / d_model.
+
+        Raises:
+            InputError: unknown name (the message lists the known ones), or a bad field.
+        """
+        given = {key: value for key, value in changes.items() if value is not None}
+        return cls(**preset(name)).replace(**given)
+
+    @classmethod
+    def from_hf(cls, source: Any, **changes: Any) -> Architecture:
+        """Read a Hugging Face config.
+
+        Args:
+            source: a config object, a model, a config dict, or a directory (or config.json) on disk.
+            changes: fields that are to differ from it.
+
+        Raises:
+            InputError: the family is not known, the file is not readable, or a value is out of range.
+        """
+        from signalprop.hf_configs import read
+
+        return read(source, **changes)
+
+    def replace(self, **changes: Any) -> Architecture:
+        """A copy with some fields changed (`changes`), validated again. None stands for a field's default.
+
+        What followed from a changed field follows again, unless it is given too: from d_model the heads (their width
+        stays; a d_model that it does not divide gets one head) and d_ff (the ratio stays); from norm_placement
+        final_norm; and where they were equal, from dropout the other two dropouts, from n_layers n_decoder_layers, from
+        seq_len target_len, from bias qkv_bias, from n_heads n_kv_heads.
+
+        Raises:
+            InputError: a bad or unknown field.
+        """
+        fields = self.model_dump()
+        for source, follower in _FOLLOWS:
+            if source in changes and getattr(self, follower) == getattr(self, source):
+                fields[follower] = None
+        if changes.get("kind", self.kind) != self.kind:
+            fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None}
+        if changes.get("parallel") is False:
+            fields["shared_norm"] = None
+        if changes.get("norm_placement", self.norm_placement) != self.norm_placement:
+            fields["final_norm"] = None
+        if "n_heads" in changes and self.d_model == self.n_heads * self.d_head:
+            fields["d_head"] = None
+        d_model = changes.get("d_model")
+        if _is_width(d_model) and d_model != self.d_model:
+            fields["d_ff"] = max(1, round(self.d_ff * d_model / self.d_model))
+            if changes.keys().isdisjoint({"n_heads", "d_head"}):
+                fields |= self._heads_at(d_model)
+        return type(self)(**{**fields, **changes})
+
+    def _heads_at(self, d_model: int) -> dict[str, int | None]:
+        """Heads of the same width at another d_model, in groups of the same size where that goes."""
+        n_heads, remainder = divmod(self.n_heads * d_model, self.d_model)
+        if remainder or n_heads == 0:
+            return {"n_heads": 1, "n_kv_heads": None, "d_head": None}
+        group = self.n_heads // self.n_kv_heads
+        options = [n_heads // group if n_heads % group == 0 else 0, self.n_kv_heads]
+        return {"n_heads": n_heads, "n_kv_heads": next((n for n in options if n and n_heads % n == 0), None)}
+
+
+def _is_width(value: Any) -> TypeGuard[int]:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0

@@ -1,0 +1,228 @@
+"""What a network costs: its parameters, exactly, and the FLOPs of training it, by ELECTRA's accounting."""
+
+from __future__ import annotations
+
+from signalprop.errors import InputError
+from signalprop.families import find
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import KINDS, PLACEMENTS, STACKS, Parametrization, layout
+
+# Rows of a table of relative position biases (relative_attention_num_buckets in transformers); one table per stack.
+RELATIVE_BUCKETS = 32
+_NORMS = {"pre": 1, "post": 1, "sandwich": 2, "none": 0, "res-post": 1}
+
+# Operations per element, as ELECTRA counts them.
+_NORM, _SOFTMAX, _ACTIVATION, _DROPOUT, _ADD, _LOSS_TARGET = 5, 5, 8, 4, 1, 2
+MASKED_SHARE = 0.15625  # ELECTRA's output fraction: 80 of 512 positions carry the loss of masked language modelling
+
+
+def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
+    """Trainable numbers of a network by part: embeddings, attention, feed_forward, norms, head, total.
+
+    Equals `sum(p.numel() for p in model.parameters())` of the transformers model with the architecture's head (masked
+    or causal language model, image classifier, T5) exactly. A tied head counts only what it adds to the token table.
+    Norms on the embeddings and before the head count as norms. For a Parametrization there is one part more,
+    `multipliers`: what its scheme makes trainable (skips, branch multipliers, value skips and attention gains).
+    """
+    p, a = (network, network.architecture) if isinstance(network, Parametrization) else (None, network)
+    d, q, kv = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head
+    norm = d * (2 if a.norm == "layernorm" and a.norm_bias else 1)
+    rows = layout(a)
+    family = find(a.family)
+
+    attention = d * (q + 2 * kv) + (q + 2 * kv) * bool(a.qkv_bias) + q * d + d * a.bias
+    if a.qk_norm:
+        attention += q + kv if a.qk_norm == "whole" else 2 * a.d_head
+    if family is not None and not family.key_bias:
+        attention -= kv * bool(a.qkv_bias)
+    maps_in = 2 if a.gated else 1
+    feed_forward = (maps_in + 1) * d * a.d_ff + (maps_in * a.d_ff + d) * a.bias
+    n_feed_forward = int((rows.kind == KINDS.index("feed_forward")).sum())
+    n_attention = len(rows.kind) - n_feed_forward
+    n_stacks = 2 if a.kind == "encoder-decoder" else 1
+    biased = a.positions == "relative" or (family is not None and family.score_bias)
+    relative = RELATIVE_BUCKETS * a.n_heads * n_stacks if biased else 0
+
+    n_norms = sum(_NORMS[PLACEMENTS[code]] for code in rows.placement) - a.n_layers * a.shared_norm
+    n_norms += n_stacks * a.has_final_norm + a.embedding_norm * n_stacks + a.head_transform
+
+    tied = a.tied_embeddings and a.has_token_table
+    head = (d * d + d * a.bias) * a.head_transform
+    if a.head == "lm":
+        head += (0 if tied else a.vocab_size * d) + a.vocab_size * (a.head_transform or a.has_head_bias)
+    elif a.head == "classes":
+        head += a.n_classes * (d + 1)
+    parts = {
+        "embeddings": _embedding_parameters(a),
+        "attention": n_attention * attention + relative,
+        "feed_forward": n_feed_forward * feed_forward,
+        "norms": n_norms * norm,
+        "head": head,
+    }
+    if p is not None:
+        parts["multipliers"] = _trainable_multipliers(p)
+    return parts | {"total": sum(parts.values())}
+
+
+def _trainable_multipliers(p: Parametrization) -> int:
+    sizes = {"fixed": 0, "scalar": 1, "channel": p.architecture.d_model}
+    count = p.n_sublayers * sizes[p.branch_trainable]
+    count += int((~p.parallel).sum()) * sizes[p.skip_trainable]  # a parallel layer has one skip
+    if p.attention_trainable:  # a query across has no value of its own
+        count += 2 * int((p.kind == KINDS.index("attention")).sum())
+        count += int((p.kind == KINDS.index("cross_attention")).sum())
+    return count
+
+
+def _embedding_parameters(a: Architecture) -> int:
+    d = a.d_model
+    count = a.vocab_size * d if a.has_token_table else 0
+    if a.input == "patches":
+        count += a.patch_dim * d + d
+    elif a.input == "frames":
+        count += sum(outputs * (inputs * kernel + 1) for inputs, outputs, kernel in _convolutions(a))
+    count += d * a.n_class_tokens + d * a.n_segments
+    two = a.kind == "encoder-decoder"
+    lengths = [(a.positions, a.seq_len)] + ([(a.positions_of(decoder=True), a.target_len or a.seq_len)] if two else [])
+    family = find(a.family)
+    offset = 0 if family is None else family.position_offset
+    for positions, length in lengths:  # each stack has its own table
+        if positions == "learned":
+            count += d * (length + offset)
+    return count
+
+
+def _convolutions(a: Architecture) -> list[tuple[int, int, int]]:
+    """(inputs, outputs, kernel) of the convolutions that read frames."""
+    return [a.convolution(i) for i in range(len(a.conv_kernels))]
+
+
+def train_flops(
+    network: Architecture | Parametrization, batch_size: int, steps: int, output_fraction: float | None = None
+) -> dict[str, float]:
+    """Floating-point operations of a training run by part: embeddings, attention, feed_forward, head, total.
+
+    ELECTRA's accounting (Clark et al., 2020, released code), which TGS v1 Table 24 uses: a multiply-add is 2
+    operations, the backward pass costs as much as the forward pass, an embedding look-up is counted as the dense
+    product that it stands for (2 d V per token), softmax and norms are 5 operations per element, an activation 8,
+    dropout 4. Like theirs, the norm of the attention sublayer is counted once per token, not once per feature (a
+    difference below 0.1 %).
+
+    Extended in the same spirit to what ELECTRA has not: a gate is one more product and one multiplication;
+    keys and values cost their own width; a causal mask saves nothing (dense kernels compute every score);
+    cross-attention projects keys and values of the encoder's tokens; rotations cost 3 per rotated feature,
+    relative biases 1 per score; patches are a linear map, frames pass convolutions. Biases and dropout count only
+    where the architecture has them. Of a Parametrization also counts what cannot be folded into weights: a trainable
+    multiplier is one product per feature, a value skip two products and a sum per feature of the heads; attention with
+    a fixed gain of 0 is not computed, nor are its queries and keys.
+
+    Args:
+        batch_size: sequences per step. steps: optimiser steps.
+        output_fraction: share of positions that go through the head; default 0.15625 for encoders with a
+            language-model head, one position for a class head, else 1.
+
+    Raises:
+        InputError: batch_size or steps below 1, output_fraction outside (0, 1], or a sweep.
+    """
+    p, a = (network, network.architecture) if isinstance(network, Parametrization) else (None, network)
+    if p is not None and p.skip.ndim != 1:
+        raise InputError(f"this parametrization is a sweep of shape {p.skip.shape[:-1]}; give one of its members")
+    if batch_size < 1 or steps < 1:
+        raise InputError(f"batch_size is {batch_size} and steps is {steps}; both must be at least 1")
+    if output_fraction is not None and not 0 < output_fraction <= 1:
+        raise InputError(f"output_fraction is {output_fraction}; expected a number in (0, 1]")
+    parts = {"embeddings": 0.0, "attention": 0.0, "feed_forward": 0.0}
+    target = a.target_len or a.seq_len
+    rows = layout(a)
+    for i, (kind, stack, placement) in enumerate(zip(rows.kind, rows.stack, rows.placement, strict=True)):
+        in_decoder = a.kind == "encoder-decoder" and STACKS[stack] == "decoder"
+        queries = target if in_decoder else a.seq_len
+        n_norms = _NORMS[PLACEMENTS[placement]]
+        part = "feed_forward" if KINDS[kind] == "feed_forward" else "attention"
+        if part == "feed_forward":
+            parts[part] += queries * _feed_forward_flops(a, n_norms)
+        else:
+            keys = a.seq_len if KINDS[kind] == "cross_attention" else queries
+            parts[part] += _attention_flops(a, queries, keys, n_norms)
+            parts[part] += 0.0 if p is None else _value_skip_flops(p, i, queries, keys)
+        if p is not None:
+            learned = (p.branch_trainable != "fixed") + (p.skip_trainable != "fixed" and not p.parallel[i])
+            parts[part] += queries * a.d_model * learned
+    lengths = [a.seq_len] + ([target] if a.kind == "encoder-decoder" else [])
+    parts["embeddings"] = float(sum(n * _embedding_flops(a, n, decoder=bool(i)) for i, n in enumerate(lengths)))
+    parts["head"] = _head_positions(a, lengths[-1], output_fraction) * _head_flops(a)
+    parts["total"] = sum(parts.values())
+    forward_and_backward = 2
+    return {name: forward_and_backward * batch_size * steps * count for name, count in parts.items()}
+
+
+def _value_skip_flops(p: Parametrization, i: int, queries: int, keys: int) -> float:
+    """What value_skip V + attention_gain A V costs beyond A V; less than nothing where A is not needed."""
+    a = p.architecture
+    if p.kind[i] == KINDS.index("attention") and p.attention_gain[i] == 0 and not p.attention_trainable:
+        value, bias = 2 * a.d_model * a.n_kv_heads * a.d_head, a.n_kv_heads * a.d_head * bool(a.qkv_bias)
+        return -_attending_flops(a, queries, keys) + keys * float(value + bias)
+    mixed = p.value_skip[i] != 0 or (p.attention_trainable and p.kind[i] == KINDS.index("attention"))
+    return float(3 * queries * a.n_heads * a.d_head * mixed)
+
+
+def _attention_flops(a: Architecture, queries: int, keys: int, n_norms: int) -> float:
+    d, q = a.d_model, a.n_heads * a.d_head
+    per_query: float = 2 * q * d + d * a.bias + _ADD * d + _NORM * n_norms  # output, residual addition, norm
+    per_query += _DROPOUT * d * (a.dropout > 0)
+    return queries * per_query + _attending_flops(a, queries, keys)
+
+
+def _attending_flops(a: Architecture, queries: int, keys: int) -> float:
+    """Queries, keys, values, scores and averages."""
+    d, q, kv, heads = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head, a.n_heads
+    per_query: float = 2 * d * q + q * bool(a.qkv_bias)
+    per_key: float = 2 * (2 * d * kv + kv * bool(a.qkv_bias))
+    per_score = 2 * q + 2 * q + heads * (1 + _SOFTMAX + _DROPOUT * ((a.attention_dropout or 0) > 0))
+    per_score += heads * (a.positions == "relative")
+    if a.positions == "rotary":
+        per_query += 3 * q * a.rotary_fraction
+        per_key += 3 * kv * a.rotary_fraction
+    if a.qk_norm:
+        per_query += _NORM * q
+        per_key += _NORM * kv
+    return float(queries * per_query + keys * per_key + queries * keys * per_score)
+
+
+def _feed_forward_flops(a: Architecture, n_norms: int) -> float:
+    d, hidden, maps_in = a.d_model, a.d_ff, 2 if a.gated else 1
+    count = maps_in * (2 * d * hidden + hidden * a.bias) + _ACTIVATION * hidden + hidden * a.gated
+    count += 2 * hidden * d + d * a.bias + _ADD * d + _NORM * d * n_norms
+    return float(count + _DROPOUT * d * (a.dropout > 0))
+
+
+def _embedding_flops(a: Architecture, length: int, *, decoder: bool = False) -> float:
+    d = a.d_model
+    if a.input == "frames" and not decoder:
+        count, stride = 0.0, 1
+        for (inputs, outputs, kernel), step in zip(reversed(_convolutions(a)), reversed(a.conv_strides), strict=True):
+            count += stride * outputs * (2 * inputs * kernel + 1 + _ACTIVATION)  # positions per token of the stream
+            stride *= step
+    else:
+        count = 2 * d * (a.patch_dim if a.input == "patches" else a.vocab_size)
+    learned = a.positions_of(decoder=decoder) == "learned"
+    count += 2 * d * ((length if learned else 0) + a.n_segments)
+    count += _ADD * d * (a.n_embedding_tables - 1) + _NORM * d * a.embedding_norm
+    return float(count + _DROPOUT * d * ((a.embedding_dropout or 0) > 0))
+
+
+def _head_positions(a: Architecture, length: int, output_fraction: float | None) -> float:
+    if output_fraction is not None:
+        return output_fraction * length
+    if a.head == "classes":
+        return 1.0
+    return (MASKED_SHARE if a.kind == "encoder" else 1.0) * length
+
+
+def _head_flops(a: Architecture) -> float:
+    d = a.d_model
+    if a.head == "none":
+        return 0.0
+    outputs = a.vocab_size if a.head == "lm" else a.n_classes
+    transform = 2 * d * d + d * a.bias + _ACTIVATION * d + _NORM * d
+    return float(transform * a.head_transform + 2 * d * outputs + (_SOFTMAX + _LOSS_TARGET) * outputs)

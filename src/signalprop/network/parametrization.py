@@ -1,0 +1,533 @@
+"""The Parametrization: every number that the signal meets, sublayer by sublayer. A plain table, stored by column.
+
+It is the only thing that predict, simulate, build and count read, so that prediction and model cannot drift apart.
+Columns are NumPy arrays whose last axis counts sublayers; leading axes, if any, make it a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from signalprop.errors import InputError
+from signalprop.files.storage import read_json, write_json
+from signalprop.files.validation import Value
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.embedding_and_head import LARGEST
+from signalprop.network.embedding_and_head import Distribution as Distribution
+from signalprop.network.embedding_and_head import Embedding as Embedding
+from signalprop.network.embedding_and_head import Head as Head
+from signalprop.network.layout import ATTENTION_ROLES as ATTENTION_ROLES
+from signalprop.network.layout import FEED_FORWARD_ROLES as FEED_FORWARD_ROLES
+from signalprop.network.layout import KINDS as KINDS
+from signalprop.network.layout import PLACEMENTS as PLACEMENTS
+from signalprop.network.layout import ROLES as ROLES
+from signalprop.network.layout import STACKS as STACKS
+from signalprop.network.layout import IntColumn, Kind, Role, Stack, roles_of
+from signalprop.network.layout import Layout as Layout
+from signalprop.network.layout import fan as fan
+from signalprop.network.layout import layout as layout
+from signalprop.network.layout import role_mask as role_mask
+from signalprop.network.moments import FloatArray
+
+__all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
+
+SCHEMA = "signalprop/parametrization/1"
+Trainable = Literal["fixed", "scalar", "channel"]
+_ROLES: tuple[Role, ...] = get_args(Role)
+# Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
+_PLAIN = {
+    "skip": 1.0,
+    "branch": 1.0,
+    "norm_gain": 1.0,
+    "norm_scale": 1.0,
+    "post_norm_gain": 1.0,
+    "score_scale": 1.0,
+    "value_skip": 0.0,
+    "attention_gain": 1.0,
+    "shape_in": 0.0,
+    "shape_out": 0.0,
+    "shape_gain": 0.0,
+}
+LEARNING_RATES = (*ROLES, "vectors")
+# Columns that a row shows only where they do something.
+_RARE = ("norm_scale", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain")
+
+
+class Shaping(Value):
+    """How the self-attentions of a table are shaped: `D softmax(scores + B)` instead of a softmax of scores.
+
+    Attributes:
+        kind: `e-spa` and `u-spa` (He et al. 2023), `none`. The rows' numbers are the columns `shape_in`, `shape_out`
+            and `shape_gain`; `signalprop.kernels.shaping` makes B and D of them.
+        repeats: pair-repeat probability of tokens that E-SPA keeps the diagonal at 1 for.
+        corrected: E-SPA takes the activation of the feed-forward before it into account.
+        calibrated: the rows of D make the branch's diagonal 1 on the average kernel (1 - repeats) I + repeats 1 1^T
+            that is sent through the whole stack, skips, norms and feed-forwards included.
+    """
+
+    kind: Literal["none", "e-spa", "u-spa"] = "none"
+    repeats: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    corrected: bool = False
+    calibrated: bool = False
+
+
+_UNSHAPED = Shaping()
+
+
+@dataclass(frozen=True, eq=False)
+class Parametrization:
+    """One row per sublayer (encoder first), plus embedding and head.
+
+    Attributes:
+        architecture: what the network is.
+        scheme, options: the scheme that made the table, and its options.
+        stack, layer, kind: of each sublayer: index into STACKS, layer within its stack, index into KINDS.
+        placement: index into PLACEMENTS. parallel: the sublayer reads the same stream as the one before it.
+        weights: standard deviation of each role's weight, 0 where a role does not exist. biases: likewise.
+        distribution: of the weights of each role.
+        skip, branch: the multipliers lambda and beta: stream_out = skip * stream_in + branch * f(stream_in).
+        branch_trainable, skip_trainable: `fixed`, or a trainable `scalar` or per-`channel` vector that starts at
+            `branch` (at `skip`).
+        norm_gain: root mean square of the gain of the norm that the placement names (1 unless initialised otherwise
+            or trained); post_norm_gain: of the second norm of a sandwich.
+        norm_scale: fixed factor on that norm's output, beside its gain (LayerNorm Scaling).
+        score_scale: factor on the scalar product of query and key, QK-norm gains included.
+        value_skip, attention_gain: a token's own value and the attention's average of values are added with these
+            weights: `value_skip * V + attention_gain * A V` (0 and 1 in ordinary attention).
+        attention_trainable: both are trainable scalars.
+        shaping: how self-attentions are shaped; shape_in, shape_out: for E-SPA the decays e^-gamma of the token kernel
+            before and after, for U-SPA its off-diagonal rho; shape_gain: the diagonal of an E-SPA matrix beside a skip,
+            0 for the exact one.
+        learning_rates: factor on the learning rate per weight role, and of the sublayer's `vectors` (biases, gains,
+            trainable multipliers), for Adam-like optimizers.
+        embedding, head: the other two rows.
+
+    Raises:
+        InputError: a column of another length, a number that is not finite or beyond 1e30, or a negative standard
+            deviation (the message says which sublayer).
+    """
+
+    architecture: Architecture
+    scheme: str
+    stack: IntColumn
+    layer: NDArray[np.int32]
+    kind: IntColumn
+    placement: IntColumn
+    parallel: NDArray[np.bool_]
+    weights: Mapping[str, FloatArray]
+    biases: Mapping[str, FloatArray]
+    skip: FloatArray
+    branch: FloatArray
+    norm_gain: FloatArray
+    norm_scale: FloatArray
+    post_norm_gain: FloatArray
+    score_scale: FloatArray
+    value_skip: FloatArray
+    attention_gain: FloatArray
+    shape_in: FloatArray
+    shape_out: FloatArray
+    shape_gain: FloatArray
+    learning_rates: Mapping[str, FloatArray]
+    embedding: Embedding
+    head: Head
+    distribution: Mapping[str, Distribution] = field(default_factory=lambda: dict.fromkeys(ROLES, "normal"))
+    branch_trainable: Trainable = "fixed"
+    skip_trainable: Trainable = "fixed"
+    attention_trainable: bool = False
+    shaping: Shaping = _UNSHAPED
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.skip.shape[-1:] != self.kind.shape:
+            raise InputError(f"skip has shape {self.skip.shape}; the table has {self.n_sublayers} rows")
+        for name, column in self.columns().items():
+            if column.shape != self.skip.shape:
+                raise InputError(f"{name} has shape {column.shape}, skip {self.skip.shape}; expected the same")
+            sign = name.startswith(("weight.", "bias.", "learning_rate."))
+            good = (np.abs(column) <= LARGEST) & (column >= 0 if sign else True)  # a NaN is not good either
+            if not good.all():
+                where = tuple(np.argwhere(~good)[0])
+                what = "factor" if name.startswith("learning_rate") else "standard deviation"
+                wanted = f"a {what} from 0 to {LARGEST:g}" if sign else f"a number up to {LARGEST:g}"
+                raise InputError(f"{name} of sublayer {where[-1]} is {column[where]}; expected {wanted}")
+
+    @property
+    def n_sublayers(self) -> int:
+        """Rows of the table."""
+        return int(self.kind.shape[-1])
+
+    def columns(self) -> dict[str, FloatArray]:
+        """Every numeric column by name (`weight.query`, `bias.query`, `skip`, `learning_rate.query`, ...)."""
+        out: dict[str, FloatArray] = {}
+        for role in ROLES:
+            out[f"weight.{role}"] = self.weights[role]
+            out[f"bias.{role}"] = self.biases[role]
+        for name in _PLAIN:
+            out[name] = getattr(self, name)
+        for name in LEARNING_RATES:
+            out[f"learning_rate.{name}"] = self.learning_rates[name]
+        return out
+
+    @property
+    def norm_output(self) -> FloatArray:
+        """Root mean square of what the placement's norm gives out: norm_gain * norm_scale, (..., sublayers)."""
+        return self.norm_gain * self.norm_scale
+
+    def kind_name(self, index: int) -> str:
+        """Kind of sublayer `index`, from 0: attention, cross_attention or feed_forward."""
+        return KINDS[int(self.kind[index])]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per sublayer, as in the JSON form. Not for sweeps."""
+        self._refuse_sweep("rows")
+        masks = roles_of(self.architecture, self.kind)
+        lists = {name: column.tolist() for name, column in self.columns().items()}
+        out = []
+        for i in range(self.n_sublayers):
+            used = [role for role in ROLES if masks[role][i]]
+            row: dict[str, Any] = {
+                "index": i,
+                "stack": STACKS[self.stack[i]],
+                "layer": int(self.layer[i]),
+                "kind": KINDS[self.kind[i]],
+                "norm": PLACEMENTS[self.placement[i]],
+                "weights": {role: lists[f"weight.{role}"][i] for role in used},
+                "skip": lists["skip"][i],
+                "branch": lists["branch"][i],
+                "norm_gain": lists["norm_gain"][i],
+            }
+            biases = {role: lists[f"bias.{role}"][i] for role in used if lists[f"bias.{role}"][i] != 0}
+            if biases:
+                row["biases"] = biases
+            if self.parallel[i]:
+                row["parallel"] = True
+            if row["norm"] == "sandwich" or lists["post_norm_gain"][i] != 1:
+                row["post_norm_gain"] = lists["post_norm_gain"][i]
+            if row["kind"] != "feed_forward" or lists["score_scale"][i] != self.architecture.score_scale:
+                row["score_scale"] = lists["score_scale"][i]
+            for name in _RARE:
+                if lists[name][i] != _PLAIN[name]:
+                    row[name] = lists[name][i]
+            rates = {name: lists[f"learning_rate.{name}"][i] for name in (*used, "vectors")}
+            if any(rate != 1 for rate in rates.values()):
+                row["learning_rates"] = rates
+            out.append(row)
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; `from_json` gives the same Parametrization back."""
+        return {
+            "schema": SCHEMA,
+            "architecture": self.architecture.model_dump(mode="json", exclude_defaults=True),
+            "scheme": self.scheme,
+            "options": dict(self.options),
+            "embedding": self.embedding.model_dump(mode="json"),
+            "head": self.head.model_dump(mode="json"),
+            "distribution": dict(self.distribution),
+            "branch_trainable": self.branch_trainable,
+            "skip_trainable": self.skip_trainable,
+            "attention_trainable": self.attention_trainable,
+            "shaping": self.shaping.model_dump(mode="json"),
+            "sublayers": self.rows(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Parametrization:
+        """Read what `to_json` wrote (`data`).
+
+        Raises:
+            InputError: another schema version, a missing or unknown field, a value out of range, or sublayers that the
+                architecture does not have.
+        """
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
+            raise InputError(
+                f"this is not a parametrization that this version reads: {got}, expected schema {SCHEMA!r}"
+            )
+        document = _Document(**{str(key): value for key, value in data.items()})
+        a, rows = document.architecture, document.sublayers
+        table = layout(a)
+        if len(rows) != len(table.kind):
+            raise InputError(f"sublayers has {len(rows)} rows; the architecture has {len(table.kind)} sublayers")
+        masks = roles_of(a, table.kind)
+        for i, row in enumerate(rows):
+            found = (row.index, row.stack, row.layer, row.kind, row.parallel)
+            wanted = (i, STACKS[table.stack[i]], int(table.layer[i]), KINDS[table.kind[i]], bool(table.parallel[i]))
+            if found != wanted:
+                raise InputError(
+                    f"sublayer {i} has (index, stack, layer, kind, parallel) {found}; the architecture has {wanted}"
+                )
+            roles = {role for role in ROLES if masks[role][i]}
+            if row.weights.keys() != roles or not row.biases.keys() <= roles:
+                raise InputError(
+                    f"sublayer {i} has weights {sorted(row.weights)} and biases {sorted(row.biases)}; "
+                    f"expected {sorted(roles)}"
+                )
+        return cls(
+            architecture=a,
+            scheme=document.scheme,
+            options=document.options,
+            stack=table.stack,
+            layer=table.layer,
+            kind=table.kind,
+            placement=np.array([PLACEMENTS.index(row.norm) for row in rows], np.int8),
+            parallel=table.parallel,
+            weights={role: np.array([row.weights.get(role, 0.0) for row in rows]) for role in _ROLES},
+            biases={role: np.array([row.biases.get(role, 0.0) for row in rows]) for role in _ROLES},
+            skip=np.array([row.skip for row in rows]),
+            branch=np.array([row.branch for row in rows]),
+            norm_gain=np.array([row.norm_gain for row in rows]),
+            norm_scale=np.array([row.norm_scale for row in rows]),
+            post_norm_gain=np.array([row.post_norm_gain for row in rows]),
+            score_scale=np.array([a.score_scale if row.score_scale is None else row.score_scale for row in rows]),
+            value_skip=np.array([row.value_skip for row in rows]),
+            attention_gain=np.array([row.attention_gain for row in rows]),
+            shape_in=np.array([row.shape_in for row in rows]),
+            shape_out=np.array([row.shape_out for row in rows]),
+            shape_gain=np.array([row.shape_gain for row in rows]),
+            learning_rates={
+                name: np.array([row.learning_rates.get(name, 1.0) for row in rows])  # type: ignore[call-overload]
+                for name in LEARNING_RATES
+            },
+            embedding=document.embedding,
+            head=document.head,
+            distribution={role: document.distribution[role] for role in _ROLES},
+            branch_trainable=document.branch_trainable,
+            skip_trainable=document.skip_trainable,
+            attention_trainable=document.attention_trainable,
+            shaping=document.shaping,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Parametrization:
+        """Read the JSON file `path` that `save` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or as `from_json`.
+        """
+        return cls.from_json(read_json(path))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Parametrization):
+            return NotImplemented
+        mine, theirs = self.columns(), other.columns()
+        return all(np.array_equal(mine[name], theirs[name]) for name in mine) and all(
+            np.array_equal(getattr(self, item.name), getattr(other, item.name))
+            if isinstance(getattr(self, item.name), np.ndarray)
+            else getattr(self, item.name) == getattr(other, item.name)
+            for item in fields(self)
+            if item.name not in ("weights", "biases", "learning_rates")
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def with_columns(self, **columns: ArrayLike) -> Parametrization:
+        """A copy with some columns replaced; names as in `columns()`, `.` written `__` (`weight__query=0.02`).
+
+        A scalar fills the column; where a sublayer does not have the role, weights and biases stay 0, learning rates 1.
+        A value with leading axes makes a sweep: the other columns are repeated along them.
+
+        Raises:
+            InputError: an unknown column, or a value of another shape or out of range.
+        """
+        try:
+            values = {name: np.asarray(value, np.float64) for name, value in columns.items()}
+            shape = np.broadcast_shapes(self.skip.shape, *(value.shape for value in values.values()))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"columns must be numbers, one or {self.n_sublayers} each: {error}") from None
+        masks = roles_of(self.architecture, self.kind)
+        filled = {name: np.broadcast_to(column, shape) for name, column in self.columns().items()}
+        for name, value in values.items():
+            column = name.replace("__", ".", 1)
+            if column not in filled:
+                raise InputError(f"a parametrization has no column {name!r}; columns: {', '.join(filled)}")
+            group, _, role = column.partition(".")
+            none = 1.0 if group == "learning_rate" else 0.0
+            filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
+        return self._with(filled)
+
+    def members(self, which: slice) -> Parametrization:
+        """Some members of a sweep: the slice `which` of its first axis."""
+        return self._with({name: column[which] for name, column in self.columns().items()})
+
+    def _with(self, columns: Mapping[str, FloatArray]) -> Parametrization:
+        """A copy with all numeric columns replaced, by their names in `columns()`."""
+        plain: Any = {name: columns[name] for name in _PLAIN}
+        return replace(
+            self,
+            weights={role: columns[f"weight.{role}"] for role in ROLES},
+            biases={role: columns[f"bias.{role}"] for role in ROLES},
+            learning_rates={name: columns[f"learning_rate.{name}"] for name in LEARNING_RATES},
+            **plain,
+        )
+
+    @staticmethod
+    def sweep(items: Sequence[Parametrization]) -> Parametrization:
+        """Stack parametrizations (`items`) of one architecture into a sweep: numeric columns get a leading axis.
+
+        Raises:
+            InputError: none given, or their architectures, placements, embeddings, heads or shapings differ.
+        """
+        if not items:
+            raise InputError("a sweep needs at least one parametrization")
+        first = items[0]
+        for item in items[1:]:
+            if item.architecture != first.architecture or not np.array_equal(item.placement, first.placement):
+                raise InputError(
+                    "a sweep needs one architecture and one norm placement; predict the others by themselves"
+                )
+            if item.embedding != first.embedding or item.head != first.head:
+                raise InputError("a sweep needs one embedding and one head row; predict the others by themselves")
+            if item.shaping != first.shaping:
+                raise InputError("a sweep needs one shaping of attention; predict the others by themselves")
+        columns = [item.columns() for item in items]
+        return first._with({name: np.stack([c[name] for c in columns]) for name in columns[0]})
+
+    def table(self) -> str:
+        """The table as text: consecutive layers with equal numbers share a line."""
+        self._refuse_sweep("table")
+        e, h = self.embedding, self.head
+        lines = [
+            f"{self.scheme}: {self.architecture.n_layers_total} layers, {self.n_sublayers} sublayers, "
+            f"d_model {self.architecture.d_model}",
+            f"  embedding  token {e.token:.4g}  position {e.position:.4g}  segment {e.segment:.4g}"
+            f"  scale {e.scale:.4g}",
+        ]
+        layers: list[tuple[int, list[str]]] = []  # number within its stack, one line per sublayer
+        for i, row in enumerate(self.rows()):
+            if i == 0 or (self.layer[i], self.stack[i]) != (self.layer[i - 1], self.stack[i - 1]):
+                layers.append((row["layer"], []))
+            layers[-1][1].append(_line(row))
+        start = 0
+        for i in range(1, len(layers) + 1):
+            if i < len(layers) and layers[i][1] == layers[start][1]:
+                continue
+            first, last = layers[start][0], layers[i - 1][0]
+            name = f"{first}" if first == last else f"{first}-{last}"
+            lines += [line.format(name) for line in layers[start][1]]
+            start = i
+        lines.append(f"  head       weight {h.weight:.4g}  scale {h.scale:.4g}")
+        if self.shaping.kind != "none":
+            s = self.shaping
+            said = [s.kind, *(f"repeats {s.repeats:.4g}" for _ in range(s.repeats > 0))]
+            said += [name for name in ("corrected", "calibrated") if getattr(s, name)]
+            what = "rho" if s.kind == "u-spa" else "e^-gamma"
+            lines.append(f"  shaping    {'  '.join(said)}  (shape_in, shape_out: {what} before and after)")
+        lines.append("weights are standard deviations; " + ", ".join(sorted(set(self.distribution.values()))))
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table() if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
+
+    def _refuse_sweep(self, what: str) -> None:
+        if self.skip.ndim != 1:
+            raise InputError(f"{what} needs a single parametrization, this is a sweep of shape {self.skip.shape[:-1]}")
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A sublayer as a line of the table, with {} where the layers' numbers go."""
+    numbers = "  ".join(f"{role} {value:.4g}" for role, value in row["weights"].items())
+    for name in _RARE:
+        if name in row:
+            numbers += f"  {name} {row[name]:.4g}"
+    if "learning_rates" in row:
+        rates = sorted({f"{rate:.4g}" for rate in row["learning_rates"].values()})
+        numbers += f"  learning rates {', '.join(rates)}"
+    return (
+        f"  {row['stack']} {{:>9}}  {row['kind']:<15} norm {row['norm']:<8} skip {row['skip']:.5f}"
+        f"  branch {row['branch']:.5f}  gain {row['norm_gain']:.4g}  {numbers}"
+    )
+
+
+def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametrization:
+    """A table of zeros and ones for a scheme to fill with `with_columns` and `dataclasses.replace`."""
+    rows = layout(architecture)
+    n = len(rows.kind)
+    zero, one = np.zeros(n), np.ones(n)
+    zero.setflags(write=False)  # all columns share them
+    one.setflags(write=False)
+    return Parametrization(
+        architecture=architecture,
+        scheme=scheme,
+        options=options,
+        stack=rows.stack,
+        layer=rows.layer,
+        kind=rows.kind,
+        placement=rows.placement,
+        parallel=rows.parallel,
+        weights=dict.fromkeys(ROLES, zero),
+        biases=dict.fromkeys(ROLES, zero),
+        skip=one,
+        branch=one,
+        norm_gain=one,
+        norm_scale=one,
+        post_norm_gain=one,
+        score_scale=np.full(n, architecture.score_scale),
+        value_skip=zero,
+        attention_gain=one,
+        shape_in=zero,
+        shape_out=zero,
+        shape_gain=zero,
+        learning_rates=dict.fromkeys(LEARNING_RATES, one),
+        embedding=Embedding(token=0.0, scale=architecture.embedding_scale),
+        head=Head(weight=0.0),
+    )
+
+
+class _Row(BaseModel):
+    """A sublayer in the JSON form."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    index: int
+    stack: Stack
+    layer: int
+    kind: Kind
+    norm: Placement
+    parallel: bool = False
+    weights: dict[Role, float]
+    biases: dict[Role, float] = Field(default_factory=dict)
+    skip: float
+    branch: float
+    norm_gain: float
+    norm_scale: float = 1.0
+    post_norm_gain: float = 1.0
+    score_scale: float | None = None
+    value_skip: float = 0.0
+    attention_gain: float = 1.0
+    shape_in: float = 0.0
+    shape_out: float = 0.0
+    shape_gain: float = 0.0
+    learning_rates: dict[Role | Literal["vectors"], float] = Field(default_factory=dict)
+
+
+class _Document(Value):
+    """The JSON form."""
+
+    model_config = ConfigDict(title="parametrization")
+    schema_: Literal["signalprop/parametrization/1"] = Field(alias="schema")
+    architecture: Architecture
+    scheme: str
+    options: dict[str, Any]
+    embedding: Embedding
+    head: Head
+    distribution: dict[Role, Distribution] = Field(min_length=len(_ROLES))
+    branch_trainable: Trainable
+    skip_trainable: Trainable = "fixed"
+    attention_trainable: bool = False
+    shaping: Shaping = _UNSHAPED
+    sublayers: list[_Row]

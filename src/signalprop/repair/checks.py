@@ -1,0 +1,358 @@
+"""`check`: does a model carry the initial weights and the multipliers that a scheme asks for?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import NormalDist
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
+from signalprop.attachment.parametrization_of import gain, trainable
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layout
+from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.repair.check_table import check_table
+from signalprop.repair.expectation import Expected, expectations
+from signalprop.repair.goodness_of_fit import SMALLEST, Sample, fault, sample, shape_note, standard_error
+from signalprop.repair.plan import check_shape
+from signalprop.repair.record import Record, record_of, vanilla_mapping
+from signalprop.repair.shaped_models import Activating
+from signalprop.schemes import Scheme
+from signalprop.schemes import scheme as scheme_of
+
+SCHEMA = "signalprop/check/1"
+Verdict = Literal["ok", "off", "missing", "twice"]
+VERDICTS: tuple[Verdict, ...] = ("ok", "off", "missing", "twice")
+FALSE_ALARM = 1e-4  # chance that a right model fails
+_SHAPE = ["shape_in", "shape_out", "shape_gain"]
+_EXACT = 1e-6  # relative, of numbers that are not drawn: a product of float32 numbers
+
+
+@dataclass(frozen=True)
+class Row:
+    """One weight, bias, gain or multiplier.
+
+    Attributes:
+        place: `layer 3 attention`, `embedding`, `head`. stack, layer, kind: of a sublayer; None at the two ends.
+        name: role (`down`, `down bias`, `norm gain`) or multiplier (`skip`, `branch`, `score_scale`).
+        path: the parameter's name in the model; empty for multipliers.
+        wanted, measured: standard deviations; of gains the value (root mean square); of multipliers the number.
+        standard_error: of a drawn weight's measured standard deviation; 0 for numbers that are not drawn.
+        mean, kurtosis, entries: of the weight; the kurtosis is the fourth central moment over the variance squared.
+        verdict: ok; off; missing (no such tensor); twice (another role had the same numbers before).
+        note: why, or what else was seen.
+    """
+
+    place: str
+    stack: str | None
+    layer: int | None
+    kind: str | None
+    name: str
+    path: str = ""
+    wanted: float | None = None
+    measured: float | None = None
+    standard_error: float = 0.0
+    mean: float | None = None
+    kurtosis: float | None = None
+    entries: int = 1
+    verdict: Verdict = "ok"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `check` found.
+
+    Attributes:
+        scheme, options: what was asked for. model: class of the model.
+        rows: one per weight, bias, gain and multiplier.
+        deviations: how many standard errors a drawn weight may lie off.
+        notes: what was not checked.
+    """
+
+    scheme: str
+    options: dict[str, Any]
+    model: str
+    rows: tuple[Row, ...]
+    deviations: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is off, missing or matched twice."""
+        return not self.wrong
+
+    @property
+    def wrong(self) -> list[Row]:
+        """The rows that are not ok."""
+        return [row for row in self.rows if row.verdict != "ok"]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary (schema signalprop/check/1)."""
+        return {
+            "schema": SCHEMA,
+            "scheme": self.scheme,
+            "options": dict(self.options),
+            "model": self.model,
+            "ok": self.ok,
+            "counts": {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in VERDICTS},
+            "deviations": self.deviations,
+            "rows": [asdict(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+    def table(self, *, everything: bool = False) -> str:
+        """As text: what is wrong; `everything`: what is right as well (`signalprop.repair.check_table.check_table`)."""
+        return check_table(self, everything=everything)
+
+    def summary(self) -> str:
+        """One line: whether all is well, and the first thing that is not."""
+        wrong, total = self.wrong, len(self.rows)
+        if not wrong:
+            return f"{self.model} carries scheme {self.scheme!r}: all {total} weights and multipliers are right"
+        first = wrong[0]
+        numbers = f"{first.measured:.4g} instead of {first.wanted:.4g}" if first.measured and first.wanted else ""
+        why = "; ".join(part for part in (numbers, first.note) if part)
+        return (
+            f"{self.model} does not carry scheme {self.scheme!r}: {len(wrong)} of {total} weights and multipliers are "
+            f"wrong, first {first.place} {first.name}{f' ({first.path})' if first.path else ''}: {why or first.verdict}"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n{self.summary()}"
+
+
+def check(
+    model: nn.Module,
+    scheme: str | Scheme | Parametrization,
+    *,
+    mapping: Mapping | None = None,
+    inputs: InputStatistics | None = None,
+    **options: Any,
+) -> Check:
+    """Compare the weights and multipliers that a model really has with those that a scheme asks for.
+
+    Drawn weights: their standard deviation against the scatter of as many draws (chi-squared, with the degrees of
+    freedom that the distribution's kurtosis gives), their mean against its standard error, so far out that one right
+    model in 10,000 fails, however many weights it has. Differences below 0.1 % are never called off. Zeros, gains and
+    multipliers are compared as they stand. Fused maps are taken apart by rows. A tied head is the token table.
+
+    A model that carries a scheme (`signalprop.apply`) is looked at in the units of the Parametrization, its multipliers
+    as its modules hold them now. Learning rates belong to the optimizer and are not looked at.
+
+    Args:
+        scheme: a name (with `options`), a scheme, or the very numbers.
+        mapping: of a model of your own.
+        inputs: statistics of the input, for schemes that depend on them; default: Zipf's law.
+
+    Raises:
+        InputError: unknown scheme, family or option; a parametrization of another shape; weights on the meta device.
+    """
+    model = unwrapped(model)
+    record = record_of(model)
+    vanilla = vanilla_mapping(model) if mapping is None else mapping
+    mapping = mapping_for(model, mapping)
+    table = _table(scheme, options, vanilla, record, inputs)
+    check_shape(vanilla.architecture, table.architecture)
+    absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
+    found, others = expectations(model, mapping, table, absorbed)
+    drawn = sum(item.std > 0 for item in found)
+    deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
+    places = _places(mapping)
+    rows = [(item.row, _judged(item, places, deviations)) for item in found]
+    rows += _multipliers(model, mapping, table, record, places)
+    last = len(mapping.sublayers)
+    rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
+    notes = []
+    if others:
+        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+        notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
+    if any((column != 1).any() for column in table.learning_rates.values()):
+        notes.append("not checked, they are not in a model: the scheme's learning rates")
+    name = type(model).__name__
+    return Check(table.scheme, dict(table.options), name, tuple(row for _, row in rows), deviations, tuple(notes))
+
+
+def _table(
+    scheme: str | Scheme | Parametrization,
+    options: dict[str, Any],
+    mapping: Mapping,
+    record: Record | None,
+    inputs: InputStatistics | None,
+) -> Parametrization:
+    """The numbers that are asked for."""
+    chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
+    if isinstance(chosen, Parametrization):
+        chosen.rows()  # refuses a sweep
+        return chosen
+    applied = None if record is None else record.parametrization
+    if applied is not None and hasattr(chosen, "profiled") and applied.scheme == chosen.name:
+        return applied  # it was measured on a batch that nobody has any more
+    return chosen(mapping.architecture, inputs)
+
+
+def _places(mapping: Mapping) -> list[dict[str, Any]]:
+    """The first fields of a Row for every sublayer, and behind them those of an end."""
+    table = layout(mapping.architecture)
+    out: list[dict[str, Any]] = [
+        {
+            "place": describe(table, i),
+            "stack": STACKS[table.stack[i]],
+            "layer": int(table.layer[i]),
+            "kind": KINDS[table.kind[i]],
+        }
+        for i in range(len(table.kind))
+    ]
+    return [*out, {"stack": None, "layer": None, "kind": None}]
+
+
+def _judged(item: Expected, places: list[dict[str, Any]], deviations: float) -> Row:
+    where = {"place": item.place, **places[-1]} if item.row is None else places[item.row]
+    offset = item.offset
+    wanted = item.std if item.constant is None else item.constant
+    row: dict[str, Any] = {**where, "name": item.name, "path": item.path, "wanted": wanted}
+    if item.tensor is None:
+        return Row(**row, entries=0, verdict="missing", note=item.problem)
+    seen = sample(item.tensor)
+    row |= {"entries": seen.n, "mean": seen.mean + offset, "kurtosis": seen.kurtosis, "measured": seen.std}
+    if not math.isfinite(seen.std):
+        row |= {"mean": None, "kurtosis": None, "measured": None}
+        return Row(**row, verdict="off", note="NaN or infinite numbers")
+    if item.constant is None:
+        row["standard_error"] = standard_error(seen, item.distribution)
+        problem = fault(seen, wanted, item.distribution, deviations)
+        note = problem or shape_note(seen, item.distribution)
+    else:
+        row["measured"] = measured = math.copysign(math.hypot(seen.mean + offset, seen.std), seen.mean + offset)
+        tolerance = max(SMALLEST, torch.finfo(item.tensor.dtype).eps) * (abs(wanted) + abs(offset))
+        problem = note = _constant(seen, measured, wanted, tolerance)
+    if item.twice:
+        return Row(**row, verdict="twice", note=f"the same numbers as {item.twice}")
+    return Row(**row, verdict="off" if problem else "ok", note=note)
+
+
+def _constant(seen: Sample, measured: float, wanted: float, tolerance: float) -> str:
+    """Why numbers are not all the one that is wanted."""
+    if abs(measured - wanted) > tolerance:
+        return f"expected {wanted:.4g} everywhere"
+    return f"not all equal: they scatter by {seen.std:.3g}" if seen.n > 1 and seen.std > tolerance else ""
+
+
+# --- multipliers ---------------------------------------------------------------------------------------------
+
+
+def _multipliers(
+    model: nn.Module, mapping: Mapping, p: Parametrization, record: Record | None, places: list[dict[str, Any]]
+) -> list[tuple[int | None, Row]]:
+    """(sublayer, row) of every multiplier, placement and end."""
+    rows: list[tuple[int | None, Row]] = []
+    a, table = mapping.architecture, layout(mapping.architecture)
+    # what absorbed mode multiplied into the weights is carried by them, and judged there
+    held = record.parametrization if record is not None and record.mode == "absorbed" else None
+
+    def put(row: int | None, place: str, name: str, wanted: float, measured: float) -> None:
+        where = {"place": place, **places[-1]} if row is None else places[row]
+        same = math.isclose(wanted, measured, rel_tol=_EXACT, abs_tol=1e-12)
+        found = Row(**where, name=name, wanted=wanted, measured=measured, verdict="ok" if same else "off")
+        rows.append((row, found))
+
+    def differ(row: int | None, name: str, mine: str, theirs: str) -> None:
+        where = {"place": "head", **places[-1]} if row is None else places[row]
+        if mine != theirs:
+            note = f"the model has {mine}, the scheme {theirs}"
+            rows.append((row, Row(**where, name=name, verdict="off", note=note)))
+
+    shaped = mapping.shaping.kind != "none"
+    for i, item in enumerate(mapping.sublayers):
+        attends = KINDS[table.kind[i]] != "feed_forward"
+        names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
+        names += ["value_skip", "attention_gain", "score_scale"] if attends else []
+        names += _SHAPE if KINDS[table.kind[i]] == "attention" and (shaped or p.shaping.kind != "none") else []
+        now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(model, item, mapping, record, i)
+        for name in names:
+            put(i, "", name, float(getattr(p, name)[i]), now[name])
+        if not attends:
+            differ(i, "activation", _activation(model, item, mapping, record, i), p.architecture.activation)
+        differ(i, "norm placement", PLACEMENTS[table.placement[i]], PLACEMENTS[p.placement[i]])
+    put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)
+    if a.head != "none":
+        put(None, "head", "scale", p.head.scale, held.head.scale if held else mapping.head.scale)
+    if record is not None and record.plan.head_activates:
+        found = find_any(model, mapping.head.activation, "head")  # type: ignore[arg-type]
+        differ(None, "activation", getattr(found, "name", type(found).__name__), p.architecture.activation)
+    differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
+    if held is None:
+        differ(
+            None, "branch multipliers", trainable([item.multiplier for item in mapping.sublayers]), p.branch_trainable
+        )
+        differ(None, "skip multipliers", trainable([item.skip for item in mapping.sublayers]), p.skip_trainable)
+    yes_no = {True: "a final norm", False: "no final norm"}
+    differ(None, "final norm", yes_no[a.has_final_norm], yes_no[p.architecture.has_final_norm])
+    return rows
+
+
+def _now(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record | None, i: int) -> dict[str, float]:
+    """The multipliers of a sublayer as the model has them now."""
+    out = {
+        "skip": number(item.skip),
+        "branch": number(item.multiplier),
+        "norm_scale": item.norm_scale,
+        "value_skip": number(item.value_skip),
+        "attention_gain": number(item.attention_gain),
+        "score_scale": _score_scale(model, item, mapping),
+        **dict(zip(_SHAPE, item.shape, strict=True)),
+    }
+    if record is None:
+        return out
+    # as the modules hold them: something that wrapped or replaced one may have lost its multiplier
+    plan, carrier = record.plan.rows[i], find(model, record.carriers[i])
+    norm = None if item.norm is None else find(model, item.norm)
+    if plan.treatment != "rewired":
+        installed = plan.scale * (plan.norm_scale if norm is carrier else 1.0)
+        out["branch"] *= float(getattr(carrier, "branch_scale", 1.0)) / installed
+    if norm is not None and norm is not carrier:
+        out["norm_scale"] = float(getattr(norm, "branch_scale", 1.0))
+    return out
+
+
+def _activation(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record | None, i: int) -> str:
+    """The activation of a feed-forward as the model has it now."""
+    if record is None or not record.plan.rows[i].activates or item.activation is None:
+        return mapping.architecture.activation
+    found = find_any(model, item.activation, "activation")
+    return found.name if isinstance(found, Activating) else vanilla_mapping(model).architecture.activation
+
+
+def _said(shaping: Shaping) -> str:
+    """How attention is shaped, in words."""
+    return " ".join(f"{name} {value}" for name, value in shaping.model_dump(exclude_defaults=True).items()) or "none"
+
+
+def _scales(model: nn.Module, mapping: Mapping, record: Record | None) -> tuple[float, float]:
+    """The factors on the embeddings and on the head's input that the model has now."""
+    scales = mapping.embedding.scale, mapping.head.scale
+    if record is None:
+        return scales
+    table, head = (
+        None if reference is None else find_any(model, reference, "an end")
+        for reference in (mapping.embedding.token, mapping.head.weight)
+    )
+    embedded = float(getattr(table, "branch_scale", 1.0)) / record.plan.embedding_ratio
+    read = float(getattr(head, "input_scale", 1.0)) / record.plan.head_ratio
+    return scales[0] * embedded, scales[1] * read
+
+
+def _score_scale(model: nn.Module, item: SublayerMap, mapping: Mapping) -> float:
+    """What the model multiplies query and key's product with, gains of QK-norm included."""
+    own = own_score_scale(item, mapping.architecture)
+    if item.scaling is not None:
+        own = float(find_any(model, item.scaling, "score scale"))
+    for norm in (item.query_norm, item.key_norm):
+        own *= gain(model, norm, mapping.gain_offset, "query or key norm")
+    return own

@@ -1,0 +1,410 @@
+"""`fold`: multiply everything that `apply` installed into weights, norms and attention, and give vanilla modules back.
+
+All is planned before anything is changed, so that a model that cannot be folded stays as it was. docs/theory/gauge.md
+has the rules.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
+from signalprop.attachment.parametrization_of import is_transposed
+from signalprop.errors import InputError
+from signalprop.network.layout import PLACEMENTS, layout
+from signalprop.repair.initialisation import plain
+from signalprop.repair.installation import eps_bound
+from signalprop.repair.module_swaps import Splice, restore
+from signalprop.repair.record import Applied, Record, take_off, the_record, vanilla_mapping
+from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
+from signalprop.repair.tape import Tape, arguments_for, like
+from signalprop.repair.undoing import all_or_nothing
+
+Factor = float | Tensor  # one number, or one per output feature
+
+# A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
+_NEGLIGIBLE = 1e-6
+
+
+@dataclass
+class _Factors:
+    """What the weight and the bias of a module are to be multiplied with; `offset` is added to a weight first."""
+
+    weight: Factor = 1.0
+    bias: Factor = 1.0
+    offset: float = 0.0
+
+    def scale(self, weight: Factor, bias: Factor) -> None:
+        self.weight = _product(self.weight, weight)
+        self.bias = _product(self.bias, bias)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A parameter, and the factor along one of its axes: new = (old + offset) * factor - offset."""
+
+    tensor: Tensor
+    factor: Factor
+    axis: int
+    offset: float
+
+    def value(self) -> Tensor:
+        """The new entries, computed in float64."""
+        factor = self.factor
+        if isinstance(factor, Tensor):
+            shape = [-1 if i == self.axis else 1 for i in range(self.tensor.ndim)]
+            factor = factor.reshape(shape).to(self.tensor.device)
+        return (self.tensor.detach().double() + self.offset) * factor - self.offset
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
+
+    Fixed multipliers, trained scalars, per-channel vectors and score scales go into weights, biases and gains (in
+    float64, cast back). Classes, dropout, attributes and state-dict keys are then those of the vanilla model, so that
+    `save_pretrained` writes a checkpoint that needs nothing but transformers. Fold to export: optimizer states and
+    learning rates belong to the weights before. Of a model in absorbed mode only the record goes.
+
+    Where head and embedding share a weight, the head's factor goes into the norm before the head: logits stay, the last
+    hidden state is multiplied. Matched epsilons go back to the model's own; where that changes a norm's output by more
+    than 1e-6, a UserWarning says by how much at most.
+
+    Returns:
+        The model that was given.
+
+    Raises:
+        InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can
+            hold (the message names the sublayer): a skip multiplier that does not gauge away, a norm that was moved,
+            removed or added, values that bypass the attention. The model is then as it was, as after an interrupt.
+    """
+    inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
+    record = the_record(inner)
+    error, changes = 0.0, []
+    if record.mode != "absorbed":
+        _refuse_what_is_not_there(inner, record)
+        mapping = vanilla_mapping(inner)
+        plan = _Folding(inner, mapping, record)
+        changes = plan.changes()
+        error = plan.eps_error
+    with torch.no_grad(), all_or_nothing(inner, [change.tensor for change in changes]):
+        for change in changes:
+            change.tensor.copy_(change.value())
+        if record.mode != "absorbed":
+            take_off(inner, record)
+        restore(inner)
+        config: Any = getattr(inner, "config", None)
+        if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
+            del config.signalprop
+    if error > _NEGLIGIBLE:
+        warnings.warn(
+            f"fold: a checkpoint keeps one epsilon for all norms, so those that were matched to the stream are back at "
+            f"the model's own; outputs of norms change by up to {error:.1e} of themselves",
+            UserWarning,
+            stacklevel=2,
+        )
+    return model
+
+
+def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise InputError(
+                f"{name} is on the meta device; fold needs weights: to_empty, initialize, or load them first"
+            )
+        if not plain(parameter):
+            raise InputError(
+                f"{name} is sharded over processes; gather the state dict into a whole model, and fold that"
+            )
+    if record.pending:
+        raise InputError("the weights have not been drawn yet; call signalprop.initialize(model) before fold")
+
+
+@dataclass
+class _Folding:
+    """What folding a model takes. Nothing in here changes the model."""
+
+    model: nn.Module
+    mapping: Mapping
+    record: Record
+    eps_error: float = 0.0
+    factors: dict[int, _Factors] = field(default_factory=dict)
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    where: dict[int, str] = field(default_factory=dict)
+    holders: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
+
+    def changes(self) -> list[_Change]:
+        """Every parameter that changes, once.
+
+        Raises:
+            InputError: what cannot be folded, and where.
+        """
+        rows = layout(self.mapping.architecture)
+        p, plan = self.record.parametrization, self.record.plan
+        self._name_places()
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self.holders.setdefault(id(parameter), []).append((module, name))
+        if self.record.matched_eps:
+            self.eps_error = eps_bound(self.mapping.architecture, p, plan)
+        for i, row in enumerate(plan.rows):
+            where = describe(rows, i)
+            for gone, why in (
+                (row.removes_norm, "its norm was removed"),
+                (row.places_norm, "its norm was moved behind the addition"),
+                (row.adds_norm, "a norm was added to its branch"),
+                (row.shapes, "its attention was shaped"),
+                (row.activates, "its activation was changed"),
+            ):
+                if gone:
+                    raise _refused(where, why)
+            carrier = find(self.model, self.record.carriers[i])
+            if isinstance(carrier, Rewired):
+                self._rewired(carrier, i, where, post=PLACEMENTS[p.placement[i]] == "post")
+            if row.score_ratio != 1 and self.mapping.sublayers[i].scaling is not None:
+                self._scores(i, row.score_ratio, where)
+        if plan.removes_final_norm:
+            raise _refused("the model", "the norm behind its last layer was removed")
+        for name, module in self.model.named_modules():
+            if isinstance(module, Multiplied):
+                self._multiplied(module, self.where.get(id(module), name))
+            if isinstance(module, Mixing):
+                self._mixing(module, self.where.get(id(module), name))
+        self._tied_head()
+        return self._gathered()
+
+    def _name_places(self) -> None:
+        """Where every module is, in words."""
+        rows = layout(self.mapping.architecture)
+        for i, item in enumerate(self.mapping.sublayers):
+            references = [self.record.carriers[i], item.norm, item.post_norm, item.query_norm, *item.weights.values()]
+            for reference in references:
+                owner, _ = split(reference)
+                if owner is not None:
+                    self.where.setdefault(id(find_any(self.model, owner, "module")), describe(rows, i))
+
+    def _norms(self) -> set[int]:
+        """The norms of the mapping, whose gains are weight + gain_offset."""
+        items = self.mapping.sublayers
+        named = [norm for item in items for norm in (item.norm, item.post_norm, item.query_norm, item.key_norm)]
+        named += [self.mapping.final_norm, self.mapping.encoder_final_norm]
+        return {id(find(self.model, norm)) for norm in named if norm is not None}
+
+    # --- the factors of modules --------------------------------------------------------------------------------
+
+    def _of(self, module: nn.Module) -> _Factors:
+        self.modules[id(module)] = module
+        return self.factors.setdefault(id(module), _Factors())
+
+    def _rewired(self, carrier: Rewired, i: int, where: str, *, post: bool) -> None:
+        multiplier = _value(carrier.multiplier)
+        skip = _value(carrier.skip)
+        scale = 1.0
+        if carrier.stream is not None:
+            values = torch.as_tensor(skip, dtype=torch.float64).flatten()
+            first = float(values[0])
+            same = bool((values == first).all())
+            if not same:
+                raise _refused(where, "its skip multipliers differ from channel to channel")
+            if post and first > 0:  # norm(skip x + m f) = norm(x + m / skip f), but for the epsilon
+                scale = 1 / first
+                bound = self.mapping.architecture.norm_eps * abs(scale**2 - 1) / 2
+                gain = float(self.record.parametrization.norm_gain[i])
+                self.eps_error = max(self.eps_error, bound / gain**2 if gain else math.inf)
+            elif first != 1:
+                raise _refused(where, f"the stream is multiplied with {first:.4g} there")
+        factor = _product(multiplier, carrier.gauge * scale)
+        self._of(_with_weight(carrier, where)).scale(factor, factor)
+
+    def _scores(self, i: int, ratio: float, where: str) -> None:
+        """A factor on scores goes into the queries: their norm, or the rows of the map that makes them."""
+        item = self.mapping.sublayers[i]
+        if item.query_norm is not None:
+            self._of(_with_weight(find(self.model, item.query_norm), where)).scale(ratio, ratio)
+            return
+        owner, taken = split(item.weights["query"])
+        module = _with_weight(find_any(self.model, owner, where), where)
+        factor: Factor = ratio
+        if taken is not None:
+            factor = torch.ones(_outputs(module), dtype=torch.float64)
+            factor[taken] = ratio
+        self._of(module).scale(factor, factor)
+
+    def _multiplied(self, module: Multiplied, where: str) -> None:
+        if isinstance(getattr(module, "weight", None), Tensor):
+            self._of(_with_weight(module, where)).scale(module.input_scale * module.branch_scale, module.branch_scale)
+            return
+        readers = self._readers(module)  # of a norm without weight
+        if not readers:
+            raise _refused(where, f"{type(module)._vanilla.__name__} has no weight that its multiplier could go into")
+        for reader in readers:
+            self._of(_with_weight(reader, where)).scale(module.branch_scale, 1.0)
+
+    def _readers(self, norm: nn.Module) -> list[nn.Module]:
+        """The maps that read a norm before a branch."""
+        rows = layout(self.mapping.architecture)
+        found: dict[int, nn.Module] = {}
+        for i, item in enumerate(self.mapping.sublayers):
+            before = PLACEMENTS[rows.placement[i]] in ("pre", "sandwich")
+            if item.norm is None or find(self.model, item.norm) is not norm or not before:
+                continue
+            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=rows.kind[i] == 1)}
+        return list(found.values())
+
+    def _mixing(self, module: Mixing, where: str) -> None:
+        skip, gain = float(_value(module.value_skip)), float(_value(module.attention_gain))
+        if skip != 0:
+            raise _refused(where, f"values bypass its attention (value_skip {skip:.4g})")
+        self._of(_with_weight(module, where)).scale(gain, 1.0)
+
+    # --- the head, and weights that are shared -----------------------------------------------------------------
+
+    def _tied_head(self) -> None:
+        """Give the norm before the head what a weight that the embedding shares cannot hold of the head's factor."""
+        reference = self.mapping.head.weight
+        if reference is None:
+            return
+        head = find_any(self.model, reference, "head")
+        weight = getattr(head, "weight", None)
+        others = [module for module, _ in self.holders.get(id(weight), []) if module is not head]
+        if not others:
+            return
+        mine, theirs = self._of(head).weight, self.factors.get(id(others[0]), _Factors()).weight
+        if _equal(mine, theirs):
+            return
+        assert isinstance(mine, float) and isinstance(theirs, float)
+        if theirs == 0:
+            raise _refused("the head", "it shares its weight with embeddings whose multiplier is 0")
+        norm = self._norm_before(head)
+        ratio = mine / theirs
+        self._of(norm).scale(ratio, ratio)
+        self.where.setdefault(id(norm), "the norm before the head")
+        self.factors[id(head)].weight = theirs
+
+    def _norm_before(self, head: nn.Module) -> nn.Module:
+        """The norm whose output, times a constant, is all that the head reads, and that nothing else reads.
+
+        Raises:
+            InputError: there is none.
+        """
+        why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
+        tape = Tape(keep_events=True)
+        leaves = [m for m in self.model.modules() if next(m.children(), None) is None]
+        norms = {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
+        tape.watch([*leaves, head])
+        arguments = arguments_for(self.model, self.mapping, None)
+        tape.run(self.model, arguments)
+        entries = tape.inputs.get(id(head), [])
+        if len(entries) != 1:
+            raise tape.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
+        made = [
+            (time, module)
+            for time, (module, side, tensor) in enumerate(tape.events)
+            if side == "output" and id(module) in norms and _multiple(entries[0], tensor)
+        ]
+        if not made:
+            raise _refused("the head", why)
+        since, norm = made[-1]
+        gains = getattr(norm, "weight", None)
+        readers = [
+            module
+            for module, side, tensor in tape.events[since + 1 :]
+            if side == "input" and module is not head and next(module.parameters(), None) is not None
+            and _multiple(entries[0], tensor)
+        ]  # fmt: skip
+        if readers or not isinstance(gains, Tensor):
+            raise _refused("the head", why)
+        return norm
+
+    def _gathered(self) -> list[_Change]:
+        """The changes of parameters, every one once; all their holders have to agree."""
+        norms = self._norms()
+        changes: dict[int, _Change] = {}
+        for key, factors in self.factors.items():
+            module = self.modules[key]
+            offset = self.mapping.gain_offset if key in norms else 0.0
+            for name, factor, add in (("weight", factors.weight, offset), ("bias", factors.bias, 0.0)):
+                tensor = getattr(module, name, None)
+                if not isinstance(tensor, Tensor):
+                    continue
+                where = self.where.get(key, type(module).__name__)
+                for other, attribute in self.holders.get(id(tensor), []):
+                    theirs = self.factors.get(id(other), _Factors())
+                    if not _equal(factor, theirs.weight if attribute == "weight" else theirs.bias):
+                        raise _refused(where, "it shares a weight with another module, which has another multiplier")
+                if not _equal(factor, 1.0):
+                    axis = 1 if name == "weight" and is_transposed(module) else 0
+                    changes[id(tensor)] = change = _Change(tensor, factor, axis, add)
+                    _refuse_overflow(change, where)
+        return list(changes.values())
+
+
+def _refused(where: str, why: str) -> InputError:
+    return InputError(
+        f"{where} cannot be folded into weights: {why}; keep the scheme with the weights instead (signalprop.save)"
+    )
+
+
+def _refuse_overflow(change: _Change, where: str) -> None:
+    tensor = change.tensor
+    if not tensor.is_floating_point() or not isinstance(tensor, nn.Parameter):
+        raise _refused(where, f"its weight is {'quantized' if not tensor.is_floating_point() else 'computed'}")
+    largest = float(change.value().abs().max()) if tensor.numel() else 0.0
+    if not largest <= torch.finfo(tensor.dtype).max:
+        raise _refused(where, f"its weight would reach {largest:.3g}, too much for {tensor.dtype}")
+
+
+def _with_weight(module: Any, where: str) -> nn.Module:
+    """The module, if its weight can take a factor."""
+    if hasattr(module, "base_layer"):
+        raise InputError(
+            f"{where}: there is an adapter beside a map that takes a multiplier; fold before adapters are added"
+        )
+    if not isinstance(module, nn.Module) or not isinstance(getattr(module, "weight", None), Tensor):
+        what = type(module)._vanilla if isinstance(module, Splice) else type(module)
+        raise _refused(where, f"{what.__name__} has no `weight` that its multiplier could go into")
+    return module
+
+
+def _outputs(module: Any) -> int:
+    return int(module.weight.shape[1 if is_transposed(module) else 0])
+
+
+def _value(number: float | nn.Parameter) -> Factor:
+    """A multiplier as a number, or as one per feature in float64."""
+    if not isinstance(number, Tensor):
+        return float(number)
+    values = number.detach().double()
+    return float(values) if values.numel() == 1 else values.flatten()
+
+
+def _product(one: Factor, other: Factor) -> Factor:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.to(other.device) * other
+    return one * other
+
+
+def _equal(one: Factor, other: Factor) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return bool((torch.as_tensor(one).cpu() == torch.as_tensor(other).cpu()).all())
+    return one == other
+
+
+def _multiple(tensor: Tensor, other: Tensor) -> bool:
+    """Whether a tensor is a number times another, to rounding."""
+    if tensor.numel() != other.numel() or tensor.shape[-1] != other.shape[-1]:
+        return False
+    x, y = tensor.double().flatten(), like(other, tensor).double().flatten()
+    norm = float(y @ y)
+    if norm == 0:
+        return False
+    rest = x - (x @ y) / norm * y
+    eps = max(torch.finfo(t.dtype).eps for t in (tensor, other))
+    return bool(rest.norm() <= 8 * eps * x.norm()) and bool(x.norm() > 0)

@@ -1,0 +1,254 @@
+"""Draw the weights that a Parametrization asks for into a model that exists; every parameter once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as Dictionary
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.mapping import Mapping, find_any, split
+from signalprop.errors import InputError
+from signalprop.models.weights import draw, tensor_seed
+from signalprop.network.parametrization import Parametrization
+from signalprop.repair.record import Record, the_record, vanilla_mapping
+from signalprop.repair.spliced_modules import Mixing, Rewired
+from signalprop.repair.undoing import all_or_nothing, everything
+from signalprop.repair.weight_assignment import Assignment, assignments
+
+_NONE: Dictionary[str, float] = {}
+
+
+def initialize(model: nn.Module, *, seed: int | None = None) -> None:
+    """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
+
+    The same seed gives the same weights as `build(parametrization, seed=seed)`, on any device and however they are
+    sharded. Parameters and buffers that a Parametrization does not speak of (relative position tables, poolers, rotary
+    frequencies) get the model's own initialisation, from that seed too. Multipliers and gains are set to their initial
+    values. Parameters that were tied and that `to_empty` untied are tied again. All or nothing, as `apply`.
+
+    Raises:
+        InputError: the model carries no scheme, a weight that the scheme sets is missing or has two roles, the model is
+            sharded and there is no seed, or, after the meta device, the model's own initialisation does not fill
+            everything else.
+    """
+    record = the_record(model)
+    with all_or_nothing(model, () if record.pending else everything(model)):
+        if record.pending:
+            _refuse_garbage(model, record)
+        draw_weights(model, record, seed)
+        if record.pending:
+            _refuse(name for name, q in model.named_parameters() if not_numbers(q))
+    record.pending = False
+
+
+def _refuse_garbage(model: nn.Module, record: Record) -> None:
+    """Buffers have to come out the same whatever they held before; parameters are to be looked at afterwards."""
+    tie(model, record.ties)
+    covered = {id(item.tensor) for item in assignments(model, vanilla_mapping(model), record.parametrization)}
+    found: list[dict[str, Tensor]] = []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+        for value in (0, 1):
+            for buffer in model.buffers():
+                buffer.fill_(value)
+            reset_others(model, covered, 0)
+            found.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    _refuse(name for name, buffer in found[0].items() if not torch.equal(buffer, found[1][name]))
+
+
+def _refuse(names: Iterable[str]) -> None:
+    unset = list(names)
+    if unset:
+        more = f" and {len(unset) - 1} more" if len(unset) > 1 else ""
+        raise InputError(
+            f"the model's own initialisation does not fill {unset[0]}{more}, garbage after the meta device; make the "
+            "model on the CPU, or with transformers 5 or newer"
+        )
+
+
+def not_numbers(tensor: Tensor) -> bool:
+    """Whether any entry on this process is not a number."""
+    local: Tensor = tensor if plain(tensor) else tensor.to_local()  # type: ignore[attr-defined]
+    return bool(local.isnan().any())
+
+
+def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
+    """Fill every parameter; see `initialize`."""
+    tie(model, record.ties)
+    draw_table(model, vanilla_mapping(model), record.parametrization, seed, record.factors)
+    with torch.no_grad():
+        set_multipliers(model, record)
+    if hasattr(model, "_init_weights"):
+        places: list[Any] = [*model.modules(), *model.parameters()]
+        for place in places:
+            place._is_hf_initialized = True  # or transformers' `init_weights` would draw it anew
+
+
+def draw_table(
+    model: nn.Module, mapping: Mapping, p: Parametrization, seed: int | None, factors: Dictionary[str, float] = _NONE
+) -> None:
+    """Draw the weights of a Parametrization, times a factor by the parameter's name; see `initialize`."""
+    if seed is None:
+        if not all(plain(q) for q in model.parameters()):
+            raise InputError("the model is sharded over processes, which have to draw the same weights; give a seed")
+        seed = int(torch.randint(2**31 - 1, ()))
+    found = assignments(model, mapping, p)
+    with torch.no_grad():
+        reset_others(model, {id(item.tensor) for item in found}, seed)
+        for item in found:
+            fill_parameter(item, seed, factors.get(item.name, 1.0))
+        for table in _padded(model):
+            weight = whole(table.weight)
+            weight[table.padding_idx] = 0
+            if weight is not table.weight:
+                fill(table.weight, weight)
+
+
+def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
+    """Draw one parameter, role by role, and multiply it."""
+    tensor = item.tensor
+    only = item.parts[0]
+    if only.constant is not None:
+        fill(tensor, torch.full(tensor.shape, only.constant * factor, dtype=torch.float64))
+        return
+    if only.rows is None and not only.transposed and factor == 1 and plain(tensor):
+        draw(tensor, only.std, only.distribution, seed, only.place, only.role)
+        return
+    values = torch.empty(tensor.shape, dtype=torch.float32)
+    outputs_first = values.T if only.transposed else values
+    for part in item.parts:
+        rows: Any = slice(None) if part.rows is None else part.rows
+        drawn = torch.empty(outputs_first[rows].shape, dtype=torch.float32)
+        draw(drawn, part.std, part.distribution, seed, part.place, part.role)
+        outputs_first[rows] = drawn
+    fill(tensor, values if factor == 1 else values.double() * factor)
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether a tensor lies whole on one device."""
+    return not hasattr(tensor, "placements")
+
+
+def fill(tensor: Tensor, values: Tensor) -> None:
+    """Copy the values into a tensor, which may be sharded over processes: every one has drawn the same values."""
+    if plain(tensor):
+        tensor.copy_(values)
+        return
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = tensor
+    values = values.to(device=sharded.device_mesh.device_type, dtype=tensor.dtype)
+    sharded.copy_(distribute_tensor(values, sharded.device_mesh, sharded.placements, src_data_rank=None))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor itself, or all of one that is sharded over processes."""
+    return tensor if plain(tensor) else tensor.full_tensor()  # type: ignore[attr-defined]
+
+
+def reset_others(model: nn.Module, covered: set[int], seed: int) -> None:
+    """The model's own initialisation of every parameter and buffer that no role speaks of.
+
+    It draws on the CPU, into stand-ins for the model's parameters, whatever device these are on.
+    """
+    own: Any = getattr(model, "_init_weights", None)
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(tensor_seed(seed, "model", "others"))
+    try:
+        for module in reversed(list(model.modules())):  # children first
+            # some classes initialise what their children hold
+            near = [module, *module.children()] if own is not None else [module]
+            others = any(id(q) not in covered for part in near for q in part.parameters(recurse=False))
+            if others or any(True for part in near for _ in part.buffers(recurse=False)):
+                with _stand_ins(module, covered):
+                    if own is not None:
+                        own(module)
+                    elif callable(reset := getattr(module, "reset_parameters", None)):
+                        reset()
+    finally:
+        torch.set_rng_state(before)
+
+
+@contextmanager
+def _stand_ins(module: nn.Module, covered: set[int]) -> Iterator[None]:
+    """Plain parameters on the CPU in the place of a module's, and afterwards their values in these.
+
+    Covered ones, which are drawn later, are on the meta device meanwhile.
+    """
+    kept: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    places = [(part._parameters, name, q) for part in module.modules() for name, q in part._parameters.items()]
+    for buffer in module.buffers():
+        if hasattr(buffer, "_is_hf_initialized"):  # a mark that would make transformers skip it
+            del buffer._is_hf_initialized
+    for parameters, name, q in places:
+        if q is None:
+            continue
+        if id(q) not in kept:
+            value = torch.empty(q.shape, dtype=q.dtype, device="meta") if id(q) in covered else whole(q.detach()).cpu()
+            kept[id(q)] = q, nn.Parameter(value.clone(), requires_grad=False)
+        parameters[name] = kept[id(q)][1]
+    try:
+        yield
+    finally:
+        for parameters, name, q in places:
+            parameters[name] = q
+    for q, stand_in in kept.values():
+        if not stand_in.is_meta:
+            fill(q, stand_in)
+
+
+def ties(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of every parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+
+
+def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
+    """Make the parameters of a group one again, the first."""
+    for first, *others in groups:
+        parameter = model.get_parameter(first)
+        for name in others:
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, parameter)
+
+
+def _padded(model: nn.Module) -> list[Any]:
+    return [m for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+
+
+def set_multipliers(model: nn.Module, record: Record) -> None:
+    """Trainable multipliers, and the gains of norms that the scheme added, at their initial values."""
+    p = record.parametrization
+    mapping = vanilla_mapping(model)
+    for i, path in enumerate(record.carriers):
+        carrier = model.get_submodule(path)
+        if isinstance(carrier, Rewired):
+            _start((carrier.multiplier, p.branch[i]), (carrier.skip, p.skip[i]))
+            if carrier.post_norm is not None:
+                set_gain(carrier.post_norm, float(p.post_norm_gain[i]) - mapping.gain_offset)
+        output, _ = split(mapping.sublayers[i].weights.get("output"))
+        mixing = None if output is None else find_any(model, output, "output")
+        if isinstance(mixing, Mixing):
+            _start((mixing.value_skip, p.value_skip[i]), (mixing.attention_gain, p.attention_gain[i]))
+
+
+def _start(*multipliers: tuple[float | nn.Parameter, float]) -> None:
+    """Give those that are trainable the number with which they start."""
+    for multiplier, start in multipliers:
+        if isinstance(multiplier, nn.Parameter):
+            fill(multiplier, torch.full(multiplier.shape, float(start), dtype=torch.float64))
+
+
+def set_gain(norm: nn.Module, weight: float) -> None:
+    """Give every weight of a norm one value, and every bias 0."""
+    with torch.no_grad():
+        for name, value in norm.named_parameters():
+            fill(value, torch.full(value.shape, weight if name == "weight" else 0.0, dtype=torch.float64))

@@ -1,0 +1,246 @@
+"""What `apply` leaves on a model: the record of what it did, and the mapping in the Parametrization's units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from signalprop.attachment.families import mapping_for, mapping_of
+from signalprop.attachment.mapping import Mapping, SublayerMap, find, find_any, own_score_scale, split
+from signalprop.errors import InputError
+from signalprop.network.layout import PLACEMENTS, layout
+from signalprop.network.parametrization import Parametrization
+from signalprop.repair.module_swaps import Splice, carry_over, restore
+from signalprop.repair.plan import Plan, RowPlan
+
+
+@dataclass
+class Record:
+    """What was done to a model.
+
+    Attributes:
+        parametrization: what the model now is.
+        mode: `gauge` (multipliers) or `absorbed` (weights and learning rates).
+        plan: what was done, row by row.
+        carriers: path of every row's carrier in the model.
+        mapping: of the vanilla model, where it was given by hand; None: the model's own, or its family's.
+        changed: plain attributes that were set: (path of the module, attribute, value before).
+        added: paths of modules and parameters that the vanilla model does not have.
+        factors: absorbed mode: what each parameter was multiplied with, by name.
+        matched_eps: whether the epsilons of norms were rescaled with the stream.
+        eps_error: bound on the relative change of a norm's output where they were not.
+        ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
+        pending: the weights have not been drawn yet (the model was on the meta device).
+    """
+
+    parametrization: Parametrization
+    mode: str
+    plan: Plan
+    carriers: tuple[str, ...]
+    mapping: Mapping | None = None
+    changed: list[tuple[str, str, Any]] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    factors: dict[str, float] = field(default_factory=dict)
+    matched_eps: bool = False
+    eps_error: float = 0.0
+    ties: tuple[tuple[str, ...], ...] = ()
+    pending: bool = False
+
+
+class Applied(Splice):
+    """A model that carries a scheme. Its name stays that of the vanilla class, which libraries look at."""
+
+    keeps_name = True
+    adaptable = True
+    brings = ("signalprop_record",)
+    signalprop_record: Record
+
+    def signalprop_mapping(self) -> Mapping:
+        """Where the signal runs, in the units of the Parametrization, for `measure` and `Probe`."""
+        return applied_mapping(self, vanilla_mapping(self), self.signalprop_record)
+
+
+class AppliedPretrained(Applied):
+    """A Hugging Face model that carries a scheme: what it saves can be loaded again with the scheme."""
+
+    keeps_name = True
+    adaptable = True
+    brings = ("signalprop_record",)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As transformers has it; it makes a new head, which gets the old one's multiplier."""
+        vanilla: Any = super()
+        before = vanilla.get_input_embeddings(), vanilla.get_output_embeddings()
+        table: nn.Embedding = vanilla.resize_token_embeddings(*args, **kwargs)
+        for old, new in zip(before, (vanilla.get_input_embeddings(), vanilla.get_output_embeddings()), strict=True):
+            carry_over(old, new)
+        p = self.signalprop_record.parametrization
+        architecture = p.architecture.replace(vocab_size=int(table.weight.shape[0]))
+        self.signalprop_record.parametrization = replace(p, architecture=architecture)
+        return table
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers has it, and beside it the record that `signalprop.load` needs.
+
+        Warns that transformers by itself would load the vanilla function, where that is another one.
+        """
+        from signalprop.repair.saved_models import save_pretrained, warn_of_plain_loading
+
+        vanilla: Any = super()
+        warn_of_plain_loading(self)
+        save_pretrained(self, vanilla.save_pretrained, save_directory, *args, **kwargs)
+
+
+def applied_mixin(model: type[nn.Module]) -> type[Applied]:
+    """The mixin for a model of this class."""
+    return AppliedPretrained if is_pretrained(model) else Applied
+
+
+def is_pretrained(model: type[nn.Module]) -> bool:
+    """Whether it is a class of transformers' models."""
+    return any(
+        f"{cls.__module__}.{cls.__name__}" == "transformers.modeling_utils.PreTrainedModel" for cls in model.__mro__
+    )
+
+
+def take_off(model: nn.Module, record: Record) -> None:
+    """Give all modules inside a model their vanilla classes and attributes back; weights stay as they are."""
+    for module in list(model.modules()):
+        if module is not model:
+            restore(module)
+    for path, name, value in reversed(record.changed):
+        setattr(find_any(model, path, "module"), name, value)
+
+
+def record_of(model: nn.Module) -> Record | None:
+    """The record of an applied model; None for a model that carries no scheme."""
+    found: Record | None = getattr(model, "signalprop_record", None)
+    return found
+
+
+def the_record(model: nn.Module) -> Record:
+    """The record of an applied model.
+
+    Raises:
+        InputError: the model carries no scheme.
+    """
+    record = record_of(model)
+    if record is None:
+        raise InputError(f"this {type(model).__name__} carries no scheme; expected a model after signalprop.apply")
+    return record
+
+
+def vanilla_mapping(model: nn.Module) -> Mapping:
+    """The mapping of a model as it was before a scheme was applied."""
+    record = record_of(model)
+    if record is None:
+        return mapping_for(model, None)
+    if record.mapping is not None:
+        return record.mapping
+    own = getattr(model._vanilla, "signalprop_mapping", None) if isinstance(model, Splice) else None
+    return own(model) if own is not None else mapping_of(model)
+
+
+def carrier_of(item: SublayerMap, placement: str) -> Any:
+    """The module that a multiplier goes on, as the mapping names it."""
+    if item.carrier is not None:
+        return item.carrier
+    if placement == "sandwich" and item.post_norm is not None:
+        return item.post_norm
+    if placement == "res-post":
+        return item.norm
+    return split(item.weights.get("output", item.weights.get("down")))[0]
+
+
+def reader_of(item: SublayerMap, placement: str) -> Any:
+    """The module whose first argument is the stream that the branch reads, within the sublayer's own layer."""
+    if placement in ("pre", "sandwich"):
+        return item.norm
+    return split(item.weights.get("query", item.weights.get("up")))[0]
+
+
+def dropout_of(model: nn.Module, item: SublayerMap) -> tuple[nn.Module, str] | None:
+    """(owner, attribute) of the probability with which the branch is dropped out; None where nothing does."""
+    path = item.dropout if item.dropout is not None else item.branch
+    if isinstance(path, nn.Module):
+        return (path, "p") if isinstance(path, nn.Dropout) else None
+    if not path:
+        return None
+    found = find_any(model, path, "dropout")
+    if isinstance(found, nn.Dropout):
+        return found, "p"
+    if isinstance(found, (int, float)):
+        parent, _, name = path.rpartition(".")
+        return find(model, parent), name
+    return None
+
+
+def path_of(model: nn.Module, reference: Any, what: str) -> str:
+    """The path of a module in the model."""
+    if isinstance(reference, str):
+        find(model, reference, what)
+        return str(reference)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module is reference:
+            return str(name)
+    got = "nothing" if reference is None else f"a {type(reference).__name__}"
+    raise InputError(f"{what}: the mapping names {got}; expected a module of {type(model).__name__}, or its path")
+
+
+def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mapping:
+    """The mapping of an applied model: the same places, multipliers as they are now, streams in paper units."""
+    p = record.parametrization
+    if record.mode == "absorbed":
+        return vanilla
+    placements = layout(vanilla.architecture).placement
+    moved = bool((placements != p.placement).any())
+    sublayers = []
+    for i, (item, row, carrier) in enumerate(zip(vanilla.sublayers, record.plan.rows, record.carriers, strict=True)):
+        now = _row(model, p, item, row, carrier, i, PLACEMENTS[placements[i]], PLACEMENTS[p.placement[i]])
+        if moved:  # the norm before it need not be where the stream comes from
+            now = replace(now, reads=reader_of(item, PLACEMENTS[placements[i]]))
+        sublayers.append(now)
+    removed = record.plan.removes_final_norm
+    return replace(
+        vanilla,
+        architecture=p.architecture,
+        sublayers=sublayers,
+        shaping=p.shaping,
+        embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
+        head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
+        final_norm=None if removed and p.placement[-1] == PLACEMENTS.index("post") else vanilla.final_norm,
+    )
+
+
+def _row(
+    model: nn.Module, p: Parametrization, item: SublayerMap, row: RowPlan, carrier: str, i: int, was: str, now: str
+) -> SublayerMap:
+    module = find(model, carrier)
+    rewired = row.treatment == "rewired"
+    changes: dict[str, Any] = {
+        "skip": module.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
+        "multiplier": module.multiplier if rewired else float(p.branch[i]),
+        "norm_scale": row.norm_scale,
+        "value_skip": float(p.value_skip[i]),
+        "attention_gain": float(p.attention_gain[i]),
+        "units": (row.before, 1.0 if rewired else 1 / row.scale, row.behind),
+    }
+    if row.mixes_values:
+        output = find(model, path_of(model, item.weights["output"], "output"))
+        changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
+    if row.shapes and item.attention is not None:
+        changes["shape"] = getattr(find(model, item.attention), "numbers", item.shape)
+    if row.score_ratio != 1:
+        changes["score_scale"] = own_score_scale(item, p.architecture) * row.score_ratio
+    if rewired:
+        changes |= {"branch": f"{carrier}.point", "call": 0, "calls": 1}
+    if was != now:
+        if now == "post":
+            changes["stream_out"] = f"{carrier}.after"
+        elif was == "post":
+            changes["stream_out"] = item.norm
+        if now == "sandwich":
+            changes["post_norm"] = f"{carrier}.post_norm"
+    return replace(item, **changes)

@@ -1,0 +1,154 @@
+"""One forward pass on a tiny batch, with the tensors that chosen modules read and gave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.live_model import evaluating, placed
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import IntArray
+from signalprop.watching.recording import first_tensor, uncompiled
+
+TOKENS = 6
+ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result
+
+
+@dataclass
+class Tape:
+    """What modules read and gave out in one forward pass, cloned (some models add in place), by the module's id.
+
+    Attributes:
+        replace: by id of a module: a function of its output that gives what the model goes on with instead.
+        inputs, outputs: first tensors, in the order of the calls.
+        events: (module, side, tensor) of every call in order, where `keep_events`.
+    """
+
+    replace: dict[int, Any] = field(default_factory=dict)
+    keep_events: bool = False
+    inputs: dict[int, list[Tensor]] = field(default_factory=dict)
+    outputs: dict[int, list[Tensor]] = field(default_factory=dict)
+    events: list[tuple[nn.Module, str, Tensor]] = field(default_factory=list)
+    error: Exception | None = None
+    _watched: list[nn.Module] = field(default_factory=list)
+
+    def watch(self, modules: Sequence[nn.Module]) -> None:
+        """Look at these modules during `run`."""
+        self._watched = list({id(module): module for module in modules}.values())
+
+    def run(self, model: nn.Module, arguments: dict[str, Any]) -> None:
+        """One forward pass in evaluation mode, without gradients. An error is kept for `failure`.
+
+        A head may ask for what a tiny batch does not have (an end token); the streams are then complete all the same.
+        """
+        handles = []
+        try:
+            for module in self._watched:
+                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave))
+            with uncompiled(model), evaluating(model), torch.no_grad():
+                model(**arguments)
+        except Exception as error:
+            self.error = error
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def failure(self, what: str) -> InputError:
+        """The InputError for something that was not seen."""
+        if self.error is None:
+            return InputError(f"{what}; mend the mapping")
+        if isinstance(self.error, InputError):
+            return self.error
+        reason = (str(self.error).strip().splitlines() or [""])[0]
+        return InputError(
+            f"the model does not run on a tiny batch ({type(self.error).__name__}: {reason}); give arguments=, the "
+            "keyword arguments of its forward"
+        )
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(module, "input", first_tensor(args) if args else first_tensor(kwargs.values()))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        tensor = output if isinstance(output, Tensor) else first_tensor(output)
+        replace = self.replace.get(id(module))
+        if replace is None or tensor is None:
+            self._keep(module, "output", tensor)
+            return None
+        new = replace(tensor)
+        self._keep(module, "output", new)
+        return new if isinstance(output, Tensor) else (new, *output[1:])
+
+    def _keep(self, module: nn.Module, side: str, tensor: Tensor | None) -> None:
+        if tensor is None or not tensor.is_floating_point():
+            return
+        kept = tensor.detach().clone()
+        (self.inputs if side == "input" else self.outputs).setdefault(id(module), []).append(kept)
+        if self.keep_events:
+            self.events.append((module, side, kept))
+
+
+def on_meta(model: nn.Module) -> bool:
+    """Whether any parameter is on the meta device."""
+    return any(p.is_meta for p in model.parameters())
+
+
+def tiny_batch(architecture: Architecture, seed: int = 0) -> Batch:
+    """One sequence of a few random tokens, or of white patches or frames (as many as the model reads)."""
+    a, rng = architecture, np.random.default_rng(seed)
+
+    def ids(longest: int) -> IntArray:
+        return rng.integers(0, a.vocab_size, (1, min(TOKENS, longest)))
+
+    decoder_tokens = ids(a.target_len or a.seq_len) if a.kind == "encoder-decoder" else None
+    length = min(TOKENS, a.seq_len) if a.input == "tokens" else a.seq_len
+    length = length if decoder_tokens is None else decoder_tokens.shape[1]
+    targets = np.zeros(1 if a.head == "classes" else (1, length), np.int64)  # the loss is not looked at
+    if a.input == "patches":
+        patches = rng.standard_normal((1, a.seq_len - a.n_class_tokens, a.patch_dim))
+        return Batch(tokens=None, patches=patches, targets=targets)
+    if a.input == "frames":
+        frames = rng.standard_normal((1, a.n_frames, a.frame_dim))
+        return Batch(tokens=None, frames=frames, targets=targets, decoder_tokens=decoder_tokens)
+    tokens = ids(a.seq_len)
+    segments = np.zeros_like(tokens) if a.n_segments else None
+    return Batch(tokens=tokens, targets=targets, segments=segments, decoder_tokens=decoder_tokens)
+
+
+def arguments_for(model: nn.Module, mapping: Mapping, given: Dictionary[str, Any] | None) -> dict[str, Any]:
+    """The given arguments, or those of a tiny batch, on the model's device."""
+    if given is None:
+        if mapping.arguments is None:
+            raise InputError("the mapping has no `arguments` to make the model's inputs with; give arguments=")
+        given = mapping.arguments(tiny_batch(mapping.architecture))
+    return placed(model, given)
+
+
+def rms(tensor: Tensor) -> float:
+    """Root mean square; 0 of an empty tensor."""
+    return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """In the other's shape: some models fold batch and tokens together."""
+    if tensor.shape == other.shape or tensor.shape[-1:] != other.shape[-1:] or tensor.numel() != other.numel():
+        return tensor
+    return tensor.reshape(other.shape)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Equal to rounding, whatever the shape."""
+    if one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
+        return False
+    eps = max(torch.finfo(tensor.dtype).eps for tensor in (one, other))
+    difference = rms(one.double() - like(other, one).double())
+    return difference <= ROUNDINGS * eps * (rms(one) + rms(other))

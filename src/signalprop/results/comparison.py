@@ -1,0 +1,122 @@
+"""How well two Profiles agree, quantity by quantity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.network.layout import layout
+from signalprop.network.moments import FloatArray
+from signalprop.results.profile import Profile, Series
+
+SCHEMA = "signalprop/comparison/1"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of one quantity over the sublayers.
+
+    Attributes:
+        quantity: `forward variance`, `gradient token correlation`, ...
+        r_squared: coefficient of determination of the logarithm of the variance (None for correlations, and where
+            the reference does not vary: there the share of explained variation has no meaning).
+        median, percentile_95: relative errors. Errors of a correlation are |difference| / max(|reference|, 0.1).
+        standard_error: median relative standard error of the reference, None when it has no error bars.
+    """
+
+    quantity: str
+    r_squared: float | None
+    median: float
+    percentile_95: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A predicted and a measured Profile side by side, with their agreement.
+
+    Attributes:
+        predicted, measured: the two profiles. agreements: one for each quantity that both have.
+    """
+
+    predicted: Profile
+    measured: Profile
+    agreements: tuple[Agreement, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary: the agreement table and both profiles."""
+        return {
+            "schema": SCHEMA,
+            "agreement": [vars(item) for item in self.agreements],
+            "predicted": self.predicted.to_json(),
+            "measured": self.measured.to_json(),
+        }
+
+
+def relative_errors(predicted: Series, reference: Series) -> tuple[FloatArray, FloatArray]:
+    """Relative errors of the variance, and of the token correlation (relative to max(|r|, 0.1)), per sublayer.
+
+    Shapes as those of the series.
+    """
+    same = predicted.log_variance == reference.log_variance  # also where both are zero
+    with np.errstate(invalid="ignore"):
+        log_ratio = np.where(same, 0.0, predicted.log_variance - reference.log_variance)
+    variance = np.abs(np.expm1(np.minimum(log_ratio, 50.0)))  # huge, not infinite, where the reference is zero
+    r, r_reference = predicted.token_correlation, reference.token_correlation
+    return variance, np.abs(r - r_reference) / np.maximum(np.abs(r_reference), 0.1)
+
+
+def r_squared(predicted: FloatArray, reference: FloatArray) -> float | None:
+    """1 - (residual sum of squares) / (total sum of squares), None when the reference varies by less than 1 %."""
+    ok = np.isfinite(predicted) & np.isfinite(reference)
+    if ok.sum() < 3 or np.ptp(reference[ok]) < 0.01:
+        return None
+    residual = float(np.sum((predicted[ok] - reference[ok]) ** 2))
+    return 1 - residual / float(np.sum((reference[ok] - reference[ok].mean()) ** 2))
+
+
+def compare(predicted: Profile, measured: Profile) -> Comparison:
+    """Agreement of a prediction (`predicted`) with a measurement (`measured`), or of any two profiles of one shape.
+
+    Raises:
+        InputError: the profiles have different sublayers, or are sweeps.
+    """
+    shapes = [profile.forward["stream_out"].variance.shape for profile in (predicted, measured)]
+    if not np.array_equal(layout(predicted.architecture).kind, layout(measured.architecture).kind):
+        raise InputError(
+            f"cannot compare profiles of {predicted.n_sublayers} and {measured.n_sublayers} sublayers; "
+            "they must have the same kinds of sublayers in the same order"
+        )
+    if shapes[0] != shapes[1] or len(shapes[0]) != 1:
+        raise InputError(f"cannot compare sweeps (shapes {shapes[0]} and {shapes[1]}); select one member of each")
+    agreements = []
+    for name, point in (("forward", "stream_out"), ("branch", "branch")):
+        agreements += _agreements(name, predicted.forward[point], measured.forward[point])
+    if predicted.gradient is not None and measured.gradient is not None:
+        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"])
+    return Comparison(predicted, measured, tuple(agreements))
+
+
+def _agreements(name: str, predicted: Series, reference: Series) -> list[Agreement]:
+    variance, correlation = relative_errors(predicted, reference)
+
+    def row(quantity: str, errors: FloatArray, r2: float | None, se: FloatArray | None) -> Agreement:
+        return Agreement(
+            quantity=f"{name} {quantity}",
+            r_squared=r2,
+            median=float(np.median(errors)),
+            percentile_95=float(np.percentile(errors, 95)),
+            standard_error=None if se is None else float(np.median(se)),
+        )
+
+    r_se = reference.token_correlation_se
+    if r_se is not None:
+        with np.errstate(over="ignore"):  # of an error near the largest double, which then is infinite
+            r_se = r_se / np.maximum(np.abs(reference.token_correlation), 0.1)
+    return [
+        row("variance", variance, r_squared(predicted.log_variance, reference.log_variance), reference.variance_se),
+        row("token correlation", correlation, None, r_se),
+    ]

@@ -1,0 +1,440 @@
+"""The one result type: the moments at every probe point, forward and backward, from theory or from measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import ConfigDict, Field
+
+from signalprop.errors import InputError
+from signalprop.files.storage import finite, read_json, write_json
+from signalprop.files.validation import Value
+from signalprop.network.architecture import Architecture
+from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
+from signalprop.network.moments import FloatArray
+
+SCHEMA = "signalprop/profile/1"
+POINTS = ("stream_in", "branch", "stream_out")
+Source = Literal["theory", "measured", "simulated"]
+_TINY, _HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
+_NEEDED = ("mean", "variance", "token_correlation")
+_OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation")
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """Moments of one probe point over the sublayers: arrays of shape (..., n_sublayers).
+
+    Attributes:
+        mean, variance, token_correlation: as in `Moments`. The correlation of a single token is 0 by convention.
+        log_variance: natural logarithm of the variance; right where the variance itself over- or underflows.
+        variance_se: standard error of the variance, relative to it; token_correlation_se: absolute. None: exact.
+        feature_correlation: correlation of two features of one token, where it was asked for.
+    """
+
+    mean: FloatArray
+    variance: FloatArray
+    token_correlation: FloatArray
+    log_variance: FloatArray
+    variance_se: FloatArray | None = None
+    token_correlation_se: FloatArray | None = None
+    feature_correlation: FloatArray | None = None
+
+    @staticmethod
+    def of(
+        variance: ArrayLike | None = None,
+        token_correlation: ArrayLike = 0.0,
+        *,
+        mean: ArrayLike = 0.0,
+        log_variance: ArrayLike | None = None,
+        variance_se: ArrayLike | None = None,
+        token_correlation_se: ArrayLike | None = None,
+        feature_correlation: ArrayLike | None = None,
+    ) -> Series:
+        """Build a Series from the variance, or from its logarithm where products may overflow.
+
+        The logarithm may be -inf (variance 0). A variance beyond the range of doubles is held at its ends.
+
+        Args:
+            variance, log_variance: one of the two, shape (..., sublayers), as all others here.
+            token_correlation, mean, feature_correlation: of the same points; numbers stand for constant columns.
+            variance_se, token_correlation_se: standard errors over networks, where there are several.
+
+        Raises:
+            InputError: a variance that is negative, NaN or infinite, a correlation outside [-1, 1], or another number
+                that is not finite.
+        """
+        if (variance is None) == (log_variance is None):
+            raise InputError("a Series needs either variance or log_variance")
+        if log_variance is None:
+            plain = np.asarray(variance, np.float64)
+            if not ((plain >= 0) & np.isfinite(plain)).all():
+                raise InputError("a variance is negative, NaN or infinite; expected finite numbers >= 0")
+            given = None
+        else:
+            given = np.asarray(log_variance, np.float64)
+            if not (given < np.inf).all():
+                raise InputError("a log variance is NaN or infinite; expected finite numbers, or -inf for variance 0")
+            plain = np.exp(np.minimum(np.maximum(given, -800.0), np.log(_HUGE)))
+
+        def full(values: ArrayLike, name: str) -> FloatArray:
+            column = np.array(np.broadcast_to(values, plain.shape), np.float64, order="K")  # sweeps come transposed
+            if not np.isfinite(column).all():
+                raise InputError(f"{name} holds NaN or infinite values; expected finite numbers")
+            return column
+
+        def maybe(values: ArrayLike | None, name: str) -> FloatArray | None:
+            return None if values is None else full(values, name)
+
+        r = full(token_correlation, "token_correlation")
+        if not (np.abs(r) <= 1 + 1e-9).all():
+            raise InputError(f"a token correlation is {r.flat[int(np.argmax(np.abs(r)))]}; expected [-1, 1]")
+        return Series(
+            mean=full(mean, "mean"),
+            variance=plain,
+            token_correlation=np.minimum(np.maximum(r, -1.0), 1.0),
+            log_variance=_logarithm(plain, given),
+            variance_se=maybe(variance_se, "variance_se"),
+            token_correlation_se=maybe(token_correlation_se, "token_correlation_se"),
+            feature_correlation=maybe(feature_correlation, "feature_correlation"),
+        )
+
+    def at(self, index: int) -> dict[str, float]:
+        """The moments at sublayer `index`, from 0, as a dictionary, as in the JSON form. Not for sweeps."""
+        return self._map(lambda column: column[..., [index]]).rows()[0]
+
+    def rows(self) -> list[dict[str, float]]:
+        """The moments at every sublayer. `log_variance` is there where it says more than the variance.
+
+        Raises:
+            InputError: a sweep.
+        """
+        if self.variance.ndim != 1:
+            raise InputError(f"this is a sweep of shape {self.variance.shape[:-1]}; select one of its members")
+        columns = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL[1:])}
+        lists = {name: column.tolist() for name, column in columns.items() if column is not None}
+        out: list[dict[str, float]] = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+        telling = np.isfinite(self.log_variance) & (self.log_variance != _logarithm(self.variance, None))
+        for i in np.flatnonzero(telling):
+            out[i]["log_variance"] = float(self.log_variance[i])
+        return out
+
+    @staticmethod
+    def from_rows(rows: Sequence[Mapping[str, float]]) -> Series:
+        """The inverse of `rows`.
+
+        Raises:
+            InputError: a missing or unknown name, something that is not a number, or as `of`.
+        """
+        for i, row in enumerate(rows):
+            unknown = row.keys() - {*_NEEDED, *_OPTIONAL}
+            if unknown:
+                raise InputError(f"sublayer {i} has unknown moments {', '.join(map(repr, sorted(unknown, key=str)))}")
+        columns = {name: _column(rows, name) for name in _NEEDED}
+        extra = {name: _column(rows, name) for name in _OPTIONAL[1:] if any(name in row for row in rows)}
+        series = Series.of(**columns, **extra)
+        logs = series.log_variance.copy()
+        given = [i for i, row in enumerate(rows) if "log_variance" in row]
+        logs[given] = _column(rows, "log_variance", given)
+        if not (logs < np.inf).all():
+            raise InputError("a log variance is NaN or infinite; expected finite numbers")
+        return replace(series, log_variance=_logarithm(series.variance, logs))
+
+    @staticmethod
+    def joined(parts: Sequence[Series]) -> Series:
+        """The `parts` of a sweep, one after the other along its first axis."""
+        columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(Series)}
+        present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
+        return replace(parts[0], **present)
+
+    def select(self, rows: NDArray[np.bool_] | int | slice) -> Series:
+        """The same series at some sublayers (`rows`: a mask, a number or a slice) only."""
+        return self._map(lambda column: column[..., rows])
+
+    def _map(self, change: Callable[[FloatArray], FloatArray]) -> Series:
+        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        present = {name: change(column) for name, column in columns.items() if column is not None}
+        return replace(self, **present)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Series):
+            return NotImplemented
+        pairs = [(getattr(self, item.name), getattr(other, item.name)) for item in fields(self)]
+        return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _logarithm(variance: FloatArray, given: FloatArray | None) -> FloatArray:
+    """log(variance); outside the range of normal doubles the given logarithm, which a JSON form carries too."""
+    if given is not None and given.ndim > 1:
+        return given  # a sweep has no JSON form to agree with to the last digit
+    with np.errstate(divide="ignore"):
+        own = np.log(variance)
+    normal = (variance >= _TINY) & (variance < _HUGE / 4)
+    return own if given is None else np.where(normal, own, given)
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str, where: Sequence[int] | None = None) -> FloatArray:
+    """A name's numbers in some of the rows (default: in all)."""
+    indices = range(len(rows)) if where is None else where
+    values = [rows[i].get(name) for i in indices]
+    for i, value in zip(indices, values, strict=True):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > _HUGE:
+            raise InputError(f"{name} of sublayer {i} is {value!r:.60}; expected a number")
+    return np.array(values, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The signal of a network, sublayer by sublayer.
+
+    Attributes:
+        source: `theory`, `measured` (hooks on a live model) or `simulated` (random-weight networks).
+        fidelity: which reading made it: `moments`, `kernel`, `simulate`, or `model`.
+        architecture, scheme: what it describes.
+        input: statistics of the stream that enters the first sublayer: mean, variance, token_correlation.
+        forward: Series by probe point (`stream_in`, `branch`, `stream_out`).
+        gradient: likewise, relative to the variance at the last sublayer's stream_out (of the last stack); None
+            when no backward pass was asked for.
+        gradient_scale: that variance itself, where it is known.
+        n_seeds: how many networks were averaged.
+        notes: what the reader should know (approximations, exclusions), one sentence each.
+        statistics: further numbers by name, e.g. `branch_gain`, the squared ratio (beta / lambda)^2 per sublayer.
+    """
+
+    source: Source
+    architecture: Architecture
+    scheme: str
+    input: Mapping[str, float]
+    forward: Mapping[str, Series]
+    gradient: Mapping[str, Series] | None = None
+    gradient_scale: float | None = None
+    fidelity: str = "moments"
+    n_seeds: int | None = None
+    notes: tuple[str, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_sublayers(self) -> int:
+        """Sublayers of all stacks."""
+        return int(self.forward["stream_out"].variance.shape[-1])
+
+    @property
+    def sensitivity_ratios(self) -> FloatArray:
+        """Variance that each sublayer adds (beta^2 / lambda^2 included) over the stream variance it meets.
+
+        Needs `statistics["branch_gain"]`, the squared ratio (beta / lambda)^2 per sublayer; 1 where it is absent.
+        """
+        gain = np.asarray(self.statistics.get("branch_gain", 1.0), np.float64)
+        branch, stream = self.forward["branch"].log_variance, self.forward["stream_in"].log_variance
+        with np.errstate(invalid="ignore", over="ignore"):  # a skip of next to nothing: infinite
+            log_ratio = np.where(branch == -np.inf, -np.inf, branch - stream)  # no branch: 0, also on no stream
+            return np.asarray(gain * np.exp(np.minimum(log_ratio, 300)))
+
+    @property
+    def layer_sensitivities(self) -> FloatArray:
+        """Per layer (encoder first): the sum of its sublayers' branches over the stream that enters the layer.
+
+        TGS section 4.6 by the definition on `docs/theory/network.md` (the printed one inverts the ratio).
+
+        Raises:
+            InputError: a sweep.
+        """
+        stream = self.forward["stream_in"].log_variance
+        if stream.ndim != 1:
+            raise InputError("sensitivity needs a single profile, this is a sweep; select one of its members")
+        starts = layer_starts(layout(self.architecture))
+        entering = np.repeat(stream[starts], np.diff(starts, append=len(stream)))
+        with np.errstate(invalid="ignore", over="ignore"):
+            shift = np.where(stream == entering, 0.0, stream - entering)
+            return np.asarray(np.add.reduceat(self.sensitivity_ratios * np.exp(np.minimum(shift, 300)), starts))
+
+    def sensitivity(self) -> dict[str, float]:
+        """Mean and median over layers of `layer_sensitivities`, times the number of layers. Not for sweeps."""
+        layers = self.layer_sensitivities
+        return {"mean": float(np.sum(layers)), "median": float(np.median(layers)) * len(layers)}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; `from_json` gives the same Profile back. Not for sweeps."""
+        rows = layout(self.architecture)
+        forward = {point: self.forward[point].rows() for point in POINTS}
+        gradient = {point: series.rows() for point, series in (self.gradient or {}).items()}
+        sublayers = []
+        for i in range(self.n_sublayers):
+            row: dict[str, Any] = {
+                "index": i,
+                "layer": int(rows.layer[i]),
+                "stack": STACKS[rows.stack[i]],
+                "kind": KINDS[rows.kind[i]],
+            }
+            row.update({point: forward[point][i] for point in POINTS})
+            if gradient:
+                row["gradient"] = {point: gradient[point][i] for point in POINTS}
+            sublayers.append(row)
+        return {"schema": SCHEMA, **self._header(), "sublayers": sublayers}
+
+    def _header(self) -> dict[str, Any]:
+        """Everything but the series, JSON-ready."""
+        return {
+            "source": self.source,
+            "fidelity": self.fidelity,
+            "architecture": self.architecture.model_dump(mode="json", exclude_defaults=True),
+            "scheme": self.scheme,
+            "input": dict(self.input),
+            "gradient_scale": self.gradient_scale,
+            "n_seeds": self.n_seeds,
+            "notes": list(self.notes),
+            "statistics": finite(dict(self.statistics)),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Profile:
+        """Read what `to_json` wrote (`data`).
+
+        Raises:
+            InputError: another schema version, a missing or unknown field, a value out of range, or sublayers that the
+                architecture does not have.
+        """
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
+            raise InputError(f"this is not a profile that this version reads: {got}, expected schema {SCHEMA!r}")
+        header = _Header(**{str(key): value for key, value in data.items() if key != "sublayers"})
+        table, rows = layout(header.architecture), data.get("sublayers")
+        if not isinstance(rows, list) or len(rows) != len(table.kind):
+            got = f"{len(rows)} rows" if isinstance(rows, list) else f"a {type(rows).__name__}"
+            raise InputError(f"sublayers has {got}; the architecture has {len(table.kind)} sublayers")
+        for i, row in enumerate(rows):
+            if not isinstance(row, dict) or row.get("kind") != KINDS[table.kind[i]]:
+                raise InputError(f"sublayer {i} is not {KINDS[table.kind[i]]!r}, which the architecture has there")
+
+        _check_gain(header.statistics.get("branch_gain", 1.0), len(rows))
+        gradients = [row.get("gradient") for row in rows]
+        without = all(item is None for item in gradients)
+        return cls(
+            **{name: getattr(header, name) for name in _Header.model_fields if name != "schema_"},
+            forward=_points(rows, "sublayer"),
+            gradient=None if without else _points(gradients, "gradient of sublayer"),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read the JSON file `path` that `save` wrote.
+
+        Raises:
+            InputError: the file cannot be read, or as `from_json`.
+        """
+        return cls.from_json(read_json(path))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return (self._header(), self.forward, self.gradient) == (other._header(), other.forward, other.gradient)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _points(rows: Sequence[Any], what: str) -> dict[str, Series]:
+    """Series by probe point, from a dictionary of points per sublayer."""
+    out = {}
+    for point in POINTS:
+        items: list[Any] = [row.get(point) if isinstance(row, dict) else None for row in rows]
+        missing = next((i for i, item in enumerate(items) if not isinstance(item, dict)), None)
+        if missing is not None:
+            raise InputError(f"{what} {missing} has no moments at {point}; expected a dictionary")
+        out[point] = Series.from_rows(items)
+    return out
+
+
+def _check_gain(gain: Any, n: int) -> None:
+    """The one of the statistics that is reckoned with: a number, or one per sublayer.
+
+    Raises:
+        InputError: something else.
+    """
+    values = gain if isinstance(gain, list) else [gain]
+    if len(values) != (n if isinstance(gain, list) else 1):
+        raise InputError(f"statistics.branch_gain has {len(values)} numbers; there are {n} sublayers")
+    for value in values:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _HUGE:
+            raise InputError(f"statistics.branch_gain holds {value!r:.60}; expected numbers that are not negative")
+
+
+class _Header(Value):
+    """The JSON form without its sublayers."""
+
+    model_config = ConfigDict(title="profile")
+    schema_: Literal["signalprop/profile/1"] = Field(alias="schema")
+    source: Source
+    fidelity: str = "moments"
+    architecture: Architecture
+    scheme: str
+    input: dict[str, float]
+    gradient_scale: float | None = None
+    n_seeds: int | None = None
+    notes: tuple[str, ...] = Field((), strict=False)  # JSON has no tuples
+    statistics: dict[str, Any] = Field(default_factory=dict)
+
+
+def average(profiles: Sequence[Profile]) -> Profile:
+    """Mean over profiles of networks that differ in their seed alone, with standard errors.
+
+    Variances and correlations are averaged themselves (theory predicts ensemble means); `variance_se` is the standard
+    error relative to the mean. A single profile stays as it is.
+
+    Raises:
+        InputError: none given, or they differ in architecture.
+    """
+    if not profiles:
+        raise InputError("there is no profile to average; give at least one")
+    first = profiles[0]
+    if len(profiles) == 1:
+        return replace(first, n_seeds=first.n_seeds or 1)
+    if any(p.architecture != first.architecture for p in profiles):
+        raise InputError("profiles of different architectures cannot be averaged")
+    gradients = [p.gradient for p in profiles if p.gradient is not None]
+    scales = [p.gradient_scale for p in profiles if p.gradient_scale is not None]
+    every = len(profiles)
+    return replace(
+        first,
+        input={key: float(np.mean([p.input[key] for p in profiles])) for key in first.input},
+        forward={k: _mean_series([p.forward[k] for p in profiles]) for k in POINTS},
+        gradient={k: _mean_series([g[k] for g in gradients]) for k in POINTS} if len(gradients) == every else None,
+        gradient_scale=float(np.mean(scales)) if len(scales) == every else None,
+        n_seeds=sum(p.n_seeds or 1 for p in profiles),
+    )
+
+
+def _mean_series(items: Sequence[Series]) -> Series:
+    n = len(items)
+    logs = np.stack([s.log_variance for s in items])
+    top = logs.max(0)
+    top = np.where(np.isfinite(top), top, 0.0)
+    scaled = np.exp(logs - top)  # in units of the largest, so that nothing overflows
+    mean = scaled.mean(0)
+    spread = scaled.std(0, ddof=1) / np.sqrt(n)
+    r = np.stack([s.token_correlation for s in items])
+    features = [s.feature_correlation for s in items if s.feature_correlation is not None]
+    with np.errstate(divide="ignore"):
+        log_mean = np.log(mean) + top
+    return Series.of(
+        log_variance=log_mean,
+        token_correlation=r.mean(0),
+        mean=np.stack([s.mean for s in items]).mean(0),
+        variance_se=np.divide(spread, mean, out=np.zeros_like(mean), where=mean > 0),
+        token_correlation_se=r.std(0, ddof=1) / np.sqrt(n),
+        feature_correlation=np.stack(features).mean(0) if len(features) == n else None,
+    )

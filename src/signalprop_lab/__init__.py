@@ -1,0 +1,1 @@
+"""The laboratory: training, sweeps, reproductions, verification, explorer. signalprop never imports it."""

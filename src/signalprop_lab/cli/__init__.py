@@ -1,0 +1,1 @@
+"""The commands of the laboratory; `signalprop` finds them by their entry points."""

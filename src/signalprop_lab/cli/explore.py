@@ -1,0 +1,30 @@
+"""`signalprop explore`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def explore(
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0 takes a free one.")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+) -> None:
+    """Open a page whose controls redraw the predicted signal at every change.
+
+    Depth, width, heads, norms, scheme and its options, dropout, activation, length, Q/K scale. The page is served on
+    127.0.0.1, to this machine only, until Ctrl-C.
+
+    \b
+    Example:
+      signalprop explore --port 8000 --no-browser
+    """
+    from signalprop.errors import require
+
+    for module in ("starlette", "uvicorn", "plotly"):
+        require(module, "explore")
+    from signalprop_lab.explorer.server import serve
+
+    serve(port, browser=not no_browser, say=lambda address: typer.echo(f"{'explorer':<20}{address} (Ctrl-C ends it)"))
+    typer.echo(f"{'explorer':<20}ended")

@@ -1,0 +1,78 @@
+"""`signalprop sweep`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from signalprop.cli import output
+
+
+def sweep(
+    source: Annotated[
+        str | None, typer.Argument(metavar="SWEEP", help="A YAML file, or a sweep that comes with the package.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Runs and results [default: sweeps/NAME].")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
+    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the sweeps that come with the package.")] = False,
+) -> None:
+    """Train every run of a sweep: schemes, sizes, learning rates, seeds.
+
+    What is finished stays: the same command goes on after an interruption, and joins in on other machines that have
+    the directory. DIR/report.html and DIR/table.md have the means, DIR/results.csv and results.parquet every run. Exit
+    status 1 when runs failed.
+
+    \b
+    Example:
+      signalprop sweep --list
+    """
+    from signalprop.errors import InputError, require
+    from signalprop_lab.training.grid import load_sweep, shipped_sweeps
+
+    require("yaml", "training")
+    if listed:
+        for name in shipped_sweeps():
+            output.echo(f"{name:<28}{load_sweep(name).sweep.title}".rstrip())
+        return
+    if source is None:
+        raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
+    require("filelock", "training")
+    from signalprop_lab.report.sweeps import of_results
+    from signalprop_lab.training.sweep import SWEEP, prepare
+    from signalprop_lab.training.sweep import sweep as run
+    from signalprop_lab.training.tables import results_table, store_of, writers
+
+    grid = load_sweep(source)
+    folder = out or Path("sweeps") / grid.sweep.name
+    if table_only and not (folder / SWEEP).is_file():
+        raise InputError(f"there are no runs in {folder}; start them without --table-only, or name --out")
+    runs = prepare(grid, folder)
+    try:
+        if not table_only:
+            run(grid, folder, jobs=jobs)
+    except BaseException:  # what was done until an interruption
+        for write in writers(store_of(grid, runs.entries()), folder).values():
+            with suppress(InputError):
+                write()
+        raise
+    store = store_of(grid, runs.entries())
+    failed = store["failed"]
+    output.deliver(
+        None,
+        lambda: store,
+        lambda: output.echo(results_table(store)),
+        *(output.File(path.suffix.removeprefix("."), path, write) for path, write in writers(store, folder).items()),
+        page=output.ReportFile(folder / "report.html", asked=False),
+        items=lambda: [(grid.sweep.name, of_results(store, folder))],
+        failure=f"{len(failed)} run{'s' * (len(failed) > 1)} failed; {failed[0]['cell']}: {failed[0]['error']}"
+        if failed
+        else None,
+    )

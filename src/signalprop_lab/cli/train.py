@@ -1,0 +1,123 @@
+"""`signalprop train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a recipe (see --list).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Directory of the run (default: runs/NAME).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Field of the recipe, e.g. optimizer.learning_rate=1e-3 (repeatable)."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes that come with signalprop.")] = False,
+    json_file: opt.Json = None,
+) -> None:
+    """Train a model as a recipe says: data, network, scheme, optimizer, budget.
+
+    The run's directory gets the recipe with all defaults, the metrics (JSON lines and TensorBoard), the signal of every
+    sublayer through training, checkpoints, the trained model, and all of it as one page, report.html. Under torchrun
+    the processes share the batch.
+
+    \b
+    Examples:
+      signalprop train --list
+      signalprop train gpt-small --set budget.steps=200 --out runs/first
+      signalprop train gpt-small --out runs/first --resume
+      torchrun --nproc-per-node 2 -m signalprop train gpt-small
+    """
+    import os
+
+    from signalprop.errors import InputError, require
+
+    require("yaml", "training")
+    from signalprop_lab.training.recipe import load_recipe
+
+    output.check_outputs(json_file)
+    if list_recipes:
+        _list(json_file)
+        return
+    if recipe is None:
+        raise InputError("give a recipe: a YAML file, or a name that `signalprop train --list` shows")
+    chosen = load_recipe(recipe, settings or ())
+    if show:
+        output.deliver(json_file, chosen.to_json, lambda: output.echo(chosen.to_yaml(), nl=False))
+        return
+    require("torch", "models")
+    require("accelerate", "training")
+    from signalprop.diagnosis.loading import quiet
+    from signalprop_lab.training import run
+
+    quiet()
+    folder = out or Path("runs") / chosen.name
+    result = run.train(chosen, folder, resume=resume)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    from signalprop_lab.report.runs import read_run
+
+    output.deliver(
+        json_file,
+        result.to_json,
+        lambda: _print(result, folder),
+        page=output.ReportFile(folder / "report.html", asked=False),
+        items=lambda: [(chosen.name, read_run(folder))],
+    )
+    if result.status != "finished":
+        raise typer.Exit(1)
+
+
+def _list(json_file: str | None) -> None:
+    from signalprop_lab.training.recipe import SCHEMA, read_yaml, shipped
+
+    found = {name: read_yaml(name) for name in shipped()}
+    rows = {
+        name: " ".join(str(data.get("description", "")).split())
+        for name, data in found.items()
+        if data.get("schema", SCHEMA) == SCHEMA
+    }
+    width = max(map(len, rows), default=0) + 2
+    lines = [f"{name:<{width}}{text}" for name, text in rows.items()]
+    output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
+
+
+def _print(result: object, folder: Path) -> None:
+    from signalprop_lab.training.run import Result
+
+    assert isinstance(result, Result)
+    told = {
+        "status": result.status if result.reason is None else f"{result.status}: {result.reason}",
+        "steps": f"{result.steps}",
+        "training loss": _nats(result.train_loss, result.status),
+        "validation loss": f"{_nats(result.eval_loss, result.status)} (best guess without input: {result.chance:.4f})",
+        **{name: f"{value:.4f}" for name, value in result.scores.items()},
+        "parameters": f"{result.parameters:,}"
+        + ("" if result.trained_parameters == result.parameters else f", {result.trained_parameters:,} trained"),
+        "throughput": "-" if result.throughput is None else f"{result.throughput:,.0f} {result.unit}/s",
+        "seconds": f"{result.seconds:.0f}",
+        "folded": f"{folder / 'folded'}" if not result.folded else f"no: {result.folded}",
+        "run": f"{folder}",
+    }
+    for name, text in told.items():
+        output.echo(f"{name:<20}{text}")
+
+
+def _nats(loss: float | None, status: str) -> str:
+    if loss is not None:
+        return f"{loss:.4f}"
+    return "not finite" if status == "diverged" else "not evaluated"

@@ -1,0 +1,62 @@
+"""`signalprop verify`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+
+
+def verify(
+    component: Annotated[
+        list[str] | None, typer.Option("--component", help="Only this component (repeatable); default: all.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="About half a minute on two cores.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Some twenty minutes: small standard errors.")] = False,
+    seed: opt.Seed = 0,
+    json_file: opt.Json = None,
+) -> None:
+    """Check every component formula against simulation.
+
+    Ranges are those of Table 21 of Transformers Get Stable (v1); the table shows the 50th, 90th and 99th
+    percentile of the error in per cent, and beside them the papers' Table 20. A cell above theirs is marked
+    worse (exit status 1), or noise where the simulation's standard error explains it.
+
+    \b
+    Example:
+      signalprop verify --quick --component attention
+    """
+    from signalprop.errors import InputError, require
+    from signalprop.results.text import text_table
+
+    if quick and thorough:
+        raise InputError("--quick and --thorough exclude each other")
+    output.check_outputs(json_file)
+    require("torch", "models")
+    from signalprop_lab.verification.verify import verify as verified
+
+    effort = "quick" if quick else "thorough" if thorough else "default"
+    report = verified(component, effort=effort, seed=seed, progress=lambda line: print(line, file=sys.stderr))
+
+    verdicts = [row.standing for row in report.rows]
+
+    def show() -> None:
+        header = ["component", "quantity", "error %: 50, 90, 99", "s.e. %", "papers' Table 20", "configurations", ""]
+        rows = [
+            [row.component, row.quantity, _triple(row.percentiles), f"{row.standard_error:.2f}", _triple(row.paper),
+             str(row.configurations), verdict]
+            for row, verdict in zip(report.rows, verdicts, strict=True)
+        ]  # fmt: skip
+        output.echo(text_table(header, rows, left=2))
+
+    worse = [f"{row.component} {row.quantity}" for row, v in zip(report.rows, verdicts, strict=True) if v == "worse"]
+    said = f"worse than the papers' Table 20 in {len(worse)} cells: {', '.join(worse)}"
+    output.deliver(json_file, report.as_json, show, failure=said if worse else None)
+
+
+def _triple(values: tuple[float, float, float] | None) -> str:
+    return "-" if values is None else ", ".join(f"{value:.1f}" for value in values)

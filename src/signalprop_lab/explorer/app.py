@@ -1,0 +1,241 @@
+"""The web application: the page, its scripts, and two questions that they ask, `/curves` and `/report`.
+
+It answers to this machine alone: requests for another host name are refused (DNS rebinding), no other origin may read
+an answer (no CORS) and, as only JSON is taken, none may ask without the browser's leave. A content security policy lets
+the page run no script but these and reach no server but this. A question is small and arrives at once, or is refused.
+A connection carries one request, so that what is not read of a refused one ends with it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import time
+from dataclasses import fields
+from importlib import resources
+from string import Template
+from typing import NamedTuple
+
+import anyio
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from signalprop.errors import InputError, require
+from signalprop.network.activations import ACTIVATIONS
+from signalprop.network.presets import PRESETS
+from signalprop.report.html.page import embedded
+from signalprop.schemes import SCHEMES
+from signalprop_lab.explorer.curves import MOST, report, shown, takes_long
+from signalprop_lab.explorer.settings import Settings, of_preset, read
+
+HOSTS = ["127.0.0.1", "localhost"]
+PATIENCE = 10.0  # seconds that a request's head may take to arrive, and its body again
+_LARGEST_BODY = 65_536  # bytes; a question of seven curves has under 3,000
+_KINDS = {"js": "text/javascript", "css": "text/css"}
+_OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "page.css")
+_OWN = ("explore.js", "explore.css")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Connection": "close",
+}
+
+
+def application() -> Starlette:
+    """The application.
+
+    Raises:
+        MissingExtra: plotly, whose JavaScript draws the curves, is not installed.
+    """
+    files = _files()
+    page = _page().encode()
+
+    def index(_: Request) -> Response:
+        return Response(page, media_type="text/html")
+
+    def asset(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            raise HTTPException(404)
+        return Response(files[name], media_type=_KINDS[name.rpartition(".")[2]])
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/assets/{name}", asset),
+            Route("/curves", _curves, methods=["POST"]),
+            Route("/report", _report, methods=["POST"]),
+        ],
+        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)],
+        exception_handlers={InputError: _refused, HTTPException: _failed, Exception: _broken},
+    )
+
+
+class _Question(NamedTuple):
+    """What the page asks about."""
+
+    current: Settings
+    pinned: list[Settings]
+    draft: bool
+
+
+# Token kernels are computed one at a time: nobody waits for those of settings that have changed since.
+_KERNELS = anyio.CapacityLimiter(1)
+
+
+async def _curves(request: Request) -> Response:
+    begun = time.perf_counter()
+    asked = await _question(request)
+    if asked.draft or not takes_long(asked.current):
+        found = await run_in_threadpool(shown, asked.current, asked.pinned, draft=asked.draft)
+    else:
+        async with _KERNELS:
+            if await request.is_disconnected():
+                return Response(status_code=204)
+            found = await run_in_threadpool(shown, asked.current, asked.pinned)
+    found["milliseconds"] = round(1000 * (time.perf_counter() - begun), 1)
+    return JSONResponse(found)
+
+
+async def _report(request: Request) -> Response:
+    asked = await _question(request)
+    return Response(await run_in_threadpool(report, asked.current, asked.pinned), media_type="text/html")
+
+
+async def _question(request: Request) -> _Question:
+    """The question in a request's body.
+
+    Raises:
+        HTTPException: no such question. InputError: settings that are refused.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"http://{request.headers['host']}":
+        raise HTTPException(403, "questions are taken from this page alone")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "expected a body of type application/json")
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal():
+        raise HTTPException(411, "expected a Content-Length")
+    if len(length) > 9 or int(length) > _LARGEST_BODY:
+        raise HTTPException(413, f"the body is longer than {_LARGEST_BODY} bytes")
+    try:
+        data = json.loads(await _body(request))
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is not JSON; expected an object with current, pinned and draft") from None
+    if (
+        not isinstance(data, dict)
+        or data.keys() != {"current", "pinned", "draft"}
+        or not isinstance(data["pinned"], list)
+        or not isinstance(data["draft"], bool)
+    ):
+        raise HTTPException(
+            400, "expected an object with current (settings), pinned (a list of settings) and draft (true or false)"
+        )
+    if len(data["pinned"]) > MOST:
+        raise InputError(f"{len(data['pinned'])} pinned curves are too many to tell apart; unpin some")
+    return _Question(read(data["current"]), [read(item) for item in data["pinned"]], data["draft"])
+
+
+async def _body(request: Request) -> bytes:
+    """The body as it arrives, whatever its head says of its length.
+
+    Raises:
+        HTTPException: it is too long, or too slow.
+    """
+    found = bytearray()
+    try:
+        with anyio.fail_after(PATIENCE):
+            async for part in request.stream():
+                found += part
+                if len(found) > _LARGEST_BODY:
+                    raise HTTPException(413, f"the body is longer than {_LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the body took longer than {PATIENCE:g} seconds to arrive") from None
+    return bytes(found)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    """Settings that make no network are an everyday answer, not a failed request, which a browser would log."""
+    return JSONResponse({"refused": str(error)})
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+
+def _broken(_: Request, error: Exception) -> Response:
+    """A mistake of ours: one line on the page, too."""
+    return JSONResponse({"error": " ".join(f"{type(error).__name__}: {error}".split())}, 500)
+
+
+class _Headers:
+    """Middleware that gives every answer, refusals too, the headers of safety.
+
+    It refuses a request whose length is told in two ways, whose readers may disagree where it ends (RFC 9112, 6.3).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        app = self._app
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}:
+            app = JSONResponse({"error": "expected a Content-Length or a Transfer-Encoding, found both"}, 400)
+        await app(scope, receive, with_headers)
+
+
+def _files() -> dict[str, bytes]:
+    """What may be asked for under /assets/, by name."""
+    plotly = require("plotly", "explore")
+    report_assets = resources.files("signalprop.report.html").joinpath("assets")
+    own_assets = resources.files(__package__).joinpath("assets")
+    found = {name: report_assets.joinpath(name).read_bytes() for name in _OF_REPORT}
+    found |= {name: own_assets.joinpath(name).read_bytes() for name in _OWN}
+    return found | {"plotly.min.js": resources.files(plotly).joinpath("package_data", "plotly.min.js").read_bytes()}
+
+
+def _page() -> str:
+    """The page with the names that its controls choose from."""
+    names = sorted({item.name for item in ACTIVATIONS.values()})
+    start = Settings()
+    options = {
+        name: {item.name: item.default for item in fields(cls) if item.name in ("k", "alpha")}
+        for name, cls in SCHEMES.items()
+    }
+    return Template(resources.files(__package__).joinpath("assets", "explore.html").read_text("utf-8")).substitute(
+        schemes=_choices({name: f"{name}: {cls.summary}" for name, cls in sorted(SCHEMES.items())}),
+        activations=_choices({name: name for name in names}),
+        presets=_choices({name: name for name in PRESETS}),
+        data=embedded(
+            {
+                "start": start.model_dump(),
+                "options": options,
+                "presets": {name: of_preset(name) for name in PRESETS},
+                "most": MOST,
+            }
+        ),
+    )
+
+
+def _choices(texts: dict[str, str]) -> str:
+    return "\n".join(
+        f'<option value="{html.escape(value)}">{html.escape(text)}</option>' for value, text in texts.items()
+    )

@@ -1,0 +1,151 @@
+"""Figures and tables of the papers, reproduced: checks against the paper's numbers, the panels, the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from signalprop.errors import InputError
+from signalprop.files.validation import Value
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block, Style
+from signalprop.report.html.parts import Part
+from signalprop.results.text import number
+
+SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/1"
+_STYLES: dict[str, tuple[str, Style]] = {
+    "theory": ("theory", "line"), "measured": ("measured", "points"), "paper": ("paper", "dashed"),
+}  # fmt: skip
+_SEVERITIES = {"confirmed": "good", "contradicted": "warning"}
+
+
+class _Stored(Value):
+    """A part of a stored reproduction; what a report does not show is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Check(_Stored):
+    what: str
+    paper: str
+    criterion: str
+    state: str
+    ours: float | None
+    standard_error: float | None = 0.0
+
+
+class _Curve(_Stored):
+    label: str
+    kind: str = Field(pattern=f"^({'|'.join(_STYLES)})$")
+    x: list[float | None]
+    y: list[float | None]
+    error: list[float | None] | None = None
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        if {len(self.x), len(self.y), len(self.error or self.x)} != {len(self.x)}:
+            raise ValueError("x, y and error have different lengths")
+        return self
+
+
+class _Panel(_Stored):
+    title: str
+    x: str
+    y: str
+    curves: list[_Curve]
+
+
+class Reproduced(_Stored):
+    """A stored reproduction (schema signalprop/reproduction/1), as far as a report shows it."""
+
+    id: str
+    title: str
+    source: str
+    claim: str
+    scale: str
+    verdict: str
+    reason: str
+    seconds: float = 0.0
+    reduced: str = ""
+    checks: list[_Check] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    panels: list[_Panel] = Field(default_factory=list)
+
+
+def of_json(data: Mapping[str, Any]) -> dict[str, Reproduced]:
+    """One reproduction or many, by their ids.
+
+    Raises:
+        InputError: a missing or bad field.
+    """
+    several = [data] if data.get("schema") == SCHEMA else data.get("reproductions")
+    if not isinstance(several, list) or not all(isinstance(item, dict) for item in several):
+        raise InputError("it holds no list of reproductions; write it again with: signalprop reproduce ID --json FILE")
+    made = [Reproduced(**{str(key): value for key, value in item.items()}) for item in several]
+    return {item.id: item for item in made}
+
+
+def reproduction_sections(items: Mapping[str, Reproduced]) -> list[Block]:
+    """One section for each."""
+    return [_section(f"reproduction-{k}", item) for k, item in enumerate(items.values())]
+
+
+def _section(key: str, item: Reproduced) -> Block:
+    curves = [curve for panel in item.panels for curve in panel.curves]
+    groups = [*dict.fromkeys(curve.label for curve in curves)]
+    kinds = [kind for kind in _STYLES if any(curve.kind == kind for curve in curves)]
+    places: list[Block] = []
+    charts = [_chart(f"{key}-{k}", panel, groups, kinds, places) for k, panel in enumerate(item.panels)]
+    rows = [[check.what, check.paper, _ours(check), check.criterion, check.state] for check in item.checks]
+    checks = (
+        [blocks.table("Checks", ["quantity", "paper", "ours", "holds from", "state"], rows, left=2)] if rows else []
+    )
+    reduced = f"In place of what the paper has: {item.reduced}." if item.reduced else ""
+    lead = " ".join(part for part in (f"{item.source}: {item.claim}.", reduced, *item.notes) if part)
+    return blocks.section(
+        key, f"{item.id}: {item.title}", [*charts, *checks], lead=lead, groups=groups,
+        sources=[_STYLES[kind] for kind in kinds], places=places,
+    )  # fmt: skip
+
+
+def _chart(key: str, panel: _Panel, groups: Sequence[str], kinds: Sequence[str], places: list[Block]) -> Block:
+    series = []
+    for curve in panel.curves:
+        x = blocks.numbers(curve.x)
+        places.append(blocks.place(x, [f"{panel.x} {value:.6g}" for value in x]))
+        error = None if curve.error is None else blocks.numbers(curve.error)
+        ids = (groups.index(curve.label), kinds.index(curve.kind), len(places) - 1)
+        series.append(blocks.series(*ids, blocks.numbers(curve.y), error=error))
+    known = [y for curve in panel.curves for y in curve.y if y is not None and math.isfinite(y)]
+    positive = bool(known) and min(known) > 0
+    wide = positive and max(known) > 10 * min(known)
+    return blocks.chart(
+        key, panel.title or panel.y, series, x=panel.x, y=panel.y, scale="log" if wide else "linear", positive=positive
+    )
+
+
+def _ours(check: _Check) -> str:
+    return number(check.ours) + (f" ± {check.standard_error:.2g}" if check.standard_error else "")
+
+
+def reproduction_findings(items: Mapping[str, Reproduced]) -> list[Block]:
+    """A card per reproduction: its verdict and what it rests on."""
+    return [
+        {
+            "severity": _SEVERITIES.get(item.verdict, "note"), "subject": f"{item.id} ({item.source})",
+            "title": f"{item.title}: {item.verdict}", "texts": [item.reason], "cure": "",
+        }
+        for item in items.values()
+    ]  # fmt: skip
+
+
+PART = Part(
+    types=(Reproduced,),
+    sections=lambda items, _: reproduction_sections(items),
+    cards=reproduction_findings,
+    names=list,
+    readers=dict.fromkeys((SCHEMA, SCHEMA_OF_MANY), lambda _, data: dict(of_json(data))),
+)

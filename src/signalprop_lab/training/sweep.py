@@ -1,0 +1,383 @@
+"""Running a sweep: as many processes as wanted, each of which takes the next run until none is left.
+
+What is finished is kept in and beside the runs' directories, so that a sweep that was stopped, by whatever, goes on
+where it was, and a sweep that has got more cells, seeds or values runs only those.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+import os
+import secrets
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from signalprop.errors import InputError, printable
+from signalprop.files.storage import finite, make_folder, read_json, write_json
+from signalprop_lab.training.claims import Claim, Entry, Runs
+from signalprop_lab.training.grid import Grid, Point, load_sweep
+from signalprop_lab.training.ladder import best_rung, rungs, wanted
+from signalprop_lab.training.recipe import Recipe
+from signalprop_lab.training.tables import duration
+
+__all__ = ["sweep"]
+
+INTERRUPTED = 130  # exit status of a process that was
+MARKS = 20  # points of the loss curve that pruning compares
+SWEEP = "sweep.json"  # what a sweep's directory has from its beginning on
+Log = Callable[[str], None]
+KeepGoing = Callable[[int, float], bool]
+Costs = dict[str, dict[tuple[float | None, int], float]]
+
+
+class Outcome(Protocol):
+    """What a run comes to, as `signalprop/run/1` has it."""
+
+    def to_json(self) -> Mapping[str, Any]: ...
+
+
+class Train(Protocol):
+    """Trains a recipe in a directory, going on with what is there; asks now and then whether to keep going."""
+
+    def __call__(
+        self, recipe: Recipe, out: Path, *, resume: bool, keep_going: KeepGoing | None, progress: bool, final: bool
+    ) -> Outcome: ...
+
+
+def real_train(
+    recipe: Recipe, out: Path, *, resume: bool, keep_going: KeepGoing | None, progress: bool, final: bool
+) -> Outcome:
+    """`signalprop_lab.training.run.train`, imported when it is needed."""
+    from signalprop_lab.training.run import train
+
+    return train(recipe, out, resume=resume, keep_going=keep_going, progress=progress, final=final)
+
+
+# --- what is wanted ---------------------------------------------------------------------------------------------------
+
+
+def costs(grid: Grid, entries: Sequence[Entry]) -> Costs:
+    """By cell: the cost of every run that is done."""
+    found: Costs = {name: {} for name in grid.cells}
+    for entry in entries:
+        if entry.row is not None and entry.point.cell in found:
+            found[entry.point.cell][entry.point.rate, entry.point.seed] = grid.sweep.cost_of(entry.row)
+    return found
+
+
+def open_points(grid: Grid, found: Costs) -> list[Point]:
+    """Runs that the sweep lacks, as far as can be told now: first the ladder of every cell, then beyond, then seeds."""
+    sweep = grid.sweep
+    ordered = []
+    for i, cell in enumerate(grid.cells):
+        for j, run in enumerate(wanted(sweep.tune, sweep.seeds, sweep.seeds_at, found[cell])):
+            ordered.append(((run.stage, j, i), Point(cell, run.rate, run.seed)))
+    return [point for _, point in sorted(ordered, key=lambda item: item[0])]
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """Decides, while a run trains, whether it goes on: `keep_going(step, loss)` of `train`."""
+
+    runs: Runs
+    claim: Claim
+    steps: int
+    _losses: tuple[float, ...] = ()
+    _mark: int = 0
+    diverged: bool = False
+
+    def __call__(self, step: int, loss: float) -> bool:
+        if not math.isfinite(loss):
+            self.diverged = True
+            return False
+        prune = self.runs.grid.sweep.prune
+        if prune is None:
+            return True
+        self._losses = (*self._losses, loss)
+        mark = step * MARKS // self.steps
+        if mark <= self._mark:
+            return True
+        mean = math.fsum(self._losses) / len(self._losses)
+        self._losses, self._mark = (), mark
+        own = self.claim.entry
+        self.claim.write(curve={**own.curve, mark: mean})
+        if step < prune.after * self.steps:
+            return True
+        others = [
+            entry.curve[mark]
+            for entry in self.runs.entries()
+            if entry.point.cell == own.point.cell and entry.point != own.point and mark in entry.curve
+        ]
+        return not others or mean <= min(others) + prune.worse_by
+
+
+def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -> None:
+    """Take runs and train them until none is left, others' included.
+
+    Raises:
+        KeyboardInterrupt: a run was stopped from outside; it goes on with the next call.
+        InputError: the score that the sweep asks for does not exist.
+    """
+    while True:
+        entries = runs.entries()
+        spent = {entry.point for entry in entries if entry.session == runs.session and entry.error}
+        left = [point for point in open_points(runs.grid, costs(runs.grid, entries)) if point not in spent]
+        taken = next((claim for point in left if (claim := runs.take(point)) is not None), None)
+        if taken is not None:
+            try:
+                _one(runs, train, taken, log, jobs)
+            finally:
+                taken.release()
+        elif left:
+            time.sleep(poll)  # what others find decides what is wanted next
+        else:
+            return
+
+
+def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
+    grid, point = runs.grid, claim.entry.point
+    recipe, folder = grid.recipe(point), runs.out / grid.directory(point)
+    watch = Watch(runs, claim, recipe.budget.steps)
+    models = grid.sweep.keep == "models"
+    try:
+        make_folder(folder)
+        bar = jobs == 1 and sys.stderr.isatty()
+        result = train(recipe, folder, resume=True, keep_going=watch, progress=bar, final=models)
+        row = row_of(result.to_json(), folder)
+    except Exception as error:  # one run's trouble is not that of the others
+        if os.environ.get("SIGNALPROP_DEBUG"):
+            raise
+        reason = " ".join(f"{'' if isinstance(error, InputError) else f'{type(error).__name__}: '}{error}".split())
+        claim.write(error=reason[:500])
+        log(f"{shown(grid, point)} failed: {reason[:300]}")
+        return
+    if watch.diverged:
+        row["status"] = "diverged"
+    if row["status"] == "stopped":
+        raise KeyboardInterrupt
+    grid.sweep.score_of(row)  # it has one
+    if not models:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    claim.write(row=row)
+    log(progress_line(grid, runs.entries(), point, row, jobs))
+
+
+def row_of(result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A run's result, and where it comes from: versions, machine, git revision."""
+    row: dict[str, Any] = {key: value for key, value in finite(dict(result)).items() if key != "schema"}
+    try:
+        environment = read_json(folder / "environment.json")
+    except InputError:
+        environment = {}  # the run is what counts
+    row["revision"] = environment.get("git")
+    row["environment"] = {key: environment[key] for key in ("versions", "machine", "device") if key in environment}
+    return row
+
+
+def shown(grid: Grid, point: Point) -> str:
+    """A run in words."""
+    tune = grid.sweep.tune
+    rate = f" {'lr' if tune.column == 'learning_rate' else tune.column}={point.rate:g}" if tune and point.rate else ""
+    return f"{point.cell}{rate} seed={point.seed}"
+
+
+def progress_line(grid: Grid, entries: Sequence[Entry], point: Point, row: Mapping[str, Any], jobs: int) -> str:
+    """How far the sweep is, what this run came to, what is best in its cell, and how long the rest may take."""
+    sweep, found = grid.sweep, costs(grid, entries)
+    done, left = sum(len(runs) for runs in found.values()), outstanding(grid, found)
+    n_left = sum(left.values())
+    rest = f", about {duration(expected_seconds(entries, left) / jobs)} left" if n_left else ""
+    score = sweep.score_of(row)
+    text = row["status"] if score is None else f"{sweep.score} {score:.4f}"
+    own = found[point.cell]
+    best = best_rung(sweep.tune, sweep.seeds, sweep.seeds_at, own)
+    cost = own.get((best, sweep.seeds[0]), math.inf)
+    if sweep.tune is not None and math.isfinite(cost):
+        text += f"; best of the cell {abs(cost):.4f} at {best:g}"
+    return f"{done}/{done + n_left} runs{rest}: {shown(grid, point)}: {text}"
+
+
+def outstanding(grid: Grid, found: Costs) -> dict[str, int]:
+    """By cell, how many runs there are still to do, if no ladder has to be extended further."""
+    sweep = grid.sweep
+    left = {}
+    for cell, runs in found.items():
+        n_rungs = len(rungs(sweep.tune, runs))
+        all_in_all = n_rungs * len(sweep.seeds) if sweep.seeds_at == "all" else n_rungs + len(sweep.seeds) - 1
+        left[cell] = max(all_in_all - len(runs), len(wanted(sweep.tune, sweep.seeds, sweep.seeds_at, runs)))
+    return left
+
+
+def expected_seconds(entries: Sequence[Entry], left: Mapping[str, int]) -> float:
+    """Of the runs that are left: as long as those of the same cell, or of any, took in the mean."""
+    took: dict[str, list[float]] = {}
+    for entry in entries:
+        if entry.row is not None and entry.row.get("seconds") is not None:
+            took.setdefault(entry.point.cell, []).append(float(entry.row["seconds"]))
+    if not took:
+        return 0.0
+    anywhere = statistics.fmean(itertools.chain(*took.values()))
+    return math.fsum(n * (statistics.fmean(took[cell]) if cell in took else anywhere) for cell, n in left.items())
+
+
+# --- many processes ---------------------------------------------------------------------------------------------------
+
+
+def to_stderr(line: str) -> None:
+    """One line of progress."""
+    print(f"sweep: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def sweep(
+    source: str | Path | Grid,
+    out: Path,
+    *,
+    jobs: int = 1,
+    train: Train = real_train,
+    log: Log = to_stderr,
+    poll: float = 1.0,
+) -> list[Entry]:
+    """Run what a sweep lacks; what is known of every run.
+
+    Args:
+        source: a YAML file, or a sweep that comes with the package. out: its directory; what is there is not run again.
+        jobs: processes. train: what trains; a function of a module where there are several processes.
+        log: called with each line of progress.
+        poll: seconds between two looks at what other processes do.
+
+    Raises:
+        InputError: the sweep or a cell of it is wrong, or `out` holds runs of other settings.
+        KeyboardInterrupt: it was interrupted; the next call goes on.
+    """
+    runs = prepare(source if isinstance(source, Grid) else load_sweep(source), out)
+    if jobs == 1:
+        work(runs, train, log, poll=poll)
+    else:
+        _work_together(runs, jobs, train, log, poll)
+    return runs.entries()
+
+
+def prepare(grid: Grid, out: Path) -> Runs:
+    """The runs of a sweep in a directory, with what is finished already.
+
+    Raises:
+        InputError: `out` cannot be made, or holds runs of other settings.
+    """
+    try:
+        make_folder(out / "runs")
+    except OSError as error:
+        raise InputError(f"cannot make {out}: {error.strerror}; choose another directory") from None
+    runs = Runs(grid, out, secrets.token_hex(8))
+    for entry in runs.entries():
+        known = entry.point.cell in grid.cells and (entry.point.rate is None) == (grid.sweep.tune is None)
+        if known and entry.settings != grid.settings(entry.point):
+            change = difference(entry.settings, grid.settings(entry.point))
+            raise InputError(
+                f"{out} holds runs of other settings ({entry.point.cell}: {change}); choose another directory"
+            )
+    write_json(out / SWEEP, grid.sweep.to_json())
+    return runs
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """The first key in which two mappings differ, in words."""
+    for key in sorted({*before, *now}):
+        old, new = before.get(key), now.get(key)
+        if old != new:
+            if isinstance(old, Mapping) and isinstance(new, Mapping):
+                return difference(old, new, f"{prefix}{key}.")
+            words = ["its default" if value is None else f"{value!r:.40}" for value in (old, new)]
+            return f"{prefix}{key} was {words[0]}, is {words[1]}"
+    return "the same settings"
+
+
+def _work_together(runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    processes = [context.Process(target=_process, args=(i, runs, jobs, train, log, poll)) for i in range(jobs)]
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = before or str(max(1, (os.cpu_count() or 1) // jobs))
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+    try:
+        for process in processes:
+            process.join()
+    except (KeyboardInterrupt, SystemExit):  # the latter by SIGTERM
+        _stop(processes)
+        raise
+    codes = [process.exitcode for process in processes]
+    if INTERRUPTED in codes:
+        raise KeyboardInterrupt
+    broken = [code for code in codes if code]
+    if broken:
+        log(f"{len(broken)} of {jobs} processes ended with status {broken[0]}")
+    if len(broken) == jobs:
+        raise ChildProcessError("every process of the sweep has failed; --jobs 1 shows why")
+
+
+def _stop(processes: Sequence[Any]) -> None:
+    """Let runs write their checkpoints and end; a second interruption ends them at once."""
+    for process in processes:
+        process.terminate()
+    try:
+        for process in processes:
+            process.join()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.kill()
+
+
+def _process(i: int, runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
+    """One of several processes. Its parent tells it when to end, and takes it along when it dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to all processes, of which one decides
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_follow, daemon=True).start()
+    own_device(i)
+    try:
+        work(runs, train, log, jobs, poll)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except InputError as error:
+        log(str(error))
+        sys.exit(2)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _follow() -> None:
+    """End this process when its parent has ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def own_device(i: int) -> None:
+    """Of several GPUs, one for this process; it has not touched them yet."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible is not None else [str(n) for n in range(_gpus())]
+    if len(devices) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[i % len(devices)]
+
+
+def _gpus() -> int:
+    """How many GPUs the driver shows, without the seconds that importing torch takes."""
+    return len([file for file in Path("/dev").glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])

@@ -1,0 +1,326 @@
+"""The Hugging Face Trainer with a recipe's data order, loss, optimizer and schedule. Its loop is used as it is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, SequentialSampler
+
+from signalprop.errors import InputError, require
+
+# its loop keeps the loss that waits to be logged, and the gradient's norm, in names of its own
+require("transformers", "training", at_least=(5, 3))
+
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+from signalprop.attachment.mapping import find  # noqa: E402
+from signalprop_lab.training import checkpoints  # noqa: E402
+from signalprop_lab.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
+from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
+from signalprop_lab.training.networks import Network  # noqa: E402
+from signalprop_lab.training.processes import told  # noqa: E402
+from signalprop_lab.training.recipe import Recipe, Schedule  # noqa: E402
+
+
+def rate_factor(step: int, steps: int, schedule: Schedule) -> float:
+    """Share of the peak learning rate at a step (from 0).
+
+    Warm-up is linear and reaches the peak after its last step; cosine and linear end at `final` after the last step.
+    """
+    warmup = schedule.warmup if schedule.warmup >= 1 else round(schedule.warmup * steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    passed = (step - warmup) / max(steps - warmup, 1)
+    if schedule.kind == "cosine":
+        return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * min(passed, 1.0)))
+    if schedule.kind == "linear":
+        return schedule.final + (1 - schedule.final) * (1 - min(passed, 1.0))
+    if schedule.kind == "inverse-sqrt":
+        return math.sqrt(max(warmup, 1) / (step + 1))
+    return 1.0
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, count: Tensor | float | None, smoothing: float = 0.0) -> Tensor:
+    """Sum over labelled positions of the cross-entropy in nats, over `count` (default: their number)."""
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten().long(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    return total / ((labels != IGNORED).sum().clamp(min=1) if count is None else count)
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The logits of a model's output."""
+    logits: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
+    return logits
+
+
+class RecipeTrainer(Trainer):
+    """The Trainer of a recipe.
+
+    The loss is computed here, for every kind of model alike, over all labels of the global batch. Examples are read in
+    the order of the dataset, which the seed fixes. Checkpoints are those of `signalprop_lab.training.checkpoints`, but
+    with DeepSpeed, which writes its own. The Trainer documents what is replaced of it here but for
+    `_get_train_sampler`, `_get_grad_norm`, `_save_checkpoint` and the `_load_...`.
+
+    Attributes:
+        passes: of the step that is being done. last_norm: of the gradient of the step, before it is clipped.
+        goes_on_from: the checkpoint that the run starts from, or None.
+    """
+
+    def __init__(self, network: Network, recipe: Recipe, prepared: Prepared, **options: Any) -> None:
+        self.network, self.recipe, self.prepared = network, recipe, prepared
+        self.passes: list[Pass] = []
+        self.last_norm: Tensor | float | None = None
+        self.goes_on_from: Path | None = None
+        self._begun = time.perf_counter()
+        self._earlier_seconds = 0.0
+        validation = Ordered(
+            prepared.validation,
+            min(recipe.cadence.validation_examples, len(prepared.validation)),
+            0,
+            shuffle=False,
+        )
+        asked = np.concatenate([np.ravel(validation[i]["labels"]) for i in range(len(validation))])
+        self.chance = prepared.chance(asked)
+        # mean number of labels, so that a mean over examples is the mean over labels
+        self._labels_per_example = float(np.sum(asked != IGNORED)) / len(validation)
+        super().__init__(
+            model=network.module,
+            train_dataset=train_data(recipe, prepared),
+            eval_dataset=validation,
+            data_collator=Collator(network, prepared.pads),
+            compute_loss_func=lambda outputs, labels, num_items_in_batch=None: self.loss_of(
+                logits_of(outputs), labels, num_items_in_batch
+            ),
+            compute_metrics=None if prepared.score is None else _scored(prepared.score),
+            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+            **options,
+        )
+        # transformers' own causal models would have their labels shifted; these are aligned already
+        self._loss_shifts_labels = False
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(cast(Any, train_dataset if train_dataset is not None else self.train_dataset))
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The recipe's optimizer on the groups that the scheme asks for."""
+        if self.optimizer is None:
+            self.optimizer = make_optimizer(self.network.groups(self.recipe), self.recipe)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The recipe's schedule."""
+        if self.lr_scheduler is None:
+            steps, schedule = self.recipe.budget.steps, self.recipe.schedule
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                cast(Any, self.optimizer if optimizer is None else optimizer),
+                lambda step: rate_factor(step, steps, schedule),
+            )
+        return self.lr_scheduler
+
+    def logits_of(self, outputs: Any) -> Tensor:
+        """What the loss is made of."""
+        return logits_of(outputs)
+
+    def loss_of(self, logits: Tensor, labels: Tensor, count: Tensor | float | None) -> Tensor:
+        """The loss that is trained on."""
+        return cross_entropy(logits, labels, count, self.recipe.optimizer.label_smoothing)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """One pass, kept as it was until the step is over."""
+        before, given = random_states(), dict(inputs)
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self.passes.append(Pass(given, num_items_in_batch, loss, before))
+        return loss
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """As the Trainer's, for models of any kind."""
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        return (loss, {"logits": logits_of(outputs)}) if return_outputs else loss
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Loss, logits and labels of a validation batch; the loss is such that its mean over examples is exact."""
+        given = dict(self._prepare_inputs(inputs))
+        labels = given.pop("labels")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = logits_of(model(**given))
+            loss = cross_entropy(logits, labels, len(labels) * self._labels_per_example)
+        return (loss, None, None) if prediction_loss_only else (loss, logits, labels)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        self.last_norm = super()._get_grad_norm(model, grad_norm)  # type: ignore[no-untyped-call]
+        return self.last_norm
+
+    # --- checkpoints ---------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> nn.Module:
+        """The model whose parameters are trained, sharded where the run shards it."""
+        return cast(nn.Module, self.model)
+
+    @property
+    def schedule(self) -> Any:
+        """The learning rates' schedule."""
+        return self.lr_scheduler
+
+    @property
+    def folder(self) -> Path:
+        """Where checkpoints are."""
+        return Path(str(self.args.output_dir))
+
+    def seconds(self) -> float:
+        """Time that the run has taken up to now, over all restarts."""
+        return self._earlier_seconds + time.perf_counter() - self._begun
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        keep = self.recipe.cadence.keep
+        if self.is_deepspeed_enabled:
+            super()._save_checkpoint(model, trial)
+            checkpoints.adopt(self.folder, self.state.global_step, keep)
+            return
+        weights = checkpoints.weights_of(self.live)
+        bad = told(checkpoints.not_finite(weights))
+        if bad is not None:
+            raise Diverged(f"parameter {bad} is not finite after step {self.state.global_step}")
+        checkpoints.write(self, weights, keep)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        checkpoints.load_weights(self.live if model is None else model, resume_from_checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        elif checkpoint is not None:
+            checkpoints.load_optimizer(self, Path(checkpoint))
+            self._earlier_seconds = checkpoints.seconds_of(Path(checkpoint))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """It comes with the optimizer."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_rng_state(checkpoint)
+        elif checkpoint is not None:
+            checkpoints.restore_random(Path(checkpoint), self.args.process_index)
+
+
+class Collator:
+    """Examples as arguments of the network's forward."""
+
+    def __init__(self, network: Network, pads: Mapping[str, float]) -> None:
+        self._network, self._pads = network, pads
+
+    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+        return self._network.arguments(collate(examples, self._pads))
+
+
+def train_data(recipe: Recipe, prepared: Prepared) -> Dataset[Example]:
+    """Exactly the examples that a run reads."""
+    n = recipe.budget.steps * recipe.budget.batch_size
+    if not isinstance(prepared.train, Examples):
+        return Streamed(prepared.train, n, recipe.seed)
+    return Ordered(prepared.train, n, recipe.seed)
+
+
+def _scored(score: Callable[..., dict[str, float]]) -> Callable[[Any], dict[str, float]]:
+    return lambda seen: score(np.asarray(seen.predictions), np.asarray(seen.label_ids))
+
+
+def make_optimizer(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of a recipe on parameter groups."""
+    o = recipe.optimizer
+    if o.name == "sgd":
+        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.betas[0])
+    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+    plain = all(
+        p.device.type in ("cpu", "cuda") and type(p) in (nn.Parameter, Tensor) for g in groups for p in g["params"]
+    )
+    made: torch.optim.Optimizer = kinds[o.name](
+        groups, lr=o.learning_rate, betas=o.betas, eps=o.eps, fused=plain or None
+    )
+    return made
+
+
+def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Network) -> TrainingArguments:
+    """A recipe in the Trainer's words.
+
+    Raises:
+        InputError: the batch cannot be shared out among the processes.
+    """
+    b, c = recipe.budget, recipe.cadence
+    if b.batch_size % world_size:
+        raise InputError(
+            f"budget.batch_size {b.batch_size} is not a multiple of the {world_size} processes; choose another"
+        )
+    per_process = b.batch_size // world_size
+    micro = min(b.micro_batch or per_process, per_process)
+    if per_process % micro:
+        raise InputError(f"budget.micro_batch {micro} does not divide the {per_process} examples of a process")
+    options: dict[str, Any] = {}
+    if recipe.parallel.fsdp:
+        units = {"version": 2, "transformer_layer_cls_to_wrap": _layer_classes(network)}
+        options |= {"fsdp": True, "fsdp_config": units | recipe.parallel.fsdp_config}
+    if recipe.parallel.deepspeed:
+        options |= {"deepspeed": recipe.parallel.deepspeed}
+    if recipe.compile:
+        options |= {"torch_compile": True}
+    return TrainingArguments(
+        output_dir=str(out),
+        max_steps=b.steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=per_process // micro,
+        learning_rate=recipe.optimizer.learning_rate,
+        max_grad_norm=recipe.optimizer.clip or 0.0,
+        logging_strategy="steps",
+        logging_steps=c.log,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if c.evaluate else "no",
+        eval_steps=c.evaluate or None,
+        save_strategy="steps" if c.save else "no",
+        save_steps=c.save or 1,
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        bf16=recipe.precision == "bf16",
+        fp16=recipe.precision == "fp16",
+        use_cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        report_to=[],
+        remove_unused_columns=False,
+        label_names=["labels"],
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
+        average_tokens_across_devices=True,
+        **options,
+    )
+
+
+def _layer_classes(network: Network) -> list[str]:
+    """Names of the classes that FSDP shards as units: those of the layers."""
+    paths = [path for item in network.mapping.layers for path in (item if isinstance(item, tuple) else (item,))]
+    return sorted({type(find(network.base, path, "layer")).__name__ for path in paths})

@@ -1,0 +1,1 @@
+"""Every formula against a simulation of what it describes."""

@@ -1,0 +1,95 @@
+"""`signalprop sweep`: real runs, tiny ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commandline import Command
+from signalprop.cli import run
+from signalprop_lab.training.grid import shipped_sweeps
+
+TINY = {
+    "schema": "signalprop/sweep/1",
+    "name": "tiny",
+    "claim": "None: this is a test.",
+    "base": {
+        "schema": "signalprop/recipe/1",
+        "name": "tiny",
+        "task": "causal-lm",
+        "model": {
+            "architecture": {"kind": "decoder", "n_layers": 1, "d_model": 8, "n_heads": 1},
+            "scheme": "xavier",
+        },
+        "data": {"tokenizer": {"kind": "bytes"}, "seq_len": 16},
+        "budget": {"steps": 3, "batch_size": 2},
+        "cadence": {"log": 1, "evaluate": 0, "save": 0, "signal": 0, "validation_examples": 4},
+    },
+    "axes": {"norm": {x: {"model.architecture.norm_placement": x} for x in ("pre", "post")}},
+}
+BROKEN = TINY | {"axes": {"width": {"8": {}, "9": {"model.architecture.n_heads": 3}}}}
+
+
+def written(folder: Path, data: dict) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, TINY)
+    status, out, err = command("sweep", path)
+    assert status == 0, err
+    assert [line for line in err.splitlines() if line.startswith("sweep: ")][-1].startswith("sweep: 2/2 runs: post ")
+    folder = tmp_path / "sweeps" / "tiny"
+    rows = list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
+    assert [(row["norm"], row["status"]) for row in rows] == [("pre", "finished"), ("post", "finished")]
+    for row in rows:
+        result = json.loads((folder / row["directory"] / "result.json").read_text())
+        assert row["eval_loss"] == repr(result["eval_loss"])
+        assert f"{result['eval_loss']:.4f}" in out
+    assert "None: this is a test." in (folder / "table.md").read_text()
+
+    changed = {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
+    assert "2 runs" in (folder / "report.html").read_text()
+    again = command("sweep", path, "--table-only")
+    assert (again.status, again.out, again.err) == (0, out, "report: sweeps/tiny/report.html\n")
+    again = command("sweep", path, "--out", folder)
+    assert (again.status, again.out.splitlines()[:4]) == (0, out.splitlines()[:4])
+    assert again.err == f"report: {folder / 'report.html'}\n"
+    assert changed == {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
+
+
+def test_runs_that_fail_are_told_at_the_end(tmp_path: Path, command: Command) -> None:
+    status, out, err = command("sweep", written(tmp_path, BROKEN), "--out", tmp_path / "out")
+    assert status == 1
+    assert "1 run failed; 9: " in err.splitlines()[-1]
+    assert "| 8 " in out
+    assert "Traceback" not in err
+
+
+def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    path = written(tmp_path, TINY)
+    assert "name a sweep" in refused("sweep")
+    assert "no recipe" in refused("sweep", "nothing-like-this")
+    assert "there are no runs" in refused("sweep", path, "--table-only", "--out", tmp_path / "empty")
+    assert "another directory" in refused("sweep", path, "--out", path)
+    wrong = written(tmp_path, TINY | {"axes": {"norm": {"pre": {"model.norm": "pre"}}}})
+    assert "cell pre" in refused("sweep", wrong, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_sweeps_of_the_package_are_listed(command: Command) -> None:
+    status, out, err = command("sweep", "--list")
+    assert (status, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()] == shipped_sweeps()
+
+
+def test_bad_numbers_of_jobs(command: Command) -> None:
+    assert run(["sweep", "x", "--jobs", "0"]) == 2

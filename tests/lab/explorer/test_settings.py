@@ -1,0 +1,238 @@
+"""Settings of the explorer: what the page copies is true, and what it shows is what the library predicts."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.cli import run
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.presets import PRESETS
+from signalprop.results.profile import Profile
+from signalprop_lab.explorer.curves import predicted, report, shown, takes_long
+from signalprop_lab.explorer.settings import Settings, labels, of_preset, read
+
+EXAMPLES = [
+    Settings(n_layers=5),
+    Settings(n_layers=6, scheme="deepscalelm", k=1.7, alpha=0.9, norm_placement="pre", qk_scale=2.5, dropout=0.0),
+    Settings(kind="decoder", n_layers=3, d_model=96, n_heads=3, activation="silu", seq_len=20, fidelity="auto"),
+    Settings(n_layers=2, scheme="ds-init", alpha=0.1 + 0.2, norm_placement="none", activation="tanh", dropout=1 / 3),
+    Settings(n_layers=3, scheme="e-spa", seq_len=16, fidelity="auto"),
+    read(
+        {"preset": "llama-130m", **of_preset("llama-130m"), "n_layers": 3, "d_model": 384, "n_heads": 6, "seq_len": 24}
+    ),
+    read({"preset": "t5-small", **of_preset("t5-small"), "n_layers": 4, "seq_len": 40, "scheme": "deepscalelm"}),
+]
+
+
+def numbers(p: Profile) -> Any:
+    """All that a profile says, less how it was asked for."""
+    return p.to_json()
+
+
+def by_command(line: str) -> Profile:
+    """The profile that a command line of ours writes."""
+    words = shlex.split(line)
+    assert words[0] == "signalprop"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert run([*words[1:], "--json", "-"]) == 0
+    return Profile.from_json(json.loads(out.getvalue()))
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+class TestCopies:
+    def test_the_python_gives_the_same_numbers(self, example: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+        scope: dict[str, Any] = {}
+        exec(example.python(), scope)
+        mine = predicted(example).profile
+        assert numbers(scope["profile"]) == numbers(mine)
+        printed = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
+        assert mine.gradient is not None
+        stream = mine.forward["stream_out"]
+        wanted = [stream.variance[-1], stream.token_correlation[-1], mine.gradient["stream_in"].variance[0]]
+        assert printed == [*wanted, mine.sensitivity()["mean"]]
+
+    def test_the_command_gives_the_same_numbers(self, example: Settings) -> None:
+        assert numbers(by_command(example.command())) == numbers(predicted(example).profile)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    n_layers=st.integers(1, 8),
+    heads=st.sampled_from([1, 2, 4]),
+    norm=st.sampled_from(["pre", "post", "sandwich", "none", "res-post"]),
+    dropout=st.floats(0, 0.9),
+    k=st.none() | st.floats(0.01, 1.9),
+    qk_scale=st.floats(0.1, 10),
+)
+def test_python_and_command_agree_for_any_settings(
+    n_layers: int, heads: int, norm: Any, dropout: float, k: float | None, qk_scale: float
+) -> None:
+    s = Settings(
+        n_layers=n_layers, d_model=64, n_heads=heads, norm_placement=norm, dropout=dropout, scheme="deepscalelm", k=k,
+        qk_scale=qk_scale, seq_len=16,
+    )  # fmt: skip
+    try:
+        mine = predicted(s).profile
+    except InputError:  # a k that is too large for so few layers: the copies say so too
+        with contextlib.redirect_stderr(io.StringIO()):
+            assert run([*shlex.split(s.command())[1:], "--json", "-"]) == 2
+        return
+    scope: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(s.python(), scope)
+    assert numbers(scope["profile"]) == numbers(by_command(s.command())) == numbers(mine)
+
+
+class TestShown:
+    def test_curves_are_those_of_the_profile(self) -> None:
+        s = EXAMPLES[1]
+        p = predicted(s).profile
+        found = shown(s, [])
+        charts = {block["id"]: block["series"][0]["y"] for block in found["section"]["blocks"]}
+        assert p.gradient is not None
+        stream = p.forward["stream_out"]
+        assert charts["forward-variance"] == pytest.approx(stream.variance, rel=1e-7)
+        assert charts["gradient-variance"] == pytest.approx(p.gradient["stream_in"].variance, rel=1e-7)
+        assert charts["token-correlation"] == pytest.approx(stream.token_correlation, rel=1e-7)
+        assert charts["sensitivity"] == pytest.approx(p.layer_sensitivities, rel=1e-7)
+
+    def test_pins_stand_beside_the_current_curve(self) -> None:
+        a, b = EXAMPLES[0], EXAMPLES[0].model_copy(update={"n_layers": 7})
+        found = shown(a, [b, b])
+        assert found["section"]["groups"] == ["xavier, 5 layers (now)", "xavier, 7 layers"]
+        forward = found["section"]["blocks"][0]["series"]
+        assert [len(series["y"]) for series in forward] == [10, 14]
+        assert len(found["table"]["rows"]) == 2
+
+    def test_the_current_one_may_be_pinned(self) -> None:
+        found = shown(EXAMPLES[0], [EXAMPLES[0]])
+        assert found["section"]["groups"] == ["xavier (now)", "xavier"]
+
+    def test_two_fidelities_have_two_kinds_of_line(self) -> None:
+        s = EXAMPLES[2]
+        found = shown(s, [s.model_copy(update={"fidelity": "moments"})])
+        assert {item["name"] for item in found["section"]["sources"]} == {"predicted (kernel)", "predicted (moments)"}
+        styles = {item["style"] for item in found["section"]["sources"]}
+        assert styles == {"line", "dashed"}
+
+    def test_decoders_say_that_moments_are_a_rough_guide(self) -> None:
+        s = EXAMPLES[2].model_copy(update={"fidelity": "moments"})
+        assert any("rough guide" in note and "causal" in note for note in predicted(s).notes)
+        assert not any("rough guide" in note for note in predicted(EXAMPLES[2]).notes)
+        assert not any("rough guide" in note for note in predicted(EXAMPLES[0]).notes)
+
+    def test_a_scheme_that_moves_norms_says_so(self) -> None:
+        moved = list(predicted(Settings(n_layers=4, scheme="lns", norm_placement="post")).notes)
+        assert any("lns decides where the norms stand: pre (not post)" in note for note in moved)
+        assert not any("decides" in note for note in predicted(EXAMPLES[0]).notes)
+
+    def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
+        s = Settings(kind="decoder", n_layers=192, fidelity="auto")
+        with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
+            predicted(s)
+        longest = int(str(refused.value).partition("at most ")[2].split()[0])
+        assert 2 * 192 * longest**2 <= 6_500_000 < 2 * 192 * (longest + 1) ** 2
+        assert predicted(s.model_copy(update={"fidelity": "moments"})).profile.fidelity == "moments"
+
+    def test_a_draft_has_the_names_of_what_follows(self) -> None:
+        s = Settings(kind="decoder", n_layers=24, d_model=64, seq_len=48, fidelity="auto")
+        pin = s.model_copy(update={"n_layers": 2})
+        draft, final = (shown(s, [pin], draft=draft) for draft in (True, False))
+        assert draft["section"]["groups"] == final["section"]["groups"]
+        assert (draft["pending"], final["pending"]) == (True, False)
+
+    @pytest.mark.parametrize(
+        "change", [{}, {"kind": "encoder"}, {"n_layers": 2, "seq_len": 16}, {"fidelity": "moments", "n_layers": 400}]
+    )
+    def test_nothing_else_is_drafted(self, change: dict[str, Any]) -> None:
+        s = Settings(**{"kind": "decoder", "fidelity": "auto", "n_layers": 3, "d_model": 64, "seq_len": 16, **change})
+        assert not takes_long(s)
+        assert not shown(s, [], draft=True)["pending"]
+
+    def test_too_many_curves(self) -> None:
+        several = [Settings(n_layers=n) for n in range(1, 9)]
+        with pytest.raises(InputError, match="8 curves"):
+            shown(several[0], several[1:])
+
+    def test_the_report_holds_every_curve_and_table(self) -> None:
+        pytest.importorskip("plotly")
+        text = report(EXAMPLES[0], [EXAMPLES[1]])
+        data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+        by_id = {section["id"]: section for section in data["sections"]}
+        assert len(by_id["signal"]["groups"]) == 2
+        assert "parametrization" in by_id
+        heights = [series["y"] for series in by_id["signal"]["blocks"][0]["series"]]
+        wanted = [predicted(s).profile.forward["stream_out"].variance for s in EXAMPLES[:2]]
+        assert all(any(len(y) == len(w) and np.allclose(y, w, rtol=1e-7) for y in heights) for w in wanted)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_the_network_of_that_name(name: str) -> None:
+    s = read({"preset": name, **of_preset(name)})
+    assert s.architecture() == Architecture.preset(name)
+    assert predicted(s).profile.architecture.n_layers == s.n_layers
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"n_layers": 0}, "n_layers"),
+            ({"n_layers": 12.5}, "n_layers"),
+            ({"n_layers": None}, "n_layers"),
+            ({"n_layers": "48"}, "n_layers"),
+            ({"n_layers": 10**400}, "n_layers"),
+            ({"dropout": 1}, "dropout"),
+            ({"dropout": 10**400}, "dropout"),
+            ({"dropout": float("nan")}, "dropout"),
+            ({"kind": "both"}, "kind"),
+            ({"norm_placement": ["pre"]}, "norm_placement"),
+            ({"fidelity": "simulate"}, "fidelity"),
+            ({"colour": "red"}, "colour"),
+        ],
+    )
+    def test_a_bad_field_is_named_in_one_line(self, change: dict[str, Any], words: str) -> None:
+        with pytest.raises(InputError, match=words) as refused:
+            read(change)
+        assert "\n" not in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"n_heads": 7}, "divisible"),
+            ({"scheme": "nonsense"}, "unknown scheme"),
+            ({"preset": "nonsense"}, "unknown preset"),
+            ({"activation": "nonsense"}, "activation"),
+            ({"k": 2.0}, "no option 'k'"),
+            ({"scheme": "e-spa"}, "choose fidelity auto"),
+            ({"scheme": "huggingface"}, "family"),
+            ({"scheme": "deepscalelm", "k": -3.0}, "k"),
+        ],
+    )
+    def test_fields_that_do_not_go_together_are_refused(self, change: dict[str, Any], words: str) -> None:
+        with pytest.raises(InputError, match=words) as refused:
+            predicted(read(change))
+        assert "\n" not in str(refused.value)
+
+    def test_labels_say_what_differs_and_nothing_else(self) -> None:
+        base = Settings()
+        assert labels([base]) == ["xavier"]
+        assert labels([base, base.model_copy(update={"scheme": "deepnorm"})]) == ["xavier", "deepnorm"]
+        two = [base, base.model_copy(update={"qk_scale": 3.0, "norm_placement": "none"})]
+        assert labels(two) == ["xavier, Q/K × 1, post-norm", "xavier, Q/K × 3, no norm"]
+
+    def test_of_two_presets_only_what_is_not_their_own_is_named(self) -> None:
+        gpt2 = read({"preset": "gpt2", **of_preset("gpt2"), "seq_len": 64})
+        bert = read({"preset": "bert-base", **of_preset("bert-base")})
+        assert labels([gpt2, bert]) == ["xavier, gpt2, 64 tokens", "xavier, bert-base"]
+        assert labels([gpt2, bert.model_copy(update={"n_layers": 24})])[1] == "xavier, bert-base, 24 layers"

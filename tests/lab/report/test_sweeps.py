@@ -1,0 +1,284 @@
+"""Sweeps in the report: what it shows is what the tables of the sweep say, and nothing in a file leads elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from browser import Page, browser, executable
+from reported import HOSTILE, write_run
+from signalprop.errors import InputError
+from signalprop.files.storage import write_json
+from signalprop.report.html import document, read, write_report
+from signalprop_lab.report.sweeps import Swept, of_results
+from signalprop_lab.training import tables
+
+pytest.importorskip("plotly")
+RATES, SEEDS, DEPTHS = (0.001, 0.01), (0, 1), ("4", "16")
+METHODS = {"plain": "xavier", "scaled": "deepscalelm"}
+
+
+def losses(method: str, depth: str, rate: float, seed: int) -> float | None:
+    """Of a run; None: it diverged. The larger rate is best, where it does not diverge."""
+    if (method, depth, rate) == ("plain", "16", 0.01):
+        return None
+    return 2.0 + (method == "plain") + 0.1 * (depth == "4") + 0.5 * (rate == 0.001) + 0.02 * seed
+
+
+def results(**changes: Any) -> dict[str, Any]:
+    """The stored results of a sweep of two methods at two depths, rates and seeds."""
+    sweep: dict[str, Any] = {
+        "schema": "signalprop/sweep/1",
+        "name": "both",
+        "title": "Two methods",
+        "claim": "Scaled is better.",
+        "base": {},
+        "axes": {
+            "method": {name: {"model.scheme": scheme} for name, scheme in METHODS.items()},
+            "layers": {depth: {"model.architecture.n_layers": int(depth)} for depth in DEPTHS},
+        },
+        "tune": {"key": "optimizer.learning_rate", "values": list(RATES)},
+        "seeds": list(SEEDS),
+        "seeds_at": "all",
+        "verdict": [
+            {"claim": "Scaled ends lower", "less": ["scaled / 16", "plain / 16"]},
+            {"claim": "Plain trains", "trains": ["plain / 4"]},
+        ],
+        **changes,
+    }
+    rows = []
+    for method in METHODS:
+        for depth in DEPTHS:
+            for rate in RATES:
+                for seed in SEEDS:
+                    loss = losses(method, depth, rate, seed)
+                    rows.append(
+                        {
+                            "cell": f"{method} / {depth}", "method": method, "layers": depth, "learning_rate": rate,
+                            "seed": seed, "status": "finished" if loss is not None else "diverged", "score": loss,
+                            "eval_loss": loss, "train_loss": loss, "chance": 5.0, "seconds": 1.5,
+                            "directory": f"runs/{method} {depth}/lr={rate}/seed={seed}",
+                        }
+                    )  # fmt: skip
+    return {
+        "schema": "signalprop/results/1", "sweep": sweep, "base": {}, "environments": [], "rows": rows, "failed": [],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a sweep whose best runs are there."""
+    folder = tmp_path_factory.mktemp("sweeps") / "both"
+    for method in METHODS:
+        for depth in DEPTHS:
+            at = folder / "runs" / f"{method} {depth}" / "lr=0.01"
+            at.mkdir(parents=True)
+            write_run(at / "seed=0", status="finished")
+    (folder / "runs" / "scaled 4" / "lr=0.01" / "seed=0" / "report.html").write_text("<title>a run</title>")
+    write_json(folder / "results.json", results())
+    return folder
+
+
+def section_of(content: dict[str, Any], key: str) -> dict[str, Any]:
+    (found,) = [item for item in content["sections"] if item["id"] == key]
+    return found
+
+
+def blocks_of(section: dict[str, Any]) -> dict[str, Any]:
+    return {block.get("id") or block["title"]: block for block in section["blocks"]}
+
+
+def drawn(section: dict[str, Any], chart: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Heights of a chart by its groups and by the names of their places."""
+    return {
+        section["groups"][series["group"]]: dict(
+            zip(section["places"][series["place"]]["names"], series["y"], strict=True)
+        )
+        for series in chart["series"]
+    }
+
+
+class TestResult:
+    def test_means_and_errors_are_those_of_the_tables(self, root: Path) -> None:
+        section = section_of(document(read(root)), "sweep-0")
+        chart = blocks_of(section)["sweep-0-means"]
+        by_name = {item.name: item for item in tables.summaries(results())}
+        heights = {name: y for curve in drawn(section, chart).values() for name, y in curve.items()}
+        assert heights.keys() == by_name.keys()
+        for series in chart["series"]:
+            for name, y, error in zip(
+                section["places"][series["place"]]["names"], series["y"], series["error"], strict=True
+            ):
+                item = by_name[name]
+                if name == "plain / 16":  # its best rate is the one that does not diverge
+                    assert item.rate == 0.001
+                assert y == pytest.approx(item.mean) and error == pytest.approx(item.error)
+        assert section["places"][0]["x"] == [4, 16]  # depths are drawn to scale
+        assert section["groups"] == ["plain", "scaled"]
+
+    def test_tables_are_those_of_the_markdown(self, root: Path) -> None:
+        found = blocks_of(section_of(document(read(root)), "sweep-0"))
+        markdown = tables.results_table(results())
+        for row in (found["Result"]["header"], *found["Result"]["rows"]):
+            assert any([cell.strip() for cell in line.split("|")[1:-1]] == row for line in markdown.splitlines())
+        assert [row[:2] for row in found["Verdict on the claim"]["rows"]] == [
+            ["Scaled ends lower", "confirmed"],
+            ["Plain trains", "confirmed"],
+        ]
+
+    def test_the_card_says_the_verdict(self, root: Path) -> None:
+        (card,) = document(read(root))["findings"]
+        assert (card["severity"], card["title"], card["subject"]) == ("good", "claim: confirmed", "both")
+        data = results(verdict=[{"claim": "no", "less": ["plain / 4", "scaled / 4"]}])
+        (card,) = document({"s": of_results(data, root)})["findings"]
+        assert (card["severity"], card["title"]) == ("warning", "claim: contradicted")
+        data["failed"] = [{"cell": "plain / 4", "rate": 0.1, "seed": 0, "error": "no\nmemory"}]
+        (card,) = document({"s": of_results(data, root)})["findings"]
+        assert card["severity"] == "warning" and "1 more failed" in " ".join(card["texts"])
+
+    def test_what_is_compared_stands_by_itself_where_there_is_no_other_axis(self) -> None:
+        data = results()
+        del data["sweep"]["axes"]["layers"]
+        data["sweep"]["verdict"] = []
+        data["rows"] = [{**row, "cell": row["method"]} for row in data["rows"] if row["layers"] == "4"]
+        section = section_of(document({"s": of_results(data, Path("nowhere"))}), "sweep-0")
+        chart = blocks_of(section)["sweep-0-means"]
+        assert [label for _, label in chart["ticks"]] == ["plain", "scaled"]
+        assert [place["x"] for place in section["places"]] == [[0], [1]]
+
+    @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
+    def test_rungs_are_the_scores_and_failed_ones_are_gaps(self, direction: str, sign: int) -> None:
+        section = section_of(document({"s": of_results(results(direction=direction), Path("nowhere"))}), "sweep-0-runs")
+        curves = drawn(section, blocks_of(section)["sweep-0-runs-rungs"])
+        for name, curve in curves.items():
+            for rate in RATES:
+                found = [losses(*name.split(" / "), rate, seed) for seed in SEEDS]  # type: ignore[arg-type]
+                known = [loss for loss in found if loss is not None]
+                wanted = sum(known) / len(known) if known else None
+                assert curve[f"{rate:g}"] == (None if wanted is None else pytest.approx(wanted))
+
+    def test_several_sweeps_stand_apart(self, root: Path) -> None:
+        content = document([*read(root).items(), *read(root / "results.json").items()])
+        ids = [section["id"] for section in content["sections"]]
+        assert ids == ["sweep-0", "sweep-0-runs", "sweep-1", "sweep-1-runs"]
+        assert content["sections"][0]["blocks"][1:] == content["sections"][2]["blocks"][1:]
+
+
+class TestRuns:
+    def test_the_curves_are_those_of_the_best_runs(self, root: Path) -> None:
+        section = section_of(document(read(root)), "sweep-0-runs")
+        curves = drawn(section, blocks_of(section)["sweep-0-runs-loss"])
+        assert curves.keys() == {"plain / 4", "scaled / 4", "scaled / 16"}  # that of plain / 16 has gone
+        assert curves["plain / 4"]["step 40"] == pytest.approx(10.0 / 40)
+
+    def test_links_lead_from_the_report_to_the_runs(self, root: Path) -> None:
+        for beside in (root, root.parent, root / "runs"):
+            rows = blocks_of(section_of(document(read(root), beside=beside), "sweep-0-runs"))["All runs"]["rows"]
+            links = [row[-1] for row in rows if isinstance(row[-1], dict)]
+            assert sorted(link["text"] for link in links) == ["files", "files", "files", "report"]
+            assert all((beside / unquote(link["href"])).exists() and " " not in link["href"] for link in links)
+        rows = blocks_of(section_of(document(read(root)), "sweep-0-runs"))["All runs"]["rows"]
+        assert not [row for row in rows if isinstance(row[-1], dict)], "nobody knows where the report will be"
+
+    @pytest.mark.parametrize("directory", ["../both", "/tmp", "..", "javascript:alert(1)", "runs/../..", "", None, 3])
+    def test_nothing_leads_out_of_the_sweep(self, root: Path, directory: Any) -> None:
+        data = results()
+        for row in data["rows"]:
+            row["directory"] = directory
+        content = document({"s": of_results(data, root)}, beside=root)
+        rows = blocks_of(section_of(content, "sweep-0-runs"))["All runs"]["rows"]
+        assert not [row for row in rows if isinstance(row[-1], dict)]
+        assert not of_results(data, root).best
+
+    def test_failed_runs_are_listed(self, root: Path) -> None:
+        data = {**results(), "failed": [{"cell": "plain / 4", "rate": 0.1, "seed": 5, "error": "out of\nmemory"}]}
+        content = document({"s": of_results(data, root)})
+        row = blocks_of(section_of(content, "sweep-0-runs"))["All runs"]["rows"][-1]
+        assert row[:4] == ["plain / 4", "0.1", "5", "failed: out of memory"]
+
+
+class TestReading:
+    def test_the_directory_and_its_results_are_one(self, root: Path) -> None:
+        (a,), (b,) = read(root).values(), read(root / "results.json").values()
+        assert isinstance(a, Swept) and isinstance(b, Swept)
+        assert (a.store, a.best.keys()) == (b.store, b.best.keys())
+
+    def test_a_sweep_without_results_says_how_to_write_them(self, tmp_path: Path) -> None:
+        (tmp_path / "sweep.json").write_text("{}")
+        with pytest.raises(InputError, match="--table-only"):
+            read(tmp_path)
+
+    def test_no_run_has_ended(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "results.json", {**results(), "rows": []})
+        content = document(read(tmp_path))
+        assert content["sections"] == []
+        assert "0 runs" in content["findings"][0]["texts"]
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda d: d.pop("sweep"), lambda d: d.pop("rows"), lambda d: d["rows"].append(3),
+            lambda d: d["rows"][0].pop("cell"), lambda d: d["rows"][0].pop("seed"),
+            lambda d: d["rows"][3].update(score="low"), lambda d: d["rows"][3].pop("learning_rate"),
+            lambda d: d["rows"][3].update(status=None), lambda d: d["rows"][3].update(eval_loss="low"),
+            lambda d: d["rows"][3].update(seconds=10**400), lambda d: d.update(failed=3),
+            lambda d: d["sweep"].update(axes={}), lambda d: d["sweep"].update(colour="red"),
+            lambda d: d.update(sweep=[1]), lambda d: d["rows"][0].update(cell="other"),
+        ],
+    )  # fmt: skip
+    def test_damage_is_one_line_with_the_files_name(self, tmp_path: Path, damage: Any) -> None:
+        data = copy.deepcopy(results())
+        damage(data)
+        write_json(tmp_path / "results.json", data)
+        for source in (tmp_path, tmp_path / "results.json"):
+            with pytest.raises(InputError) as refused:
+                read(source)
+            assert "\n" not in str(refused.value) and str(tmp_path) in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")
+class TestInABrowser:
+    @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
+    def test_it_draws_the_means_with_bars(self, page: Page, root: Path, width: int, dark: bool) -> None:
+        write_report(root / "report.html", read(root))
+        page.open(root / "report.html", width=width, dark=dark)
+        for chart in ("sweep-0-means", "sweep-0-runs-rungs", "sweep-0-runs-loss"):
+            page.run(f"document.getElementById('{chart}').scrollIntoView({{behavior: 'instant'}})")
+            page.wait(f"document.querySelector('#{chart} .plot .main-svg')")
+        bars = page.run(
+            "Object.fromEntries(document.querySelector('#sweep-0-means .plot').data.filter((t) => t.error_y)"
+            ".map((t) => [t.name, [...t.error_y.array]]))"
+        )
+        by_name = {item.name: item for item in tables.summaries(results())}
+        for method in METHODS:
+            wanted = [2 * (by_name[f"{method} / {depth}"].error or 0) for depth in DEPTHS]
+            assert bars[method] == pytest.approx(wanted)
+        assert page.run("document.documentElement.scrollWidth <= innerWidth")
+        link = page.run(
+            "[...document.querySelectorAll('#sweep-0-runs td a')].find((a) => a.textContent == 'report').href"
+        )
+        assert Path(unquote(link.removeprefix("file://"))).read_text() == "<title>a run</title>"
+        assert page.messages == []
+
+    def test_hostile_names_are_text(self, page: Page, tmp_path: Path) -> None:
+        text = json.dumps(results(title=HOSTILE[0], claim=HOSTILE[1]))
+        text = text.replace("plain", json.dumps(HOSTILE[3])[1:-1])
+        (tmp_path / "results.json").write_text(text)
+        write_report(tmp_path / "report.html", read(tmp_path))
+        page.open(tmp_path / "report.html")
+        assert page.run("window.broken") is None
+        assert page.run("document.querySelector('main img, main script, svg a, .plot b') === null")
+        assert page.messages == []

@@ -1,0 +1,204 @@
+"""Figures and tables: quick ones as a whole, of slow ones the parts that decide."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from signalprop.errors import InputError
+from signalprop.files.storage import read_json
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray
+from signalprop.theory.growth import Growth
+from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run
+from signalprop_lab.reproductions.bounds import jacobians, stack
+from signalprop_lab.reproductions.correlation import (
+    ffn_map,
+    ffn_polynomial,
+    paper_fixed_point,
+    relu_map,
+    relu_polynomial,
+)
+from signalprop_lab.reproductions.networks import Network, agreement, both, photographs, tgs
+from signalprop_lab.reproductions.orders import law_check, orders
+from signalprop_lab.reproductions.pictures import LARGEST, picture, png, save
+from signalprop_lab.reproductions.removal import removal_checks
+
+
+def sampled_relu(r: float, n: int = 400_000) -> tuple[float, float]:
+    """(correlation, normalised second moment) of ReLU of two Gaussians of correlation r."""
+    rng = np.random.default_rng(0)
+    x, z = rng.standard_normal((2, n))
+    a, b = np.maximum(x, 0), np.maximum(r * x + math.sqrt(1 - r * r) * z, 0)
+    return float(np.corrcoef(a, b)[0, 1]), float((a * b).mean() / math.sqrt((a * a).mean() * (b * b).mean()))
+
+
+@pytest.mark.parametrize("r", [0.0, 0.3, 0.7, 0.95])
+def test_correlation_maps_are_those_of_samples(r: float) -> None:
+    at = np.array([r])
+    correlation, second = sampled_relu(r)
+    assert relu_map(at)[0] == pytest.approx(correlation, abs=5e-3)
+    assert ffn_map(at)[0] == pytest.approx(second, abs=5e-3)
+
+
+def test_polynomials_meet_the_maps_at_their_ends() -> None:
+    ends = np.array([0.0, 1.0])
+    np.testing.assert_allclose(relu_polynomial(ends), relu_map(ends), atol=1e-12)
+    np.testing.assert_allclose(ffn_polynomial(ends), ffn_map(ends), atol=1e-12)
+
+
+def test_the_paper_s_fixed_point() -> None:
+    r = paper_fixed_point(2.2, 0.4, by_variance=False)
+    assert r == pytest.approx(0.886, abs=1e-3)
+    relu = float(ffn_map(np.array([r]))[0])
+    assert r == pytest.approx(0.9 * (2.2 + 0.4 * relu) / 2.6, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["tgs-fig12", "tgs-tab24"])
+def test_closed_forms_are_confirmed(name: str, tmp_path: Path) -> None:
+    found = run(find(name), Settings())
+    assert found.verdict == "confirmed", found.reason
+    stored, drawn = save(tmp_path, found)
+    assert read_json(stored)["verdict"] == "confirmed"
+    assert drawn.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert drawn.stat().st_size <= LARGEST
+
+
+def test_a_wrong_count_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signalprop_lab.reproductions.tables.extra_flops", lambda *_: 50.0)
+    found = run(find("tgs-tab24"), Settings())
+    assert (found.verdict, found.reason.count("expected")) == ("contradicted", 5)
+
+
+def test_what_was_not_run_has_no_picture() -> None:
+    with pytest.raises(InputError, match="tgs-wall has no picture: it needs a GPU"):
+        picture(run(find("tgs-wall"), Settings()))
+
+
+@pytest.mark.parametrize(
+    ("paper", "growth", "state"),
+    [
+        ("O(1)", Growth("constant", 0.001), "holds"),
+        ("O(1)", Growth("power", 0.3), "fails"),
+        ("O(N)", Growth("power", 0.97), "holds"),
+        ("O(N)", Growth("exp", 0.97), "fails"),
+        ("O(log N)", Growth("log", 0.11), "holds"),
+        ("O(N^-0.5)", Growth("power", -0.52), "holds"),
+        ("O(e^{±N})", Growth("exp", -0.04), "holds"),
+        ("O(e^{±N})", Growth("power", -0.9), "fails"),
+    ],
+)
+def test_laws_of_table_3(paper: str, growth: Growth, state: str) -> None:
+    assert law_check("a quantity", paper, growth).state == state
+
+
+def test_orders_of_a_scheme_and_of_one_that_refuses() -> None:
+    found = orders("xavier", "pre", (12, 48, 192))
+    assert found.laws["forward"] == str(found.growth["forward"])
+    assert found.growth["forward"].exponent == pytest.approx(1, abs=0.05)
+    assert "fidelity" in orders("e-spa", "pre", (12, 48, 192)).refused
+
+
+DEPTHS = np.arange(30) / 30
+
+
+@pytest.mark.parametrize(
+    ("cost", "post", "states"),
+    [
+        (10 * np.exp(-8 * DEPTHS), False, ["holds", "holds", "holds"]),
+        (0.1 * np.exp(4 * DEPTHS), False, ["fails", "fails", "fails"]),
+        (0.1 * np.exp(4 * DEPTHS), True, ["holds", "holds"]),
+        (10 * np.exp(-8 * DEPTHS), True, ["fails", "fails"]),
+    ],
+)
+def test_what_removals_must_look_like(cost: FloatArray, post: bool, states: list[str]) -> None:
+    checks = removal_checks(DEPTHS, cost, 0.001 * cost, post=post)
+    assert [check.state for check in checks] == states
+
+
+def test_noisy_removals_decide_nothing() -> None:
+    cost = np.where(DEPTHS < 0.1, 0.25, 0.1)
+    assert removal_checks(DEPTHS, cost, 0.5 * cost, post=False)[0].state == "open"
+
+
+def test_jackknife_errors_of_a_mean_are_its_standard_errors() -> None:
+    a = tgs(Settings(), "pre", 2, d_model=32, seq_len=16, vocab_size=200)
+    pair = both(Network("xavier", a, 4), Settings())
+    last = pair.measured.forward["stream_out"]
+    assert last.variance_se is not None
+    error = pair.error_of(lambda profile: float(profile.forward["stream_out"].variance[-1]))
+    assert error == pytest.approx(float(last.variance_se[-1] * last.variance[-1]), rel=1e-9)
+    median, explained = agreement("stream", pair, "forward")
+    assert median.ours < 0.5 and median.standard_error > 0
+    assert explained.low == 0.998
+
+
+def test_photographs_are_standardised_and_alike_across_patches() -> None:
+    a = find_vit()
+    batch = photographs(a, 0)
+    assert batch.patches is not None and batch.patches.shape == (2, 64, 48)
+    statistics = batch.statistics(a)
+    assert statistics.variance == pytest.approx(1, abs=0.2)
+    assert statistics.token_correlation > 0.1
+    assert not np.array_equal(batch.patches, photographs(a, 1).patches)
+
+
+def find_vit() -> object:
+    from signalprop.network.architecture import Architecture
+
+    fields = {"n_layers": 2, "d_model": 32, "n_heads": 2, "patch_dim": 48, "n_classes": 10, "seq_len": 65}
+    return Architecture.preset("vit-base", **fields)
+
+
+def test_the_norm_of_a_jacobian_is_its_largest_singular_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the dense Jacobian of a tiny stack, whose rows are gradients."""
+    import torch
+
+    from signalprop.models.sublayers import make_sublayer, torch_shapes
+    from signalprop.models.transformer import surroundings
+
+    for name, value in (
+        ("LAYERS", 2),
+        ("_WIDTH", (12, 12)),
+        ("_HEADS", (1, 1)),
+        ("_TOKENS", (4, 4)),
+        ("_ITERATIONS", 60),
+    ):
+        monkeypatch.setattr(f"signalprop_lab.reproductions.bounds.{name}", value)
+    p = stack("lns", Settings())
+    found = jacobians(p, 3, lambda done, total: None)
+    a = p.architecture
+    generator = torch.Generator().manual_seed(3)
+    stream = torch.randn((1, a.seq_len, a.d_model), generator=generator, dtype=torch.float64) * p.embedding.token
+    around, shapes = surroundings(a, stream, a.kind), torch_shapes(p)
+    sublayers = [make_sublayer(p, i, 3, torch.float64, shapes[i]) for i in range(p.n_sublayers)]
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        for sublayer in sublayers:
+            x = sublayer(x, around)
+        return x
+
+    dense = torch.autograd.functional.jacobian(whole, stream).reshape(stream.numel(), stream.numel())
+    assert found.norm == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=1e-3)
+    assert found.distances.shape == (2,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in ROWS if row.runs and not row.checkpoint], ids=lambda row: row.id)
+def test_every_row_runs(row: object, tmp_path: Path) -> None:
+    found: Reproduction = run(row, Settings())  # type: ignore[arg-type]
+    assert found.verdict in ("confirmed", "partly"), found.reason
+    stored, drawn = save(tmp_path, found)
+    assert drawn.stat().st_size <= LARGEST
+    assert read_json(stored)["checks"]
+    assert png(picture(found))
+
+
+def test_gaussian_streams_are_read_as_asked() -> None:
+    a = tgs(Settings(), "pre", 1, d_model=32, seq_len=64, vocab_size=200)
+    inputs = InputStatistics(kind="stream", token_correlation=0.5)
+    pair = both(Network("xavier", a, 3, backward=False, inputs=inputs), Settings())
+    assert pair.measured.input["token_correlation"] == pytest.approx(0.5, abs=0.15)

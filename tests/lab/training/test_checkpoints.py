@@ -1,0 +1,259 @@
+"""Checkpoints: whole or not used, found by their step, the same weights and optimizer after reading them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import TrainerState
+
+import trained
+from applied import vanilla
+from signalprop.errors import InputError
+from signalprop.models import build
+from signalprop.network.architecture import Architecture
+from signalprop.repair import apply
+from signalprop.schemes import scheme
+from signalprop_lab.training import checkpoints
+from signalprop_lab.training.checkpoints import MARKER, OPTIMIZER, STATE, WEIGHTS, last_good, mark, problem_of, thin_out
+
+TRAINER = "trainer_state.json"
+
+
+def written(folder: Path, step: int) -> Path:
+    """A small whole checkpoint."""
+    target = folder / f"checkpoint-{step}"
+    target.mkdir(parents=True)
+    checkpoints.save_tensors({"a": torch.arange(8.0) + step}, target / WEIGHTS)
+    (target / STATE).write_text('{"seconds": 1.0}')
+    logged = [{"step": k, "loss": math.nan if k == 1 else 1.0} for k in range(1, step + 1)]
+    TrainerState(global_step=step, max_steps=200, log_history=logged).save_to_json(str(target / TRAINER))
+    mark(target, step)
+    return target
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def other_step(path: Path) -> None:
+    path.write_text(path.read_text().replace('"step": 5', '"step": 4'))
+
+
+def marked_anew(folder: Path) -> None:
+    """Have all sums agree with what is there."""
+    (folder / MARKER).unlink()
+    mark(folder, 5)
+
+
+def changed_state(**values: Any) -> Callable[[Path], Any]:
+    """Change a checkpoint's trainer_state.json and have all sums agree with it."""
+
+    def change(path: Path) -> None:
+        state = json.loads(path.read_text())
+        path.write_text(json.dumps({name: item for name, item in (state | values).items() if item is not ...}))
+        marked_anew(path.parent)
+
+    return change
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "no marker": (MARKER, Path.unlink),
+    "empty marker": (MARKER, lambda path: path.write_text("")),
+    "half a marker": (MARKER, lambda path: path.write_text(path.read_text()[:30])),
+    "marker of a list": (MARKER, lambda path: path.write_text("[]")),
+    "marker without files": (MARKER, lambda path: path.write_text(f'{{"schema": "{checkpoints.SCHEMA}", "step": 5}}')),
+    "marker of another step": (MARKER, other_step),
+    "truncated weights": (WEIGHTS, lambda path: os.truncate(path, 40)),
+    "one bit of the weights": (WEIGHTS, flip),
+    "no weights": (WEIGHTS, Path.unlink),
+    "weights that are a directory": (WEIGHTS, lambda path: (path.unlink(), path.mkdir())),
+    "no state of the Trainer": (TRAINER, lambda path: (path.unlink(), marked_anew(path.parent))),
+    "a state that is not JSON": (TRAINER, lambda path: (path.write_text("{"), marked_anew(path.parent))),
+    "a state without a step": (TRAINER, changed_state(global_step=...)),
+    "a state of a step before the first": (TRAINER, changed_state(global_step=-5)),
+    "a state of a late step": (TRAINER, changed_state(global_step=10**9)),
+    "a state of True": (TRAINER, changed_state(global_step=True)),
+    "a log that is a string": (TRAINER, changed_state(log_history="x")),
+    "a log of strings": (TRAINER, changed_state(log_history=["x"])),
+    "a log of later steps": (TRAINER, changed_state(log_history=[{"step": 6, "loss": 1.0}])),
+    "a log without steps": (TRAINER, changed_state(log_history=[{"loss": 1.0}])),
+    "fewer steps than were done": (TRAINER, changed_state(max_steps=3)),
+    "an epoch that is not a number": (TRAINER, changed_state(epoch="x")),
+    "an epoch that is not finite": (TRAINER, changed_state(epoch=float("inf"))),
+    "callbacks that are a list": (TRAINER, changed_state(stateful_callbacks=[1])),
+    "a field that the Trainer does not have": (TRAINER, changed_state(own=1)),
+    "changed state": (STATE, lambda path: path.write_text('{"seconds": 2.0}')),
+}  # fmt: skip
+
+
+class TestFinding:
+    def test_the_newest_whole_one(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for step in (5, 10, 100):
+            written(tmp_path, step)
+        assert last_good(tmp_path) == tmp_path / "checkpoint-100"
+        assert capsys.readouterr().err == ""
+
+    def test_none(self, tmp_path: Path) -> None:
+        assert last_good(tmp_path) is None
+        assert last_good(tmp_path / "missing") is None
+
+    @pytest.mark.parametrize("damage", DAMAGES)
+    def test_a_damaged_one_is_named_and_left_out(
+        self, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        good, bad = written(tmp_path, 4), written(tmp_path, 5)
+        name, do = DAMAGES[damage]
+        do(bad / name)
+        assert last_good(tmp_path) == good
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and str(bad) in said and name in said
+
+    def test_only_damaged_ones(self, tmp_path: Path) -> None:
+        flip(written(tmp_path, 4) / WEIGHTS)
+        assert last_good(tmp_path) is None
+
+    def test_the_clock_does_not_matter(self, tmp_path: Path) -> None:
+        for step, when in ((1, 4e9), (2, 1.0), (3, 2e9), (4, 0.0)):
+            os.utime(written(tmp_path, step), (when, when))
+        assert last_good(tmp_path) == tmp_path / "checkpoint-4"
+        thin_out(tmp_path, 2, 4)
+        assert sorted(item.name for item in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-4"]
+
+
+class TestThinning:
+    def test_what_is_later_than_the_new_one_goes(self, tmp_path: Path) -> None:
+        for step in (1, 2, 3, 9):
+            written(tmp_path, step)
+        thin_out(tmp_path, 2, 3)
+        assert sorted(item.name for item in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+
+    def test_one_without_a_marker_takes_no_place(self, tmp_path: Path) -> None:
+        for step in (1, 2, 3):
+            written(tmp_path, step)
+        (tmp_path / "checkpoint-2" / MARKER).unlink()
+        thin_out(tmp_path, 2, 3)
+        assert sorted(item.name for item in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
+
+    def test_leftovers(self, tmp_path: Path) -> None:
+        kept = written(tmp_path, 1)
+        (tmp_path / ".checkpoint-2.tmp").mkdir()
+        (tmp_path / ".checkpoint-2.tmp" / WEIGHTS).write_bytes(b"half")
+        (tmp_path / ".0123.tmp").write_bytes(b"half")
+        checkpoints.clear_leftovers(tmp_path)
+        assert list(tmp_path.iterdir()) == [kept] and problem_of(kept) is None
+
+
+def built(seed: int) -> nn.Module:
+    a = Architecture.preset("gpt2", n_layers=2, d_model=16, n_heads=2, d_ff=32, vocab_size=40, seq_len=8)
+    return build(scheme("deepscalelm")(a), seed=seed)
+
+
+def applied(seed: int) -> nn.Module:
+    model = vanilla("llama", 2)
+    apply(model, "layerscale", seed=seed)
+    return model
+
+
+def adapted(seed: int) -> nn.Module:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(seed)
+    model: nn.Module = peft.get_peft_model(vanilla("llama", 2), peft.LoraConfig(r=2, target_modules="all-linear"))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(seed)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers by an old name
+class TestWeights:
+    @pytest.mark.parametrize("make", [built, applied, adapted])
+    def test_bit_by_bit(self, make: Callable[[int], nn.Module], tmp_path: Path) -> None:
+        one, other = make(1), make(2)
+        checkpoints.save_tensors(checkpoints.weights_of(one), tmp_path / WEIGHTS)
+        before = [p for p in one.parameters() if p.requires_grad]
+        assert any(not torch.equal(p, q) for p, q in zip(before, other.parameters(), strict=False))
+        checkpoints.load_weights(other, tmp_path)
+        theirs = other.state_dict()
+        assert all(torch.equal(value, theirs[name]) for name, value in one.state_dict().items())
+
+    def test_a_tied_table_is_stored_once_and_stays_tied(self, tmp_path: Path) -> None:
+        model = built(1)
+        names = model.state_dict().keys() - checkpoints.weights_of(model).keys()
+        assert len(names) == 1
+        checkpoints.save_tensors(checkpoints.weights_of(built(2)), tmp_path / WEIGHTS)
+        checkpoints.load_weights(model, tmp_path)
+        assert model.decoder.embedding.token.weight is model.head.weight  # type: ignore[union-attr]
+
+    def test_with_adapters_the_frozen_rest_is_not_stored(self) -> None:
+        stored = checkpoints.weights_of(adapted(1))
+        assert stored and all("lora" in name for name in stored)
+
+    def test_another_model(self, tmp_path: Path) -> None:
+        checkpoints.save_tensors(checkpoints.weights_of(built(1)), tmp_path / WEIGHTS)
+        with pytest.raises(InputError, match="is of another model: it differs in"):
+            checkpoints.load_weights(applied(1), tmp_path)
+
+    def test_not_finite(self) -> None:
+        weights = {"a": torch.ones(2), "ids": torch.arange(3), "b": torch.tensor([1.0, float("nan")])}
+        assert checkpoints.not_finite(weights) == "b"
+        assert checkpoints.not_finite({"a": torch.ones(2)}) is None
+
+
+class TestOfATraining:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Checkpoints of three steps."""
+        folder = tmp_path_factory.mktemp("run")
+        recipe = trained.recipe_of(folder, budget={"steps": 3}, cadence={"save": 1, "evaluate": 0, "log": 2})
+        trained.trainer_of(recipe, folder).train()
+        return folder
+
+    def test_files(self, folder: Path) -> None:
+        found = {item.name for item in (folder / "checkpoints" / "checkpoint-3").iterdir()}
+        assert found == {MARKER, WEIGHTS, OPTIMIZER, STATE, "process-0.json", "trainer_state.json"}
+        assert trained.checkpoint_steps(folder) == [2, 3]  # cadence.keep
+        assert not list(folder.rglob("*.bin")) and not list(folder.rglob("*.pt*"))
+
+    def test_optimizer_by_names(self, folder: Path) -> None:
+        checkpoint = folder / "checkpoints" / "checkpoint-3"
+        weights, moments = load_file(checkpoint / WEIGHTS), load_file(checkpoint / OPTIMIZER)
+        groups = json.loads((checkpoint / STATE).read_text())["optimizer"]
+        names = [name for group in groups for name in group["params"]]
+        assert {key.rpartition("/")[0] for key in moments} == set(names) and len(names) == len(set(names))
+        for name in names:
+            assert moments[f"{name}/exp_avg"].shape == weights[name].shape
+            assert moments[f"{name}/step"] == 3
+
+
+class TestAlone:
+    def test_a_second_one_is_refused_and_a_third_after_the_end_is_not(self, tmp_path: Path) -> None:
+        with (
+            checkpoints.alone(tmp_path),
+            pytest.raises(InputError, match="another process is training"),
+            checkpoints.alone(tmp_path),
+        ):
+            raise AssertionError
+        with checkpoints.alone(tmp_path):
+            pass
+
+    def test_no_directory_can_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(InputError, match="cannot write in"), checkpoints.alone(tmp_path / "file" / "run"):
+            raise AssertionError
+
+    def test_an_error_of_the_run_stays_what_it_is(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError), checkpoints.alone(tmp_path):
+            (tmp_path / "missing").read_text()

@@ -1,0 +1,176 @@
+"""What a sweep's YAML may say, and what it is refused for: always with one line, before anything runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from signalprop.errors import InputError
+from signalprop_lab.training.grid import Point, Sweep, grid_of, load_sweep, shipped_sweeps
+from sweeping import BASE, SWEEP
+
+
+def changed(**fields):
+    return copy.deepcopy(SWEEP) | fields
+
+
+def written(tmp_path, data):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def test_cells_are_the_product_of_the_axes(tmp_path) -> None:
+    grid = load_sweep(written(tmp_path, SWEEP))
+    assert list(grid.cells) == ["plain / 2", "plain / 8", "scaled / 2", "scaled / 8"]
+    recipe = grid.recipe(Point("scaled / 8", 0.03, 5))
+    assert (recipe.model.scheme, recipe.model.architecture["n_layers"]) == ("deepscalelm", 8)
+    assert (recipe.optimizer.learning_rate, recipe.seed) == (0.03, 5)
+    assert grid.base == BASE  # cells are copies
+    assert grid.directory(Point("scaled / 8", 0.03, 5)) == "runs/scaled__8/lr=0.03/seed=5"
+
+
+def test_combinations_are_left_out(tmp_path) -> None:
+    grid = load_sweep(written(tmp_path, changed(skip=[{"method": "plain", "layers": 8}])))
+    assert list(grid.cells) == ["plain / 2", "scaled / 2", "scaled / 8"]
+    grid = load_sweep(written(tmp_path, changed(skip=[{"method": "plain"}])))
+    assert list(grid.cells) == ["scaled / 2", "scaled / 8"]
+
+
+def test_labels_may_be_numbers(tmp_path) -> None:
+    path = tmp_path / "sweep.yaml"
+    axes = "{layers: {2: {model.architecture.n_layers: 2}, 8: {model.architecture.n_layers: 8}}}"
+    path.write_text(f"schema: signalprop/sweep/1\nname: a\nbase: {json.dumps(BASE)}\naxes: {axes}\n")
+    assert list(load_sweep(path).cells) == ["2", "8"]
+
+
+def test_a_base_is_found_beside_the_sweep(tmp_path, monkeypatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    path = written(tmp_path, changed(base="base.yaml"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_sweep(path).base == BASE
+
+
+def test_a_sweep_survives_json_and_pickle(tmp_path) -> None:
+    full = changed(
+        prune={"after": 0.5, "worse_by": 1},
+        reference={"label": "paper", "cells": {"plain / 2": 12.3}},
+        verdict=[{"claim": "lower", "less": ["scaled / 8", "plain / 8"], "by": 0.1}, {"trains": ["scaled / 8"]}],
+        skip=[{"layers": "8", "method": "plain"}],
+    )
+    full["verdict"][0]["less"] = ["scaled / 8", "plain / 2"]
+    grid = load_sweep(written(tmp_path, full))
+    assert Sweep(**json.loads(json.dumps(grid.sweep.to_json()))) == grid.sweep
+    assert pickle.loads(pickle.dumps(grid)) == grid
+
+
+REFUSED = {
+    "unknown field": (changed(axis={}), "axis"),
+    "no axes": (changed(axes={}), "axes"),
+    "empty axis": (changed(axes={"method": {}}), "axis method has no values"),
+    "unknown key": (changed(axes={"a": {"x": {"optimizer.learning_rat": 1.0}}}), "cell x"),
+    "key into a number": (changed(axes={"a": {"x": {"seed.more": 1}}}, base=BASE | {"seed": 1}), "cell x: seed.more"),
+    "unknown scheme": (changed(axes={"a": {"x": {"model.scheme": "deepscale"}}}), "cell x"),
+    "unknown option": (changed(axes={"a": {"x": {"model.options": {"k": 2, "q": 1}}}}), "cell x"),
+    "bad value": (changed(tune={"key": "budget.steps", "values": [0.5, 1.5]}), "cell plain / 2"),
+    "unknown tuned key": (changed(tune={"key": "optimizer.rate", "values": [1.0]}), "cell plain / 2"),
+    "descending": (changed(tune={"values": [1e-2, 1e-3]}), "ascend"),
+    "negative": (changed(tune={"values": [-1.0, 1e-3]}), "above 0"),
+    "no ladder": (changed(tune={"values": [1e-3], "extend": 1}), "two or more"),
+    "no values": (changed(tune={"values": []}), "values"),
+    "seed twice": (changed(seeds=[1, 1]), "twice"),
+    "no seeds": (changed(seeds=[]), "seeds"),
+    "negative seed": (changed(seeds=[-1]), "cell plain / 2"),
+    "unknown axis left out": (changed(skip=[{"depth": "2"}]), "no axis 'depth'"),
+    "unknown label left out": (changed(skip=[{"layers": "3"}]), "no value '3'"),
+    "all left out": (changed(skip=[{}]), "every cell"),
+    "unknown cell": (changed(reference={"label": "paper", "cells": {"plain": 1.0}}), "no cell 'plain'"),
+    "unknown cell in the verdict": (changed(verdict=[{"trains": ["plain / 3"]}]), "no cell 'plain / 3'"),
+    "two criteria": (changed(verdict=[{"trains": ["plain / 2"], "fails": ["plain / 8"]}]), "one of less"),
+    "three compared": (changed(verdict=[{"less": ["plain / 2", "plain / 8", "scaled / 8"]}]), "two different"),
+    "an axis named like a column": (changed(axes={"seed": {"x": {}}}), "cannot be named seed"),
+    "an axis named like what is tuned": (changed(axes={"learning_rate": {"x": {}}}), "cannot be named learning_rate"),
+    "a key set twice": (
+        changed(axes={"a": {"x": {"model.scheme": "xavier"}}, "b": {"y": {"model.scheme": "gpt2"}}}),
+        "axis b sets model.scheme",
+    ),
+    "a key hidden": (
+        changed(axes={"a": {"x": {"budget.steps": 2}}, "b": {"y": {"budget": {"batch_size": 2}}}}),
+        "axis b sets budget, which hides budget.steps",
+    ),
+    "the tuned key set": (changed(axes={"a": {"x": {"optimizer.learning_rate": 1.0}}}), "which tune sets"),
+    "the seed set": (changed(axes={"a": {"x": {"seed": 1}}}), "which seeds sets"),
+    "twins": (changed(axes={"a": {"x": {}, "y": {"model.scheme": "xavier"}}}), "same settings"),
+    "one directory": (
+        changed(axes={"a": {"x y": {}, "x?y": {"model.scheme": "deepscalelm"}}}),
+        "same directory",
+    ),
+    "too many": (changed(axes={f"a{i}": {f"{j}": {} for j in range(50)} for i in range(4)}), "more than"),
+    "a recipe": (BASE, "is no sweep"),
+    "no recipe": (changed(base="no-such-recipe"), "no-such-recipe"),
+    "never ending prune": (changed(prune={"worse_by": 0}), "worse_by"),
+}
+
+
+@pytest.mark.parametrize(("data", "told"), REFUSED.values(), ids=REFUSED)
+def test_bad_sweeps_are_refused_in_one_line(data, told, tmp_path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_sweep(written(tmp_path, data))
+    message = str(caught.value)
+    assert told in message
+    assert "\n" not in message
+    assert len(message) < 1000
+
+
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(field=st.sampled_from([*Sweep.model_fields, "schema", "extra"]), value=values)
+def test_whatever_a_field_holds_there_is_a_grid_or_one_line(field, value) -> None:
+    told = ""
+    try:
+        grid_of(Sweep(**(copy.deepcopy(SWEEP) | {field: value})), BASE)
+    except InputError as error:
+        told = str(error)
+    assert "\n" not in told
+
+
+def test_the_same_run_has_the_same_settings(tmp_path) -> None:
+    grid = load_sweep(written(tmp_path, SWEEP))
+    renamed = load_sweep(written(tmp_path, changed(base=BASE | {"name": "other", "description": "words"}, title="x")))
+    longer = load_sweep(written(tmp_path, changed(base=BASE | {"budget": {"steps": 13, "batch_size": 4}})))
+    spelled = load_sweep(written(tmp_path, changed(base=BASE | {"schedule": {"kind": "cosine"}})))  # the default
+    points = [Point(cell, rate, seed) for cell in grid.cells for rate in (0.01, 0.03) for seed in (0, 1)]
+    same = [grid.settings(point) for point in points]
+    assert len({repr(one) for one in same}) == len(points)
+    assert same == [renamed.settings(point) for point in points] == [spelled.settings(point) for point in points]
+    assert not any(longer.settings(point) in same for point in points)
+
+
+def test_the_example_of_the_documentation_is_one(tmp_path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    (tmp_path / "sweep.yaml").write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    grid = load_sweep(tmp_path / "sweep.yaml")
+    assert list(grid.cells) == ["xavier / 12", "deepscalelm / 12", "deepscalelm / 48"]
+    fields = type(grid.sweep).model_fields
+    left_out = {name for name in fields if getattr(grid.sweep, name) == fields[name].default}
+    assert left_out <= {"description", "seeds_at", "score", "direction", "keep"}
+
+
+def test_sweeps_of_the_package_can_be_loaded() -> None:
+    for name in shipped_sweeps():
+        grid = load_sweep(name)
+        assert f"sweep-{grid.sweep.name}" == name
+        assert grid.sweep.title

@@ -1,0 +1,217 @@
+"""A number that is not finite ends a run before it reaches the weights, and the place is named; so does SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trained
+from signalprop.models.transformer import Transformer
+from signalprop_lab.training.guard import Diverged, Guard, Interrupts, Pass, random_states
+
+
+class Overflowing(torch.autograd.Function):
+    """The identity, whose gradient overflows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient * 1e38 * 1e38
+
+
+def guarded(folder: Path, **changes: Any) -> Any:
+    """A Trainer of 3 steps with a guard, a checkpoint after each."""
+    quiet = {"save": 1, "evaluate": 0, "signal": 0}
+    short = {"budget": {"steps": 3}} | changes
+    trainer = trained.trainer_of(trained.recipe_of(folder, cadence=quiet, **short), folder)
+    trainer.add_callback(Guard(trainer, Interrupts()))
+    return trainer
+
+
+def sublayers(trainer: Any) -> list[nn.Module]:
+    base = trainer.network.base
+    assert isinstance(base, Transformer)
+    return list(base.sublayers())
+
+
+PLACES = ("layer 0 attention", "layer 0 feed-forward", "layer 1 attention", "layer 1 feed-forward")
+
+
+class TestDiverged:
+    @pytest.mark.parametrize("row", range(4))
+    def test_an_overflow_is_named(self, row: int, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path)
+        function: Any = sublayers(trainer)[row].branch.function
+        with torch.no_grad():
+            for p in function.parameters():
+                p.mul_(1e30)
+        with pytest.raises(Diverged) as caught:
+            trainer.train()
+        assert str(caught.value).startswith(
+            f"the loss is not finite in step 1: {PLACES[row]}, branch: the signal holds"
+        )
+        assert "the parameters are finite, so the computation overflowed there" in str(caught.value)
+        assert trained.checkpoint_steps(tmp_path) == [] and trainer.state.global_step == 0
+
+    def test_a_weight_is_named(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path)
+        names = {id(p): name for name, p in trainer.network.base.named_parameters()}
+        weight = next(sublayers(trainer)[2].branch.function.parameters())
+        with torch.no_grad():
+            weight[0] = float("nan")
+        with pytest.raises(Diverged, match=r"layer 1 attention, branch: .*parameter .* is not finite") as caught:
+            trainer.train()
+        assert names[id(weight)] in str(caught.value)
+
+    @pytest.mark.parametrize("row", range(4))
+    def test_a_gradient_is_named(self, row: int, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path)
+        sublayers(trainer)[row].branch.register_forward_hook(lambda *given: Overflowing.apply(given[-1]))
+        with pytest.raises(Diverged) as caught:
+            trainer.train()
+        # behind the branch it is as it was, before the branch it is bad
+        assert str(caught.value) == (
+            f"the gradient is not finite in step 1: {PLACES[row]}, stream_in: "
+            "the gradient holds NaN or infinite values first here"
+        )
+
+    def test_logits(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path)
+        trainer.network.base.head.register_forward_hook(lambda module, given, out: out * 1e38 * 1e38)
+        with pytest.raises(Diverged, match="head: the logits hold NaN or infinite values first here"):
+            trainer.train()
+
+    def test_a_gradient_of_one_parameter_alone(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path)
+        table = trainer.network.base.decoder.embedding.position.weight
+        table.register_hook(lambda gradient: gradient * float("inf"))
+        with pytest.raises(Diverged, match=r"the gradient of decoder\.embedding\.position\.weight holds NaN"):
+            trainer.train()
+
+    def test_the_micro_batch_that_went_wrong_is_repeated_with_its_dropout(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path, budget={"steps": 3, "micro_batch": 1})
+        seen: list[Tensor] = []
+
+        def spoil(module: nn.Module, given: Any, out: Tensor) -> Tensor:
+            seen.append(out.detach().clone())
+            return out * float("inf") if len(seen) in (2, 6) else out  # the second pass of four, and its repetition
+
+        sublayers(trainer)[1].branch.register_forward_hook(spoil)
+        with pytest.raises(Diverged, match="layer 0 feed-forward, branch"):
+            trainer.train()
+        assert len(seen) == 6 and torch.equal(seen[4], seen[0]) and torch.equal(seen[5], seen[1])
+
+    def test_weights_that_the_step_itself_spoilt_are_not_kept(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path, optimizer={"learning_rate": 1e39})
+        with pytest.raises(Diverged, match=r"parameter .* is not finite after step 1"):
+            trainer.train()
+        assert trained.checkpoint_steps(tmp_path) == []
+
+    def test_the_last_good_checkpoint_is_kept(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path)
+        calls: list[int] = []
+
+        def spoil(module: nn.Module, given: Any, out: Tensor) -> Tensor:
+            calls.append(1)
+            return out * float("nan") if len(calls) > 2 else out
+
+        sublayers(trainer)[3].branch.register_forward_hook(spoil)
+        with pytest.raises(Diverged, match="the loss is not finite in step 3: layer 1 feed-forward, branch"):
+            trainer.train()
+        assert trained.checkpoint_steps(tmp_path) == [1, 2]
+
+
+class TestLossScaling:
+    """With float16 the Trainer leaves out steps whose gradient overflows, while it looks for the loss scale."""
+
+    @pytest.fixture
+    def trainer(self, tmp_path: Path) -> Any:
+        return trained.trainer_of(trained.recipe_of(tmp_path), tmp_path)
+
+    def step(self, trainer: Any, scale: float | None, loss: float, norm: float) -> None:
+        trainer.accelerator.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+        ids = torch.zeros(1, 4, dtype=torch.long)
+        trainer.passes[:] = [Pass({"inputs": ids, "labels": ids}, 4.0, torch.tensor(loss), random_states())]
+        trainer.last_norm = torch.tensor(norm)
+        guard = Guard(trainer, Interrupts())
+        guard.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+
+    def test_an_overflown_gradient_is_normal(self, trainer: Any) -> None:
+        self.step(trainer, 65536.0, 2.0, float("inf"))
+        self.step(trainer, 1.0, 2.0, float("nan"))
+
+    @pytest.mark.parametrize(
+        ("scale", "loss", "norm"),
+        [(65536.0, float("nan"), 1.0), (0.5, 2.0, float("inf")), (None, 2.0, float("nan")), (None, float("inf"), 1.0)],
+    )
+    def test_these_are_not(self, trainer: Any, scale: float | None, loss: float, norm: float) -> None:
+        with pytest.raises(Diverged, match="it was finite when the step was repeated"):
+            self.step(trainer, scale, loss, norm)
+
+    def test_nothing_is_wrong(self, trainer: Any) -> None:
+        self.step(trainer, None, 2.0, 1.0)
+
+
+class TestInterrupts:
+    def test_sigterm_is_a_wish(self, capfd: pytest.CaptureFixture[str]) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert interrupts.received == "SIGTERM"
+        assert signal.getsignal(signal.SIGTERM) == before
+        assert capfd.readouterr().err.count("\n") == 1
+
+    @pytest.fixture
+    def handler(self) -> Iterator[Callable[[Any], Any]]:
+        """Sets what SIGINT does until the test is over; a shell's background jobs are started with it ignored."""
+        before = signal.getsignal(signal.SIGINT)
+        yield partial(signal.signal, signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+
+    def test_a_second_ctrl_c_interrupts(self, handler: Callable[[Any], Any]) -> None:
+        handler(signal.default_int_handler)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.received == "SIGINT"
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def test_what_stopped_nothing_is_raised_again(self, handler: Callable[[Any], Any]) -> None:
+        handler(signal.default_int_handler)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.pass_on()
+        Interrupts().pass_on()  # nothing was received
+
+    def test_what_is_ignored_stays_so(self, handler: Callable[[Any], Any]) -> None:
+        handler(signal.SIG_IGN)
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.received is None
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+    def test_in_another_thread_there_are_no_handlers(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        found = []
+
+        def look() -> None:
+            with Interrupts() as interrupts:
+                found.append((interrupts.received, signal.getsignal(signal.SIGTERM) == before))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert found == [(None, True)]

@@ -1,0 +1,112 @@
+"""The search on a ladder: what it ends with, whatever the costs are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from signalprop_lab.training.grid import Tune
+from signalprop_lab.training.ladder import best_rung, further, on_edge, rungs, wanted
+
+LADDERS = {
+    "1, 3": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "1, 2, 5": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1),
+    "1, 2, 3, 5": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 2e-2, 3e-2),
+    "decades": (1e-4, 1e-3, 1e-2, 1e-1),
+    "halves": (0.125, 0.25, 0.5, 1.0, 2.0, 4.0),
+}
+
+
+def search(tune, seeds, seeds_at, cost):
+    """Do what is wanted until nothing is; the costs, and the order in which runs were wanted."""
+    costs, order = {}, []
+    while runs := wanted(tune, seeds, seeds_at, costs):
+        assert len({(run.rate, run.seed) for run in runs}) == len(runs)
+        for run in runs:
+            assert (run.rate, run.seed) not in costs
+            costs[run.rate, run.seed] = cost(run.rate, run.seed)
+            order.append(run)
+        assert len(costs) < 1000
+    return costs, order
+
+
+@pytest.mark.parametrize("ladder", LADDERS.values(), ids=LADDERS)
+def test_ladders_go_on_as_they_began(ladder) -> None:
+    for n in range(4, len(ladder)):
+        assert further(ladder[:n], up=True) == pytest.approx(ladder[n], rel=1e-9)
+        assert further(ladder[-n:], up=False) == pytest.approx(ladder[-n - 1], rel=1e-9)
+
+
+def test_three_rungs_of_threes_are_enough() -> None:
+    assert further([3e-4, 1e-3, 3e-3], up=True) == 1e-2
+    assert further([3e-4, 1e-3, 3e-3], up=False) == 1e-4
+    assert further([3e-5, 1e-4], up=False) == 1e-5
+
+
+@given(
+    st.lists(st.floats(1e-8, 1e8), min_size=2, max_size=6, unique_by=lambda x: round(math.log(x), 1)).map(sorted),
+)
+def test_further_rungs_lie_beyond(values) -> None:
+    assert further(values, up=True) > values[-1]
+    assert 0 < further(values, up=False) < values[0]
+
+
+costs_by_rung = st.functions(
+    like=lambda rate, seed: None, returns=st.one_of(st.floats(-10, 10), st.just(math.inf)), pure=True
+)
+
+
+@given(
+    cost=costs_by_rung,
+    n=st.integers(1, 5),
+    extend=st.integers(0, 3),
+    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True).map(tuple),
+    seeds_at=st.sampled_from(["best", "all"]),
+)
+def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
+    tune = Tune(values=LADDERS["1, 3"][:n], extend=extend if n > 1 else 0)
+    costs, order = search(tune, seeds, seeds_at, cost)
+    best = best_rung(tune, seeds, seeds_at, costs)
+    tuning = seeds if seeds_at == "all" else seeds[:1]
+    assert {(rate, seed) for rate in tune.values for seed in tuning} <= costs.keys()
+    assert {(best, seed) for seed in seeds} <= costs.keys()
+    mean = {rate: sum(costs[rate, seed] for seed in tuning) for rate in rungs(tune, costs)}
+    assert mean[best] == min(mean.values())
+    tried = rungs(tune, costs)
+    assert sum(rate > tune.values[-1] for rate in tried) <= tune.extend
+    assert sum(rate < tune.values[0] for rate in tried) <= tune.extend
+    inner = tried[0] < best < tried[-1]
+    assert on_edge(tune, seeds, seeds_at, costs) is not inner
+    if not inner and best == tried[-1] != tried[0]:
+        assert sum(rate > tune.values[-1] for rate in tried) == tune.extend
+    stages = [run.stage for run in order]
+    assert stages == sorted(stages)
+
+
+def test_a_parabola_in_the_logarithm_is_bracketed() -> None:
+    tune = Tune(values=(3e-4, 1e-3, 3e-3), extend=5)
+    for optimum in (1e-7, 1e-5, 1e-3, 0.1, 0.3):
+        costs, _ = search(tune, (0, 1), "best", lambda rate, seed, at=optimum: math.log(rate / at) ** 2)
+        best = best_rung(tune, (0, 1), "best", costs)
+        assert abs(math.log(best / optimum)) <= math.log(10 / 3) / 2 + 1e-6 or optimum == 1e-7
+        assert on_edge(tune, (0, 1), "best", costs) is (optimum == 1e-7)
+
+
+def test_where_all_diverges_the_search_goes_down() -> None:
+    tune = Tune(values=(1e-2, 3e-2, 1e-1), extend=2)
+    costs, _ = search(tune, (0,), "best", lambda rate, seed: math.inf)
+    assert rungs(tune, costs) == [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
+    assert on_edge(tune, (0,), "best", costs)
+
+
+def test_without_tuning_there_are_only_seeds() -> None:
+    costs, _ = search(None, (4, 2), "best", lambda rate, seed: 1.0)
+    assert sorted(costs) == [(None, 2), (None, 4)]
+    assert not on_edge(None, (4, 2), "best", costs)
+
+
+def test_the_inner_rung_comes_first() -> None:
+    assert [run.rate for run in wanted(Tune(values=(1.0, 3.0, 10.0)), (0, 1), "best", {})] == [3.0, 1.0, 10.0]

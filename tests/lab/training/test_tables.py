@@ -1,0 +1,293 @@
+"""What sweeps come to: numbers against NumPy, verdicts, and files that others read."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from signalprop.errors import InputError
+from signalprop_lab.training.claims import Entry
+from signalprop_lab.training.grid import Point, Sweep, grid_of
+from signalprop_lab.training.tables import (
+    CONFIRMED,
+    CONTRADICTED,
+    INVISIBLE,
+    NONE,
+    OPEN,
+    as_csv,
+    as_parquet,
+    flat,
+    markdown_table,
+    not_told_apart,
+    overall,
+    page,
+    pooled_variance,
+    rates_table,
+    results_table,
+    store_of,
+    summaries,
+    verdicts,
+    write_results_page,
+)
+from sweeping import BASE, CHANCE, SWEEP
+
+
+def sweep_of(**fields) -> Sweep:
+    return Sweep(**(copy.deepcopy(SWEEP) | {"tune": None} | fields))
+
+
+def entry(sweep, cell, seed, loss, *, status="finished", rate=None, number=0, **more) -> Entry:
+    row = {
+        "status": status, "reason": None, "steps": 12, "train_loss": loss, "eval_loss": loss, "chance": CHANCE,
+        "seconds": 2.0, "scores": {} if loss is None else {"accuracy": 1 / (1 + loss)}, "revision": "0123456789abcdef",
+        "environment": {"versions": {"torch": "2"}, "machine": "Linux", "device": "cpu"},
+    }  # fmt: skip
+    return Entry(Point(cell, rate, seed), row=row | more)
+
+
+def stored(losses, sweep=None, **fields):
+    """A store in which a cell has these losses, one per seed; None: it has diverged."""
+    n = max(len(values) for values in losses.values())
+    sweep = sweep or sweep_of(seeds=list(range(n)), **fields)
+    entries = [
+        entry(sweep, cell, seed, loss, status="finished" if loss is not None else "diverged")
+        for cell, values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
+    return json.loads(json.dumps(store_of(grid_of(sweep, BASE), entries)))
+
+
+ONE, TWO, THREE, FOUR = "plain / 2", "scaled / 2", "plain / 8", "scaled / 8"
+
+
+def kinds(losses, verdict, **fields) -> list[str]:
+    return [kind for _, kind, _ in verdicts(stored(losses, verdict=verdict, **fields))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.floats(0.1, 4.9), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_means_and_errors_are_those_of_numpy(values) -> None:
+    items = summaries(stored(dict(zip((ONE, TWO, THREE, FOUR), values, strict=False))))
+    by_name = {item.name: item for item in items}
+    for name, numbers in zip((ONE, TWO, THREE, FOUR), values, strict=False):
+        assert by_name[name].mean == pytest.approx(np.mean(numbers))
+        assert by_name[name].error == pytest.approx(np.std(numbers, ddof=1) / np.sqrt(3), abs=1e-12)
+    assert pooled_variance(items) == pytest.approx(np.mean([np.var(v, ddof=1) for v in values]), abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    one=st.lists(st.floats(1, 4), min_size=2, max_size=4),
+    gap=st.floats(-0.9, 0.9),
+    by=st.one_of(st.just("spread"), st.floats(0, 1)),
+)
+def test_a_difference_counts_beyond_two_standard_errors(one, gap, by) -> None:
+    other = [value + gap for value in one]
+    error = math.sqrt(2 * np.var(one, ddof=1) / len(one))
+    difference = float(np.mean(other) - np.mean(one))
+    least = 2 * error if by == "spread" else max(2 * error, by)
+    for edge in (2 * error, least):
+        assume(abs(abs(difference) - edge) > 1e-9)
+    losses = {ONE: one, TWO: other}
+    found = kinds(losses, [{"less": [ONE, TWO], "by": by}, {"less": [TWO, ONE], "by": by}])
+    if difference > least:
+        assert found == [CONFIRMED, CONTRADICTED]
+    elif difference < -least:
+        assert found == [CONTRADICTED, CONFIRMED]
+    else:
+        assert CONFIRMED not in found
+        if by == "spread":
+            assert found == [INVISIBLE, INVISIBLE]
+    close = not_told_apart(stored(losses))
+    assert bool(close) is (abs(difference) <= 2 * error)
+
+
+def test_two_seeds_that_agree_by_chance_prove_nothing() -> None:
+    wide = {THREE: [3.0, 3.4], FOUR: [2.0, 2.4]}
+    close = {ONE: [2.5, 2.5], TWO: [2.6, 2.6]}
+    check = [{"less": [ONE, TWO]}]
+    assert kinds(close, check) == [CONFIRMED]
+    assert kinds(close | wide, check) == [INVISIBLE]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "kind"),
+    [
+        ([2.0, 2.1], [None, None], CONFIRMED),
+        ([2.0, 2.1], [2.0, None], CONFIRMED),
+        ([None, None], [2.0, 2.1], CONTRADICTED),
+        ([None, None], [None, 2.0], NONE),
+        ([4.99, 4.991], [5.2, 5.21], INVISIBLE),
+        ([2.0, 2.1], [5.0, 5.0], CONFIRMED),
+        ([2.0], [3.0], NONE),
+    ],
+)
+def test_runs_that_fail_are_the_worst(one, other, kind) -> None:
+    assert kinds({ONE: one, TWO: other}, [{"less": [ONE, TWO]}]) == [kind]
+
+
+def test_a_score_to_maximise_turns_the_order_round() -> None:
+    losses = {ONE: [2.0, 2.01], TWO: [3.0, 3.01]}
+    check = [{"less": [TWO, ONE]}]
+    assert kinds(losses, check, score="accuracy", direction="maximize") == [CONFIRMED]
+    assert kinds(losses, check) == [CONTRADICTED]
+    failed = {ONE: [2.0, 2.01], TWO: [None, None]}
+    assert kinds(failed, check, score="accuracy", direction="maximize") == [CONFIRMED]
+
+
+def test_what_trains_and_what_does_not() -> None:
+    losses = {ONE: [2.0, 4.97], TWO: [2.0, 4.985], THREE: [None, 5.1], FOUR: [None, 2.0]}
+    names = (ONE, TWO, THREE, FOUR)
+    assert kinds(losses, [{"trains": [n]} for n in names]) == [CONFIRMED, CONTRADICTED, CONTRADICTED, CONTRADICTED]
+    assert kinds(losses, [{"fails": [n]} for n in names]) == [CONTRADICTED, CONTRADICTED, CONFIRMED, CONTRADICTED]
+    assert kinds(losses, [{"trains": [ONE, TWO]}]) == [CONTRADICTED]
+    text = results_table(stored(losses))
+    for word in ("1 of 2 stalled", "diverged, 1 of 2 stalled", "1 of 2 diverged"):
+        assert word.replace("diverged, ", "1 of 2 diverged, ") in text
+
+
+def test_missing_runs_leave_it_open() -> None:
+    sweep = sweep_of(seeds=[0, 1], verdict=[{"less": [ONE, TWO]}, {"trains": [FOUR]}])
+    entries = [entry(sweep, ONE, 0, 2.0), entry(sweep, ONE, 1, 2.1), entry(sweep, TWO, 0, 3.0)]
+    store = store_of(grid_of(sweep, BASE), entries)
+    assert [kind for _, kind, _ in verdicts(store)] == [OPEN, OPEN]
+    assert "(runs missing)" in results_table(store)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([], NONE),
+        ([NONE, NONE], NONE),
+        ([CONFIRMED], CONFIRMED),
+        ([CONFIRMED, OPEN], OPEN),
+        ([INVISIBLE, INVISIBLE], INVISIBLE),
+        ([CONFIRMED, CONTRADICTED, CONFIRMED], f"2 of 3 {CONFIRMED}, 1 of 3 {CONTRADICTED}"),
+    ],
+)
+def test_the_whole_claim(found, told) -> None:
+    assert overall(found) == told
+
+
+@pytest.fixture
+def tuned():
+    """One cell bracketed, one on the edge, one diverged, one of which a rung was pruned."""
+    sweep = sweep_of(
+        tune={"values": [0.01, 0.03, 0.1], "extend": 0},
+        reference={"label": "published, perplexity", "cells": {ONE: 12.9, FOUR: "diverges"}},
+        title="Four | parabolas",
+        claim="Scaled ends lower.",
+        verdict=[{"claim": "Scaled ends lower.", "less": [TWO, ONE]}, {"fails": [FOUR]}],
+        prune={"worse_by": 1.0},
+    )
+    table = {
+        ONE: {0.01: [3.0], 0.03: [2.0, 2.2], 0.1: [2.5]},
+        TWO: {0.01: [3.0], 0.03: [2.0], 0.1: [1.5, 1.6]},
+        THREE: {0.01: [4.0, 4.1], 0.03: ["pruned"], 0.1: [None]},
+        FOUR: {0.01: [None, None], 0.03: [None], 0.1: [None]},
+    }
+    entries = []
+    for cell, rates in table.items():
+        for rate, losses in rates.items():
+            for seed, loss in enumerate(losses):
+                status = loss if loss == "pruned" else "diverged" if loss is None else "finished"
+                number = loss if isinstance(loss, float) else None
+                entries.append(entry(sweep, cell, seed, number, status=status, rate=rate))
+    return grid_of(sweep, BASE), entries
+
+
+def test_the_table_says_what_was_tuned(tuned) -> None:
+    store = store_of(*tuned)
+    lines = {
+        line.split("|")[1].strip() + line.split("|")[2].strip(): line for line in results_table(store).splitlines()
+    }
+    assert "0.03 " in lines["plain2"] and "2.1000 ± 0.1000" in lines["plain2"] and "12.9" in lines["plain2"]
+    assert "0.1 (edge)" in lines["scaled2"] and "| best" in lines["scaled2"]
+    assert "+0.5500" in lines["plain2"] and "≈" not in lines["plain2"]
+    assert "0.01 (edge)" in lines["plain8"] and "4.0500 ± 0.0500" in lines["plain8"]
+    assert "| diverged" in lines["scaled8"] and "diverges" in lines["scaled8"]
+    rates = rates_table(store).splitlines()
+    assert [cell.strip() for cell in rates[3].split("|")[1:-1]] == [THREE, "4.0000", "failed", "failed"]
+
+
+def test_the_page_has_it_all(tuned) -> None:
+    text = page(store_of(*tuned))
+    assert text.startswith("# Four | parabolas\n")
+    for part in ("## The claim", "## What was run", "## Result", "## Verdict", "## Every learning rate", "0123456789"):
+        assert part in text
+    assert "Scaled ends lower: **confirmed**" in text
+    assert f"{FOUR}: no run trains: **confirmed** ({FOUR}: 2 of 2 diverged)" in text
+    assert "None" not in text and "nan" not in text
+    assert "1 pruned" in text
+
+
+def test_csv_and_parquet_hold_every_run(tuned) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    grid, entries = tuned
+    rows = store_of(grid, entries)["rows"]
+    assert len(rows) == len(entries)
+    table = parquet.read_table(io.BytesIO(as_parquet(rows))).to_pylist()
+    assert table == flat(rows)
+    lines = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert [(x["cell"], x["learning_rate"], x["seed"], x["method"], x["layers"]) for x in lines] == [
+        (x["cell"], str(x["learning_rate"]), str(x["seed"]), x["method"], x["layers"]) for x in rows
+    ]
+    assert [x["eval_loss"] for x in lines] == ["" if x["eval_loss"] is None else repr(x["eval_loss"]) for x in rows]
+    assert "score_accuracy" in lines[0]
+
+
+def test_nothing_has_run_yet() -> None:
+    store = store_of(grid_of(sweep_of(), BASE), [])
+    assert "No run has ended yet" in page(store)
+    assert as_csv([]) == "cell\n"
+    assert as_parquet([])
+
+
+def test_a_page_is_made_of_what_is_stored(tuned, tmp_path) -> None:
+    (tmp_path / "four.json").write_text(json.dumps(store_of(*tuned)))
+    verdict = write_results_page(tmp_path / "four.json", tmp_path / "four.md")
+    assert verdict == CONFIRMED
+    text = (tmp_path / "four.md").read_text()
+    assert "from `four.json`: do not edit" in text
+    assert text.replace("Written by `python -m benchmarks.results` from `four.json`: do not edit.\n\n", "") == page(
+        store_of(*tuned)
+    )
+    (tmp_path / "other.json").write_text('{"schema": "signalprop/else/1"}')
+    with pytest.raises(InputError, match="no results of a sweep"):
+        write_results_page(tmp_path / "other.json", tmp_path / "other.md")
+
+
+def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
+    from benchmarks import results
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text(json.dumps(store_of(*tuned)))
+    monkeypatch.setattr("sys.argv", ["results", "run"])
+    results.main()
+    (results.FOLDER / "else.json").write_text('{"schema": "signalprop/else/1"}')
+    (results.FOLDER / "else.md").write_text(
+        "# Else\n\n## Verdict\n\n- a: **confirmed** (1)\n- b: **open**\n- c: **open**\n"
+    )
+    monkeypatch.setattr("sys.argv", ["results"])
+    results.main()
+    assert sorted(file.name for file in results.FOLDER.glob("*.md")) == ["else.md", "index.md", "parabolas.md"]
+    listed = (results.FOLDER / "index.md").read_text()
+    assert "(parabolas.md)" in listed
+    assert "| [Else](else.md)" in listed and "1 of 3 confirmed, 2 of 3 open" in listed
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.text("ab |\\±-", max_size=5), min_size=2, max_size=2), max_size=4))
+def test_tables_stay_tables(rows) -> None:
+    lines = markdown_table(["a", "b"], rows).splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert len({len(line) for line in lines}) == 1

@@ -1,0 +1,673 @@
+"""What a model reads and is asked for, in every task."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import WhisperFeatureExtractor
+
+from preparing import documents_of, lines, recipe, text_of
+from signalprop.data.batches import image_batch
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop_lab.training import tasks
+from signalprop_lab.training.examples import IGNORED, Example, Ordered, Prepared, Streamed, as_batch, collate
+from signalprop_lab.training.images import augmented, patches_of
+from signalprop_lab.training.networks import network_of
+from signalprop_lab.training.recipe import Data, Tokenizer
+from signalprop_lab.training.sides import document_sides
+from signalprop_lab.training.speech import log_mel, resampled, spectra, synthetic_frames, synthetic_texts
+from signalprop_lab.training.tasks import accuracy_and_f1, classes_of, prepare, token_accuracy
+from signalprop_lab.training.tokenizers import ids_of, serialized, train
+
+BYTES = {"kind": "bytes"}
+BPE = {"kind": "bpe", "vocab_size": 300}
+ENCODER_DECODER = {"kind": "encoder-decoder"}
+
+
+def example(prepared: Prepared, i: int, seed: int = 0) -> Example:
+    return prepared.train.example(i, np.random.default_rng([seed, i]))  # type: ignore[union-attr]
+
+
+def validation(prepared: Prepared) -> list[Example]:
+    return [prepared.validation.example(i, np.random.default_rng()) for i in range(len(prepared.validation))]
+
+
+def labels_in(examples: list[Example]) -> np.ndarray[Any, Any]:
+    found = np.concatenate([np.ravel(e["labels"]) for e in examples])
+    return found[found != IGNORED]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents."""
+    return lines(tmp_path_factory.mktemp("corpus") / "a.jsonl", [{"text": text} for text in documents_of(40)])
+
+
+# --- language models ---------------------------------------------------------------------------------------
+
+
+def test_causal_lm_asks_once_for_every_next_token(corpus: Path, cache: Path) -> None:
+    r = recipe("causal-lm", cache, source=corpus, tokenizer=BYTES, seq_len=20)
+    prepared = prepare(r)
+    texts = document_sides(r.data).train
+    expected = np.concatenate([[*(4 + byte for byte in text.encode()), 2] for text in texts])
+    n = len(prepared.train)  # type: ignore[arg-type]
+    assert n == (expected.size - 1) // 20
+    found = [example(prepared, i) for i in range(n)]
+    assert np.array_equal(np.concatenate([e["tokens"] for e in found]), expected[: 20 * n])
+    assert np.array_equal(np.concatenate([e["labels"] for e in found]), expected[1 : 20 * n + 1])
+    assert prepared.facts == {"vocab_size": 260, "seq_len": 20} and prepared.unit == ("tokens", 20)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
+def test_language_models(task: str, kind: str, corpus: Path, cache: Path) -> None:
+    """Ids below the vocabulary's size, and a chance between nothing and that of a uniform guess."""
+    prepared = prepare(recipe(task, cache, source=corpus, tokenizer={"kind": kind, "vocab_size": 280}, seq_len=16))
+    size = prepared.facts["vocab_size"]
+    assert size == len(prepared.tokenizer) <= 280
+    for e in [example(prepared, i) for i in range(20)]:
+        assert e["tokens"].shape == e["labels"].shape == (16,)
+        assert e["tokens"].min() >= 0 and max(e["tokens"].max(), e["labels"].max()) < size
+    assert 0 < prepared.chance(labels_in(validation(prepared))) < math.log(size)
+
+
+def test_tokenizers_see_the_training_documents_only(tmp_path: Path, cache: Path) -> None:
+    texts = [text + f" special{i:03d}special" * 20 for i, text in enumerate(documents_of(20))]
+    r = recipe("causal-lm", cache, source=lines(tmp_path / "a.jsonl", [{"text": t} for t in texts]), tokenizer=BPE)
+    kept = document_sides(r.data).train
+    assert set(kept) < set(texts)
+    expected = train(Tokenizer(kind="bpe", vocab_size=300), lambda: kept)
+    assert serialized(prepare(r).tokenizer) == serialized(expected)
+    assert serialized(expected) != serialized(train(Tokenizer(kind="bpe", vocab_size=300), lambda: texts))
+
+
+def test_masks(corpus: Path, cache: Path) -> None:
+    """15 % of the positions carry loss; of those 80 % read the mask, 10 % another token, 10 % their own."""
+    r = recipe("masked-lm", cache, source=corpus, tokenizer=BYTES, seq_len=64)
+    prepared = prepare(r)
+    n = len(prepared.train)  # type: ignore[arg-type]
+    ids = np.concatenate([[*(4 + byte for byte in text.encode()), 2] for text in document_sides(r.data).train])
+    counts: Counter[str] = Counter()
+    for i in range(n):
+        own = ids[64 * i : 64 * (i + 1)]
+        for seed in range(10):
+            e = example(prepared, i, seed)
+            asked = e["labels"] != IGNORED
+            assert asked.any()
+            assert np.array_equal(e["labels"][asked], own[asked])
+            assert np.array_equal(e["tokens"][~asked], own[~asked])
+            assert not np.any(asked & (own < 4)) and not np.any(np.isin(e["tokens"][asked], [0, 1, 2]))
+            counts["text"] += int((own >= 4).sum())
+            counts["asked"] += int(asked.sum())
+            counts["masked"] += int((e["tokens"][asked] == 3).sum())
+            counts["own"] += int((e["tokens"] == own)[asked].sum())
+    rows = [("asked", "text", 0.15), ("masked", "asked", 0.8), ("own", "asked", 0.1 + 0.1 / 256)]
+    for part, whole, share in rows:
+        spread = math.sqrt(share * (1 - share) / counts[whole])
+        assert abs(counts[part] / counts[whole] - share) < 4 * spread, part
+
+
+def test_one_position_is_asked_for_at_least() -> None:
+    make = tasks.Masking(1e-9, 3, np.arange(4, 10))
+    e = make(np.array([2, 5, 2]), np.random.default_rng(0))
+    assert e["labels"].tolist() == [IGNORED, 5, IGNORED]
+    assert make(np.array([2, 2]), np.random.default_rng(0))["labels"].tolist() == [IGNORED, IGNORED]
+
+
+def test_validation_is_the_same_every_time(corpus: Path, cache: Path) -> None:
+    prepared = prepare(recipe("masked-lm", cache, source=corpus, tokenizer=BYTES, seq_len=32))
+    first, second = validation(prepared), validation(prepared)[::-1][::-1]
+    assert all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
+    assert not np.array_equal(example(prepared, 0, 1)["tokens"], example(prepared, 0, 2)["tokens"])
+
+
+def test_training_is_the_same_for_a_seed(corpus: Path, cache: Path) -> None:
+    runs = []
+    for order in (range(40), reversed(range(40))):
+        read = Ordered(prepare(recipe("masked-lm", cache, source=corpus, tokenizer=BPE, seq_len=32)).train, 40, 3)  # type: ignore[arg-type]
+        runs.append({i: read[i]["tokens"].tolist() for i in order})
+    assert runs[0] == runs[1]
+
+
+def test_chance_is_the_cross_entropy_of_the_training_frequencies(corpus: Path, cache: Path) -> None:
+    prepared = prepare(recipe("causal-lm", cache, source=corpus, tokenizer=BYTES, seq_len=20))
+    n = len(prepared.train)  # type: ignore[arg-type]
+    counts = Counter(labels_in([example(prepared, i) for i in range(n)]).tolist())
+    total = sum(counts.values()) + 130
+    asked = labels_in(validation(prepared))
+    expected = -np.mean([math.log((counts[x] + 0.5) / total) for x in asked.tolist()])
+    assert prepared.chance(asked) == pytest.approx(expected, rel=5e-3)  # windows leave out the last few
+    three = replace(prepared, counts=np.array([2, 1, 0]))
+    assert three.chance(np.array([0, -100, 2])) == pytest.approx(-(math.log(2.5 / 4.5) + math.log(0.5 / 4.5)) / 2)
+
+
+def test_pretrained_tokenizers(corpus: Path, cache: Path, tmp_path: Path) -> None:
+    own = train(Tokenizer(kind="bpe", vocab_size=280), lambda: documents_of(5))
+    own.save_pretrained(tmp_path / "one")
+    settings = {"kind": "pretrained", "path": str(tmp_path / "one")}
+    prepared = prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
+    text = document_sides(Data(source=str(corpus))).train[0]
+    assert example(prepared, 0)["tokens"].tolist() == next(ids_of(own, [text]))[:16].tolist()
+    train(Tokenizer(kind="bpe", vocab_size=290), lambda: documents_of(5)).save_pretrained(tmp_path / "one")
+    assert prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16)).facts["vocab_size"] == 290
+    own.mask_token = None
+    own.save_pretrained(tmp_path / "two")
+    settings["path"] = str(tmp_path / "two")
+    with pytest.raises(InputError, match="has no mask token, which masked-lm reads"):
+        prepare(recipe("masked-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
+
+
+def test_too_little_text(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.txt").write_text("a few words of text, and no more")
+    with pytest.raises(InputError, match=r"text of .* has \d+ tokens, one sequence needs 129; give a longer text"):
+        prepare(recipe("causal-lm", cache, source=tmp_path / "a.txt", tokenizer=BYTES))
+
+
+@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
+def test_streams_of_text(task: str, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "BUFFER", 16)
+    settings = {"source": corpus, "tokenizer": BYTES, "seq_len": 16, "validation": 0.2}
+    prepared = prepare(recipe(task, cache, streaming=True, **settings))
+    n = 300
+    runs = [[e["labels"].tolist() for e in Streamed(prepared.train, n, seed)] for seed in (0, 0, 1)]  # type: ignore[arg-type]
+    assert runs[0] == runs[1] != runs[2]
+    if task == "causal-lm":
+        once = [e["labels"].tolist() for e in prepared.train.examples(0)]  # type: ignore[union-attr]
+        text = bytes(x - 4 if x > 3 else 10 for row in once for x in row).decode(errors="replace")
+        held = document_sides(Data(source=str(corpus), validation=0.2, streaming=True)).validation
+        assert len(held) > 1 and not any(one[:6] in text for one in held)
+        assert sorted(once) == sorted(e["labels"].tolist() for e in prepared.train.examples(5))  # type: ignore[union-attr]
+        assert once != [e["labels"].tolist() for e in prepared.train.examples(5)]  # type: ignore[union-attr]
+
+
+# --- the cache ---------------------------------------------------------------------------------------------
+
+
+def everything(prepared: Prepared) -> list[list[int]]:
+    n = len(prepared.train)  # type: ignore[arg-type]
+    found = [example(prepared, i) for i in range(n)] + validation(prepared)
+    return [e["tokens"].tolist() for e in found]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_what_is_cached_is_what_is_made(kind: str, corpus: Path, tmp_path: Path) -> None:
+    r = recipe("causal-lm", tmp_path, source=corpus, tokenizer={"kind": kind, "vocab_size": 280}, seq_len=16)
+    made = everything(prepare(r))
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert len(files) == 1
+    assert everything(prepare(r)) == made
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == files
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -5])
+def test_a_damaged_cache_is_made_anew(left: int, corpus: Path, tmp_path: Path) -> None:
+    r = recipe("causal-lm", tmp_path, source=corpus, tokenizer={"kind": "bytes"}, seq_len=16)
+    made = everything(prepare(r))
+    (path,) = tmp_path.rglob("*.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[:left])
+    assert everything(prepare(r)) == made
+    assert path.read_bytes() == content
+
+
+def test_other_text_and_settings_are_other_entries(corpus: Path, tmp_path: Path) -> None:
+    def size(**settings: Any) -> int:
+        prepare(recipe("causal-lm", tmp_path, **({"source": corpus, "tokenizer": BYTES, "seq_len": 16} | settings)))
+        return len(list(tmp_path.rglob("*.safetensors")))
+
+    assert [size(), size(seq_len=32), size(tokenizer=BPE), size(validation=0.1), size(limit=30), size()] == [
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+    ]
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once(corpus: Path, tmp_path: Path) -> None:
+    """They wait for the one that makes it, and read the same."""
+    code = (
+        "import sys; from signalprop_lab.training.tokenized import encoded;"
+        "from signalprop_lab.training.recipe import Data; text = [open(sys.argv[1]).read()];"
+        "data = Data(cache=sys.argv[2], tokenizer={'kind': 'bpe', 'vocab_size': 300});"
+        "print([ids.ids.sum() for ids in encoded(data, [text], [text])[1]])"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(corpus), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = {process.communicate()[0] for process in processes}
+    assert all(process.returncode == 0 for process in processes)
+    assert len(outputs) == 1 and outputs != {""}
+    assert len(list(tmp_path.glob("texts-*.safetensors"))) == 1
+
+
+def test_a_cache_that_cannot_be_written(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write the cache .*; name another directory with data\.cache$"):
+        prepare(recipe("causal-lm", tmp_path / "file" / "in", source=corpus, tokenizer=BYTES, seq_len=16))
+
+
+# --- images ------------------------------------------------------------------------------------------------
+
+
+def test_digits_have_the_patches_of_image_batch(cache: Path) -> None:
+    """Up to the mean and deviation, which are those of the training images here."""
+    shape = {"class_token": True}
+    prepared = prepare(recipe("image-classification", cache, shape, source="digits", image_size=16, channels=3))
+    facts = {"input": "patches", "patch_dim": 48, "seq_len": 17, "n_classes": 10, "head": "classes"}
+    assert prepared.facts == facts and prepared.unit == ("images", 1)
+    batch = image_batch(Architecture(n_layers=1, d_model=16, class_token=True, **facts), 200, 0)
+    assert batch.patches is not None
+    found = {(int(e["labels"]), *_ranks(e["patches"])) for e in [example(prepared, i) for i in range(1707)]}
+    expected = {(int(y), *_ranks(x)) for x, y in zip(batch.patches, batch.targets, strict=True)}
+    assert len(expected & found) > 0.85 * len(expected)
+    pixels = np.stack([example(prepared, i)["patches"] for i in range(1707)])
+    assert abs(pixels.mean()) < 1e-5 and abs(pixels.std() - 1) < 1e-5
+    assert prepared.chance(labels_in(validation(prepared))) == pytest.approx(math.log(10), abs=0.02)
+
+
+def _ranks(patches: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """An image of at most 17 grey values, whatever their scale."""
+    return tuple(np.unique(np.round(patches, 3), return_inverse=True)[1].ravel().tolist())
+
+
+def test_patches_row_by_row_and_channel_by_channel() -> None:
+    image = np.random.default_rng(0).standard_normal((3, 6, 6))
+    found = patches_of(image, 2)
+    for i in range(3):
+        for j in range(3):
+            block = image[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+            assert found[3 * i + j].tolist() == [*block[0].ravel(), *block[1].ravel(), *block[2].ravel()]
+    assert np.array_equal(patches_of(image[None], 2)[0], found)
+
+
+def pictures(n: int, channels: int = 1) -> np.ndarray[Any, Any]:
+    shape = (n, 8, 8) if channels == 1 else (n, 8, 8, channels)
+    return np.random.default_rng(1).integers(0, 256, shape, np.uint8)
+
+
+def write_folders(folder: Path, x: Any, y: Any) -> Path:
+    for i, (image, label) in enumerate(zip(x, y, strict=True)):
+        place = folder / ("train" if i < 30 else "test") / f"class{label}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i:03d}.png")
+    return folder
+
+
+def write_saved(folder: Path, x: Any, y: Any) -> Path:
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+    rows = [{"img": Image.fromarray(image), "label": int(label)} for image, label in zip(x, y, strict=True)]
+    sets = {n: datasets.Dataset.from_list(r, features=features) for n, r in (("train", rows[:30]), ("test", rows[30:]))}
+    datasets.DatasetDict(sets).save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+@pytest.mark.parametrize("write", [write_folders, write_saved])
+def test_images_are_the_same_from_every_kind_of_source(write: Any, tmp_path: Path, cache: Path) -> None:
+    x, y = pictures(40), np.arange(40) % 3
+    source = write(tmp_path, x, y)
+    settings = {"source": source, "validation": "test", "image_size": 8, "patch_size": 4}
+    prepared = prepare(recipe("image-classification", cache, **settings))
+    assert (len(prepared.train), len(prepared.validation)) == (30, 10)  # type: ignore[arg-type]
+    assert prepared.facts["n_classes"] == 3 and prepared.facts["seq_len"] == 4
+    standard = (x - x[:30].mean()) / x[:30].std()
+    expected = {(int(label), patches_of(image[None], 4).astype(np.float32).round(3).tobytes()) for image, label in
+                zip(standard[30:], y[30:], strict=True)}  # fmt: skip
+    assert {(int(e["labels"]), e["patches"].round(3).tobytes()) for e in validation(prepared)} == expected
+
+
+def test_colours_and_sizes(tmp_path: Path, cache: Path) -> None:
+    source = write_folders(tmp_path, pictures(40, 3), np.arange(40) % 2)
+    shapes = {}
+    for channels in (1, 3):
+        for size in (8, 16):
+            settings = {"source": source, "image_size": size, "channels": channels, "patch_size": 2, "validation": 0.2}
+            prepared = prepare(recipe("image-classification", cache, **settings))
+            shapes[channels, size] = example(prepared, 0)["patches"].shape
+    assert shapes == {(1, 8): (16, 4), (1, 16): (64, 4), (3, 8): (16, 12), (3, 16): (64, 12)}
+
+
+def test_augmentation() -> None:
+    image = np.arange(64.0).reshape(1, 8, 8) + 1
+    seen = {augmented(image, np.random.default_rng(seed)).tobytes() for seed in range(300)}
+    assert len(seen) == 2 * 9  # a margin of one pixel: three rows, three columns, flipped or not
+    crops = [augmented(image, np.random.default_rng(seed)) for seed in range(20)]
+    assert all(set(crop.ravel()) <= {0.0, *image.ravel()} for crop in crops)
+    assert image.tobytes() in seen and image[..., ::-1].tobytes() in seen
+
+
+def test_augmentation_is_for_training(tmp_path: Path, cache: Path) -> None:
+    source = write_folders(tmp_path, pictures(40), np.arange(40) % 2)
+    plain, moved = (
+        prepare(recipe("image-classification", cache, source=source, image_size=8, augment=a)) for a in (False, True)
+    )
+    assert any(not np.array_equal(example(plain, i)["patches"], example(moved, i)["patches"]) for i in range(5))
+    both = zip(validation(plain), validation(moved), strict=True)
+    assert all(np.array_equal(a["patches"], b["patches"]) for a, b in both)
+
+
+class TestBadImages:
+    def refused(self, source: Path, match: str, **settings: Any) -> None:
+        with pytest.raises(InputError, match=match) as caught:
+            prepare(recipe("image-classification", source.parent / "cache", source=source, **settings))
+        assert "\n" not in str(caught.value)
+
+    def test_folders(self, tmp_path: Path) -> None:
+        source = write_folders(tmp_path / "set", pictures(40), np.arange(40) % 3)
+        next((source / "train").rglob("*.png")).write_bytes(b"no image")
+        self.refused(source, r"cannot read the image in 'image' of")
+        self.refused(tmp_path / "none", "there is no such file or directory")
+
+
+# --- speech ------------------------------------------------------------------------------------------------
+
+
+def test_log_mel_against_the_features_of_whisper() -> None:
+    samples = np.random.default_rng(0).standard_normal(16_000)
+    theirs = WhisperFeatureExtractor(80)._np_extract_fbank_features(samples[None], "cpu")[0].T
+    found = log_mel(samples, Data(frame_dim=80))[: len(theirs)]  # theirs leave out the last frame
+    ours, theirs = ((x - x.mean(0)) / x.std(0) for x in (found, theirs))
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_features_are_normalised() -> None:
+    found = log_mel(np.random.default_rng(0).standard_normal(8000), Data(frame_dim=20))
+    assert found.shape == (51, 20) and found.dtype == np.float32
+    assert abs(found.mean(0)).max() < 1e-5 and abs(found.std(0) - 1).max() < 1e-5
+    assert np.isfinite(log_mel(np.zeros(10), Data())).all()
+
+
+def tone(rate: int, hz: float, seconds: float = 0.3) -> np.ndarray[Any, Any]:
+    return 0.5 * np.sin(2 * np.pi * hz * np.arange(round(rate * seconds)) / rate)
+
+
+def test_resampling_keeps_a_tone() -> None:
+    data = Data(sample_rate=16_000)
+    found = resampled(tone(22_050, 440), 22_050, data)
+    assert found[500:-500] == pytest.approx(tone(16_000, 440)[: found.size][500:-500], abs=2e-3)
+
+
+SAID = [f"{name} {i}" for i, name in enumerate(["high", "low", "middle", "deep"] * 5)]
+
+
+def sounds(folder: Path, kind: str, rate: int = 16_000) -> None:
+    for i in range(len(SAID)):
+        sound = tone(rate, 200 + 50 * i, 0.2 + 0.01 * i)
+        soundfile.write(folder / f"s{i}.{kind}", np.stack([sound, sound], 1), rate)
+
+
+def speech(source: Any, cache: Path, **settings: Any) -> Prepared:
+    more = {"tokenizer": BYTES, "frame_dim": 20, "validation": 0.2} | settings
+    shape = ENCODER_DECODER | {"conv_kernels": [3, 3], "conv_strides": [2, 2]}
+    return prepare(recipe("speech-to-text", cache, shape, source=source, **more))
+
+
+@pytest.mark.parametrize("table", ["tsv", "header", "jsonl", "saved"])
+def test_speech_is_the_same_from_every_kind_of_source(table: str, tmp_path: Path, cache: Path) -> None:
+    sounds(tmp_path, "wav")
+    names = [f"s{i}.wav" for i in range(len(SAID))]
+    source: Path = tmp_path
+    if table == "jsonl":
+        lines(tmp_path / "a.jsonl", [{"audio": n, "text": t} for n, t in zip(names, SAID, strict=True)])
+    elif table == "saved":
+        rows = [{"audio": str(tmp_path / n), "sentence": t} for n, t in zip(names, SAID, strict=True)]
+        found = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio(decode=False))
+        found.save_to_disk(source := tmp_path / "saved")
+    else:
+        head = "file_name\ttranscription\n" if table == "header" else ""
+        body = "".join(f"{n.removesuffix('.wav')}\t{t}\n" for n, t in zip(names, SAID, strict=True))
+        (tmp_path / "a.tsv").write_text(head + body)
+    prepared = speech(source, cache)
+    assert (len(prepared.train), len(prepared.validation)) == (16, 4)  # type: ignore[arg-type]
+    longest = max(len(t) for t in SAID)
+    assert prepared.facts == {
+        "input": "frames",
+        "frame_dim": 20,
+        "seq_len": 10,
+        "vocab_size": 260,
+        "target_len": longest + 1,
+    }
+    for e in [example(prepared, i) for i in range(16)]:
+        text = prepared.tokenizer.decode(e["labels"], skip_special_tokens=True)
+        i = SAID.index(text)
+        assert e["decoder_tokens"].tolist() == [1, *(4 + b for b in text.encode())]
+        assert e["labels"].tolist() == [*(4 + b for b in text.encode()), 2]
+        expected = log_mel(soundfile.read(tmp_path / names[i])[0][:, 0], Data(frame_dim=20))
+        assert e["frames"].shape == (40, 20)
+        assert e["frames"][: len(expected)] == pytest.approx(expected, abs=0.05)
+        assert not e["frames"][len(expected) :].any()
+
+
+@pytest.mark.parametrize("kind", ["flac", "ogg"])
+def test_kinds_of_sound(kind: str, tmp_path: Path, cache: Path) -> None:
+    sounds(tmp_path, kind, 8000)
+    (tmp_path / "a.tsv").write_text("".join(f"s{i}.{kind}\t{t}\n" for i, t in enumerate(SAID)))
+    assert len(validation(speech(tmp_path, cache))) == 4
+
+
+def test_long_utterances_are_left_out(tmp_path: Path, cache: Path) -> None:
+    sounds(tmp_path, "wav")
+    (tmp_path / "a.tsv").write_text("".join(f"s{i}\t{t}\n" for i, t in enumerate(SAID)))
+    prepared = speech(tmp_path, cache, seq_len=7, validation=0.5)
+    kept = sum(21 + i <= 28 for i in range(20))
+    assert prepared.notes == (
+        f"{20 - kept} of 20 examples are empty or longer than 7 tokens of 4 frames, and 10 of text, and left out",
+    )
+    assert prepared.facts["seq_len"] == 7
+    with pytest.raises(
+        InputError, match=r"no training example of .* fits into 2 tokens of 4 frames.*; raise data.seq_len"
+    ):
+        speech(tmp_path, cache, seq_len=2)
+
+
+def test_bad_speech(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "a.tsv").write_text("s0\thigh\ns1\tlow\n")
+    with pytest.raises(InputError, match=r": row 1 names the sound 's0'; there is no such file"):
+        speech(tmp_path, cache)
+    (tmp_path / "s0.wav").write_bytes(b"no sound")
+    with pytest.raises(InputError, match=r"cannot read the sound .*s0\.wav"):
+        speech(tmp_path, cache)
+    with pytest.raises(InputError, match=r"model\.architecture\.kind is encoder; speech-to-text needs encoder-decoder"):
+        prepare(recipe("speech-to-text", cache, source="synthetic-speech"))
+
+
+def test_synthetic_speech_can_be_understood() -> None:
+    """The nearest spectrum of a frame says which byte is spoken."""
+    text = "we, the people"
+    frames = synthetic_frames(text, 40, 3)
+    assert 3 * len(text) <= len(frames) <= 6 * len(text)
+    heard = ((frames[:, None] - spectra(40) / math.hypot(1, 0.5)) ** 2).sum(2).argmin(1)
+    spoken = [chr(heard[0])] + [chr(b) for a, b in pairwise(heard) if a != b]
+    assert "".join(spoken) == text.replace("pp", "p")
+    assert np.array_equal(frames, synthetic_frames(text, 40, 3))
+    assert not np.array_equal(frames[:3], synthetic_frames(text, 40, 4)[:3])
+    assert abs(frames.var() - 1) < 0.2
+
+
+def test_synthetic_speech(cache: Path) -> None:
+    prepared = speech("synthetic-speech", cache, limit=50, seq_len=30, target_len=30)
+    assert prepared.facts["seq_len"] == 30
+    e = example(prepared, 0)
+    assert e["frames"].shape == (120, 20) and e["frames"][:20].any() and len(e["labels"]) <= 21
+    texts = synthetic_texts(20, 50)
+    assert len(set(texts)) == len(texts) > 40 and max(len(t.encode()) for t in texts) <= 20
+
+
+# --- translation and classification ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pairs") / "a.tsv"
+    rows = [(text_of(i, 4 + i % 5), text_of(i, 4 + i % 5).upper()) for i in range(40)]
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in [*rows, ("x " * 99, "x"), ("x", "x " * 99), ("", "y")]), "utf-8")
+    return path
+
+
+def test_translation(translations: Path, cache: Path) -> None:
+    r = recipe("translation", cache, ENCODER_DECODER, source=translations, tokenizer=BYTES, seq_len=70, validation=0.2)
+    prepared = prepare(r)
+    assert prepared.facts == {"vocab_size": 260, "seq_len": 70, "target_len": 70}
+    n = len(prepared.train)  # type: ignore[arg-type]
+    sources = []
+    for e in [example(prepared, i) for i in range(n)] + validation(prepared):
+        text = prepared.tokenizer.decode(e["tokens"][:-1])
+        assert e["tokens"][-1] == 2 and e["keep"].all() and e["keep"].shape == e["tokens"].shape
+        target = [4 + b for b in text.upper().encode()]
+        assert e["decoder_tokens"].tolist() == [1, *target] and e["labels"].tolist() == [*target, 2]
+        sources.append(text)
+    assert len(set(sources)) == len(sources) == 40
+    assert prepared.notes == ("3 of 43 examples are empty or longer than 70 and 70 tokens, and left out",)
+    batch = collate([example(prepared, i) for i in range(5)], prepared.pads)
+    assert torch_equal(batch["labels"] == IGNORED, ~_first(batch["labels"]))
+    assert (batch["tokens"][~batch["keep"]] == 0).all()
+
+
+def _first(labels: Any) -> Any:
+    """True up to and with the end token."""
+    import torch
+
+    ends = (labels == 2).int().argmax(1)
+    return torch.arange(labels.shape[1]) <= ends[:, None]
+
+
+def torch_equal(a: Any, b: Any) -> bool:
+    return bool((a == b).all())
+
+
+def test_joint_tokenizer(translations: Path, cache: Path) -> None:
+    settings = {"source": translations, "tokenizer": {"kind": "bpe", "vocab_size": 400}, "seq_len": 70}
+    prepared = prepare(recipe("translation", cache, ENCODER_DECODER, **settings))
+    vocabulary = prepared.tokenizer.get_vocab()
+    assert {"Ġhouse", "ĠHOUSE"} <= vocabulary.keys()
+
+
+def reviews(folder: Path, n: int = 40) -> Path:
+    rows = [
+        {"sentence": f"{'good' if i % 3 else 'bad'} {text_of(i, 3 + i % 9)}", "label": ["no", "yes"][i % 3 > 0]}
+        for i in range(n)
+    ]
+    return lines(folder / "a.jsonl", rows)
+
+
+def test_sequence_classification(tmp_path: Path, cache: Path) -> None:
+    prepared = prepare(
+        recipe("sequence-classification", cache, source=reviews(tmp_path), tokenizer=BYTES, seq_len=24, validation=0.2)
+    )
+    assert prepared.facts == {"vocab_size": 260, "seq_len": 24, "n_classes": 2, "head": "classes"}
+    for e in [example(prepared, i) for i in range(30)]:
+        assert e["tokens"][0] == 1 and e["tokens"][-1] == 2 and len(e["tokens"]) <= 24
+        assert int(e["labels"]) == (prepared.tokenizer.decode(e["tokens"][1:5]) == "good")
+    train_share = np.mean([int(example(prepared, i)["labels"]) for i in range(len(prepared.train))])  # type: ignore[arg-type]
+    share = np.mean([int(e["labels"]) for e in validation(prepared)])
+    n = len(prepared.train)  # type: ignore[arg-type]
+    p = (n * train_share + 0.5) / (n + 1)
+    assert prepared.chance(labels_in(validation(prepared))) == pytest.approx(
+        -share * math.log(p) - (1 - share) * math.log(1 - p)
+    )
+
+
+@pytest.mark.parametrize("task", ["translation", "sequence-classification", "image-classification"])
+def test_streams_of_examples(task: str, tmp_path: Path, translations: Path, cache: Path) -> None:
+    source = {
+        "translation": translations,
+        "sequence-classification": reviews(tmp_path),
+        "image-classification": write_saved(tmp_path, pictures(40), np.arange(40) % 3),
+    }[task]
+    shape = ENCODER_DECODER if task == "translation" else None
+    settings = {"source": source, "tokenizer": BYTES, "validation": 0.3, "seq_len": 70, "image_size": 8}
+    prepared = prepare(recipe(task, cache, shape, streaming=True, **settings))
+    name = "patches" if task == "image-classification" else "tokens"
+
+    def content(examples: Any) -> list[bytes]:
+        return [e[name].tobytes() for e in examples]
+
+    first, second = content(prepared.train.examples(0)), content(prepared.train.examples(1))  # type: ignore[union-attr]
+    assert first != second and sorted(first) == sorted(second)
+    held = content(validation(prepared))
+    assert held and not set(held) & set(first)
+    assert len(first) + len(held) == (30 if name == "patches" else 40)
+
+
+def test_classes() -> None:
+    assert classes_of(["b", "a", "b"], None).names == ("a", "b")
+    assert classes_of([3, 1], None).names == ("0", "1", "2", "3")
+    assert classes_of(["2", "0"], None).id_of("2") == 2
+    assert classes_of([0, 1], ("no", "yes")).id_of(1) == 1
+    assert classes_of(["yes"], ("no", "yes")).id_of("yes") == 1
+    with pytest.raises(InputError, match="the label 'c' is none of the 2 classes a, b"):
+        classes_of(["b", "a"], None).id_of("c")
+    with pytest.raises(InputError, match="all labels are 'a'; expected at least two classes"):
+        classes_of(["a", "a"], None)
+
+
+def test_scores_against_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        predictions, labels = rng.integers(0, 4, (2, 30))
+        found = accuracy_and_f1(predictions, labels)
+        assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
+        assert found["f1"] == pytest.approx(f1_score(labels, predictions, average="macro"))
+    assert token_accuracy(np.array([[1, 2, 3]]), np.array([[1, 5, IGNORED]])) == {"accuracy": 0.5}
+
+
+# --- all together ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["causal-lm", "masked-lm", "image-classification", "speech-to-text", "translation", "sequence-classification"],
+)
+def test_networks_read_what_is_prepared(
+    task: str, corpus: Path, translations: Path, tmp_path: Path, cache: Path
+) -> None:
+    """The facts make an architecture, a batch goes through it, and the untrained loss is about a uniform guess's."""
+    source: dict[str, Any] = {
+        "image-classification": "digits",
+        "speech-to-text": "synthetic-speech",
+        "translation": translations,
+        "sequence-classification": reviews(tmp_path),
+    }
+    kind = {"causal-lm": "decoder", "speech-to-text": "encoder-decoder", "translation": "encoder-decoder"}
+    r = recipe(
+        task, cache, {"kind": kind.get(task, "encoder"), "class_token": task == "image-classification"},
+        source=source.get(task, corpus), tokenizer=BPE, seq_len=40, image_size=32, limit=60, frame_dim=20,
+    )  # fmt: skip
+    prepared = prepare(r)
+    network = network_of(r, prepared)
+    read = Ordered(prepared.train, 4, 0)  # type: ignore[arg-type]
+    tensors = collate([read[i] for i in range(4)], prepared.pads)
+    arguments = network.arguments(tensors)
+    labels = arguments.pop("labels")
+    output = network.module(**arguments)
+    classes = prepared.facts.get("n_classes") or prepared.facts["vocab_size"]
+    assert output.logits.shape == (*labels.shape, classes)
+    batch = as_batch(tensors)
+    loss = -output.logits.log_softmax(-1).flatten(0, -2)[
+        np.arange(batch.targets.size), np.maximum(batch.targets, 0).ravel()
+    ]
+    asked = batch.targets.ravel() >= 0
+    assert abs(float(loss.detach().numpy()[asked].mean()) - math.log(classes)) < 1.5

@@ -1,0 +1,121 @@
+"""Tokenizers that are trained on text."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preparing import documents_of
+from signalprop.errors import InputError
+from signalprop_lab.training.recipe import Tokenizer
+from signalprop_lab.training.tokenizers import ids_of, load, restore, separator, serialized, special_ids, train
+
+KINDS = ("bytes", "bpe", "wordpiece", "unigram")
+TEXTS = documents_of(20)
+NAMES = "<pad>", "<s>", "</s>", "<mask>", "<unk>"
+ANY = st.text(max_size=60) | st.lists(st.sampled_from([*NAMES, "tree", "<", " ", "\n", "ä", "\0"]), max_size=12).map(
+    "".join
+)
+
+
+@lru_cache
+def trained(kind: Any) -> Any:
+    return train(Tokenizer(kind=kind, vocab_size=300), lambda: TEXTS)
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return next(ids_of(tokenizer, [text])).tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@given(text=ANY)
+def test_decoding_gives_the_text_back(kind: str, text: str) -> None:
+    assert trained(kind).decode(ids(trained(kind), text)) == text
+
+
+@given(text=ANY)
+def test_bytes_are_numbered_in_order_behind_the_special_tokens(text: str) -> None:
+    assert ids(trained("bytes"), text) == [4 + byte for byte in text.encode()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=ANY)
+def test_text_has_ids_of_text(kind: str, text: str) -> None:
+    """Below the size of the vocabulary, and none of a special token but the unknown one."""
+    tokenizer = trained(kind)
+    found = set(ids(tokenizer, text))
+    assert max(found, default=0) < len(tokenizer)
+    assert found & set(special_ids(tokenizer).tolist()) <= {tokenizer.unk_token_id}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_come_first(kind: str) -> None:
+    tokenizer = trained(kind)
+    n = 4 if kind in ("bytes", "bpe") else 5
+    assert tokenizer.convert_ids_to_tokens(range(n)) == list(NAMES[:n])
+    assert special_ids(tokenizer).tolist() == list(range(n))
+    assert separator(tokenizer) == tokenizer.eos_token_id == 2
+    assert len(tokenizer) == {"bytes": 260, "bpe": 300}.get(kind, len(tokenizer)) <= 300
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_twice_gives_the_same(kind: Any) -> None:
+    """The trainers' hash tables have another order every time."""
+    settings = Tokenizer(kind=kind, vocab_size=280)
+    first, second = (serialized(train(settings, lambda: TEXTS)) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_and_saved_ones_give_the_same_ids(kind: str, tmp_path: Path) -> None:
+    text = TEXTS[0] + " unseen <mask> words, 1234"
+    expected = ids(trained(kind), text)
+    assert ids(restore(serialized(trained(kind))), text) == expected
+    trained(kind).save_pretrained(tmp_path)
+    assert ids(load(str(tmp_path)), text) == expected
+    assert ids(load(str(tmp_path / "tokenizer.json")), text) == expected
+
+
+def test_wordpiece_takes_the_longest_piece() -> None:
+    tokenizer = trained("wordpiece")
+    vocabulary = tokenizer.get_vocab()
+    for word in (*TEXTS[3].split(), "treehouse", "runsblue", "zzz"):
+        expected, start = [], 0
+        while start < len(word):
+            prefix = "##" if start else ""
+            end = next((e for e in range(len(word), start, -1) if prefix + word[start:e] in vocabulary), None)
+            if end is None:
+                expected = [tokenizer.unk_token_id]
+                break
+            expected.append(vocabulary[prefix + word[start:end]])
+            start = end
+        assert ids(tokenizer, word) == expected
+
+
+def test_lowercase() -> None:
+    lower = train(Tokenizer(kind="wordpiece", vocab_size=300, lowercase=True), lambda: TEXTS)
+    assert ids(lower, "TREE House") == ids(lower, "tree house")
+    assert ids(trained("wordpiece"), "TREE") != ids(trained("wordpiece"), "tree")
+
+
+def test_batches_do_not_matter() -> None:
+    one = [np.array(ids(trained("bpe"), text)) for text in TEXTS * 3]
+    assert all(np.array_equal(a, b) for a, b in zip(one, ids_of(trained("bpe"), TEXTS * 3), strict=True))
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    for path in (tmp_path, tmp_path / "tokenizer.json", tmp_path / "none"):
+        with pytest.raises(InputError, match=r"^cannot read the tokenizer .*; expected a directory, .*$"):
+            load(str(path))
+    letters = " ".join(map(chr, range(0x4E00, 0x5000)))
+    with pytest.raises(
+        InputError, match=r"no unigram tokenizer can be trained on this text: .*; change data.tokenizer"
+    ):
+        train(Tokenizer(kind="unigram", vocab_size=300), lambda: [letters])

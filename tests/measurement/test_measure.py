@@ -1,0 +1,299 @@
+"""measure: padding, precision, checkpointing, compilation, batches, and input that is bad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from signalprop.attachment.families import mapping_of
+from signalprop.data.batches import Batch, default_batch
+from signalprop.errors import InputError
+from signalprop.measurement import measure
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import tensor_moments
+from signalprop.results.profile import Profile
+
+from .conftest import VOCABULARY
+from .test_measure_families import arguments_for, brute_force, total
+
+
+def n_hooks(model: nn.Module) -> int:
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, table)) for module in model.modules() for table in tables)
+
+
+def assert_same(one: Profile, other: Profile, rel: float = 1e-5, absolute: float = 1e-5) -> None:
+    for mine, theirs in ((one.forward, other.forward), (one.gradient, other.gradient)):
+        assert (mine is None) == (theirs is None)
+        for point in mine or {}:
+            np.testing.assert_allclose(mine[point].variance, theirs[point].variance, rtol=rel)
+            np.testing.assert_allclose(mine[point].token_correlation, theirs[point].token_correlation, atol=absolute)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", "llama", "gpt_neox", "t5", "opt", "olmo2", "falcon", "bart", "speech_to_text"]
+)
+def test_padded_positions_are_left_out(build: Any, name: str) -> None:
+    """Sequences of 7, 4 and 11 tokens in one padded batch, against the masked NumPy definition on cloned tensors."""
+    model = build(name).eval()
+    arguments = arguments_for(model)
+    mask = torch.arange(11) < torch.tensor([7, 4, 11])[:, None]
+    arguments["attention_mask"] = mask.long()
+    if name == "speech_to_text":  # four frames make a token
+        arguments["attention_mask"] = (torch.arange(44) < torch.tensor([27, 13, 44])[:, None]).long()
+    profile = measure(model, arguments, loss=total)
+    tensors = brute_force(model, arguments)
+    assert profile.gradient is not None and profile.gradient_scale is not None
+    for (point, row), tensor in tensors.items():
+        keep = mask.numpy() if tensor.value.shape[1] == 11 else None  # decoders behind an encoder are not padded
+        got, expected = profile.forward[point].at(row), tensor_moments(tensor.value, keep)
+        assert got["variance"] == pytest.approx(expected.variance, rel=1e-5)
+        assert got["token_correlation"] == pytest.approx(expected.token_correlation, abs=1e-5)
+        got, expected = profile.gradient[point].at(row), tensor_moments(tensor.grad, keep)
+        assert got["variance"] * profile.gradient_scale == pytest.approx(expected.variance, rel=1e-5)
+        assert got["token_correlation"] == pytest.approx(expected.token_correlation, abs=1e-5)
+
+
+def test_padding_changes_nothing(build: Any) -> None:
+    """One batch, once padded on the right and once not."""
+    model = build("bert").eval()
+    arguments = arguments_for(model)
+    plain = measure(model, arguments, loss=lambda out: (out.logits**2).mean())
+    wide = torch.cat([arguments["input_ids"], torch.ones(3, 5, dtype=torch.long)], 1)
+    mask = (torch.arange(16) < 11).long().expand(3, 16)
+    padded = measure(
+        model, {"input_ids": wide, "attention_mask": mask}, loss=lambda out: (out.logits[:, :11] ** 2).mean()
+    )
+    assert_same(plain, padded, rel=1e-4)
+    assert plain.gradient_scale == pytest.approx(padded.gradient_scale, rel=1e-4)
+
+
+def test_the_keep_of_a_batch_is_honoured(build: Any) -> None:
+    model = build("gpt2").eval()
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, VOCABULARY, (2, 9))
+    targets = np.roll(tokens, -1, 1)
+    plain = measure(model, Batch(tokens=tokens, targets=targets))
+    wide = np.concatenate([tokens, np.zeros((2, 3), np.int64)], 1)
+    wide_targets = np.concatenate([targets, np.full((2, 3), -1)], 1)
+    keep = np.arange(12) < np.array([[9], [9]])
+    assert_same(plain, measure(model, Batch(tokens=wide, targets=wide_targets, keep=keep)), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
+def test_bf16_autocast(build: Any, name: str) -> None:
+    """Under autocast the statistics are those of the tensors there, summed in float32: close to the float32 model's."""
+    model = build(name).eval()
+    arguments = arguments_for(model)
+    reference = measure(model, arguments, loss=total)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = measure(model, arguments, loss=total)
+    assert_same(mixed, reference, rel=0.05, absolute=0.03)
+    half = measure(model.bfloat16(), arguments, loss=total)
+    assert_same(half, reference, rel=0.15, absolute=0.05)
+
+
+def test_loss_scale_cancels(build: Any) -> None:
+    model = build("gpt2").eval()
+    arguments = arguments_for(model)
+    plain = measure(model, arguments, loss=total)
+    scaled = measure(model, arguments, loss=lambda out: 1024 * total(out))
+    assert_same(plain, scaled)
+    assert scaled.gradient_scale == pytest.approx(1024**2 * plain.gradient_scale, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gpt_neox", "vit", "t5"])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(build: Any, name: str, use_reentrant: bool) -> None:
+    model = build(name).train()
+    arguments = arguments_for(model)
+    torch.manual_seed(11)
+    plain = measure(model, arguments, loss=total)
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": use_reentrant})
+    before = n_hooks(model)  # transformers adds its own
+    torch.manual_seed(11)
+    assert_same(plain, measure(model, arguments, loss=total))
+    assert n_hooks(model) == before
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("compiles")
+def test_a_compiled_model_is_measured_uncompiled(build: Any, whole: bool) -> None:
+    model = build("llama").eval()
+    arguments = arguments_for(model)
+    plain = measure(model, arguments, loss=total)
+    if whole:
+        compiled = torch.compile(model, backend="eager")
+        compiled(**arguments)
+    else:
+        compiled = model
+        for layer in model.model.layers:
+            layer.compile(backend="eager")
+        model(**arguments, use_cache=False)
+    assert_same(plain, measure(compiled, arguments, loss=total))
+    torch._dynamo.reset()
+
+
+def test_an_exception_leaves_no_hooks_and_no_gradients(build: Any) -> None:
+    model = build("gpt2")
+    arguments = arguments_for(model)
+    model.transformer.h[2].mlp.c_fc.register_forward_hook(lambda *_: 1 / 0)
+    before = n_hooks(model)
+    with pytest.raises(ZeroDivisionError):
+        measure(model, arguments, loss=total)
+    assert n_hooks(model) == before
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_gradients_and_frozen_parameters_are_left_alone(build: Any) -> None:
+    model = build("gpt2").eval()
+    arguments = arguments_for(model)
+    reference = measure(model, arguments, loss=total)
+    total(model(**arguments)).backward()
+    kept = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.requires_grad_(False)
+    with torch.no_grad():
+        frozen = measure(model, arguments, loss=total)
+    assert_same(reference, frozen, rel=1e-7)
+    for name, p in model.named_parameters():
+        assert not p.requires_grad and torch.equal(p.grad, kept[name])
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "llama", "vit", "t5", "gpt_neox"])
+def test_a_batch_of_real_data(build: Any, name: str) -> None:
+    model = build(name).eval()
+    a = mapping_of(model).architecture
+    if a.input == "tokens":
+        lengths = {"target_len": 12} if a.kind == "encoder-decoder" else {}
+        a = a.replace(seq_len=16, **lengths)
+    batch = default_batch(a, batch_size=2, seed=3)
+    profile = measure(model, batch, scheme="xavier")
+    assert profile.gradient is not None and profile.scheme == "xavier" and profile.source == "measured"
+    assert profile.architecture.seq_len == a.seq_len and profile.architecture.target_len == a.target_len
+    assert Profile.from_json(profile.to_json()) == profile
+    assert profile.gradient["stream_out"].variance[-1] == pytest.approx(1)
+    assert profile.input["variance"] == profile.forward["stream_in"].variance[0]
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2"])
+def test_words_that_bear_the_padding_id_are_renamed(build: Any, name: str) -> None:
+    """Without `keep` a batch has no padding: id 1 (RoBERTa's and these models' padding) is a word like any other."""
+    model = build(name).eval()
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, VOCABULARY - 1, (2, 9))
+    tokens[:, 3] = 1
+    renamed = np.where(tokens == 1, VOCABULARY - 1, tokens)
+    one, other = (measure(model, Batch(tokens=ids, targets=tokens)) for ids in (tokens, renamed))
+    if name == "gpt2":  # has no padding row, so nothing is renamed
+        assert one.input["variance"] != other.input["variance"]
+    else:
+        assert_same(one, other, rel=1e-12)
+
+
+def test_labels_give_the_models_own_loss(build: Any) -> None:
+    model = build("bert").eval()
+    ids = arguments_for(model)["input_ids"]
+    own = measure(model, {"input_ids": ids, "labels": ids})
+    same = measure(model, Batch(tokens=ids.numpy(), targets=ids.numpy()))
+    assert_same(own, same)
+    assert own.gradient_scale == pytest.approx(same.gradient_scale, rel=1e-5)
+
+
+def test_one_token_and_depth_one(build: Any) -> None:
+    model = build("gpt2", n_layer=1).eval()
+    profile = measure(model, {"input_ids": torch.tensor([[5]])}, loss=total)
+    assert profile.n_sublayers == 2
+    assert (profile.forward["stream_out"].token_correlation == 0).all()
+    assert profile.gradient is not None and (profile.gradient["branch"].token_correlation == 0).all()
+
+
+def test_zero_variance_and_zero_gradients(build: Any) -> None:
+    model = build("gpt2").eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    profile = measure(model, arguments_for(model), loss=total)
+    assert (profile.forward["stream_out"].variance == 0).all()
+    assert profile.gradient_scale == 0 and profile.gradient is not None
+    assert any("zero" in note for note in profile.notes)
+
+
+class TestBadInput:
+    def test_nan_weight_names_layer_point_and_parameter(self, build: Any) -> None:
+        model = build("llama").eval()
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3, 3] = float("nan")
+        with pytest.raises(InputError, match=r"layer 1 feed-forward, branch.*model\.layers\.1\.mlp\.up_proj\.weight"):
+            measure(model, arguments_for(model), loss=total)
+
+    def test_infinite_embedding(self, build: Any) -> None:
+        model = build("bert").eval()
+        with torch.no_grad():
+            model.bert.embeddings.position_embeddings.weight[0] = float("inf")
+        with pytest.raises(InputError, match=r"layer 0 attention, stream_in.*position_embeddings"):
+            measure(model, arguments_for(model), loss=total)
+
+    def test_an_activation_that_overflows(self, build: Any) -> None:
+        model = build("gpt2").eval()
+        with torch.no_grad():
+            model.transformer.h[2].attn.c_proj.weight.fill_(1e38)
+        with pytest.raises(InputError, match=r"layer 2 attention, branch.*overflowed"):
+            measure(model, arguments_for(model), loss=total)
+
+    def test_a_gradient_that_is_not_finite(self, build: Any) -> None:
+        model = build("gpt2").eval()
+        with pytest.raises(InputError, match=r"layer 2 feed-forward, stream_out: the gradient .*loss scale"):
+            measure(model, arguments_for(model), loss=lambda out: float("inf") * total(out))
+
+    def test_meta_parameters(self, build: Any) -> None:
+        with pytest.raises(InputError, match="on the meta device"):
+            measure(build("gpt2").to("meta"), {"input_ids": torch.ones(1, 3, dtype=torch.long)})
+
+    def test_unknown_family(self) -> None:
+        with pytest.raises(InputError, match=r"Linear is not known; known families: bart, .*vit.*mapping="):
+            measure(nn.Linear(3, 3), {})
+
+    def test_tokens_outside_the_vocabulary_or_too_many(self, build: Any) -> None:
+        model = build("gpt2")
+        with pytest.raises(InputError, match=r"holds id 97; the vocabulary is 0..96"):
+            measure(model, Batch(tokens=np.array([[97, 1]]), targets=np.array([[1, 1]])))
+        with pytest.raises(InputError, match="41 tokens per sequence; the model has 40 positions"):
+            measure(model, Batch(tokens=np.ones((1, 41), np.int64), targets=np.ones((1, 41), np.int64)))
+        with pytest.raises(InputError, match="tokens is empty"):
+            measure(model, Batch(tokens=np.ones((1, 0), np.int64), targets=np.ones((1, 0), np.int64)))
+
+    def test_patches_for_text_and_text_for_patches(self, build: Any) -> None:
+        images = Batch(tokens=None, patches=np.zeros((1, 16, 48)), targets=np.array([1]))
+        with pytest.raises(InputError, match="reads tokens"):
+            measure(build("bert"), images)
+        with pytest.raises(InputError, match="reads patches"):
+            measure(build("vit"), Batch(tokens=np.ones((1, 4), np.int64), targets=np.ones((1, 4), np.int64)))
+        with pytest.raises(InputError, match="no square image"):
+            measure(build("vit"), Batch(tokens=None, patches=np.zeros((1, 15, 48)), targets=np.array([1])))
+
+    def test_no_loss(self, build: Any) -> None:
+        model = build("gpt2-bare")
+        with pytest.raises(InputError, match="no logits and no loss"):
+            measure(model, arguments_for(model))
+        with pytest.raises(InputError, match="no labels"):
+            measure(build("gpt2"), arguments_for(model))
+        with pytest.raises(InputError, match="one number with a gradient"):
+            measure(model, arguments_for(model), loss=lambda out: 3.0)
+
+    def test_a_mask_of_another_shape(self, build: Any) -> None:
+        model = build("llama").eval()
+        arguments = arguments_for(model)
+        square = torch.zeros(3, 1, 11, 11)
+        profile = measure(model, {**arguments, "attention_mask": square}, loss=total)
+        assert any("every position was counted" in note for note in profile.notes)
+
+    def test_architecture_is_recorded(self, build: Any) -> None:
+        model = build("gpt2").eval()
+        a = Architecture.from_hf(model, dropout=0.3)
+        assert measure(model, arguments_for(model), loss=total, architecture=a).architecture == a.replace(seq_len=11)

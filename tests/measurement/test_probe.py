@@ -1,0 +1,292 @@
+"""Probe in a training loop: sampling, hooks, accumulation, evaluation in between, compilation."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.mapping import find
+from signalprop.errors import InputError
+from signalprop.measurement import Probe, measure
+
+from .test_measure import assert_same, n_hooks
+from .test_measure_families import arguments_for, total
+
+
+def test_every_third_step_of_a_training_run(build: Any) -> None:
+    model = build("gpt2").train()
+    twin = build("gpt2").train()
+    arguments = arguments_for(model)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, twin)]
+    profiles = []
+    with Probe(model, every=3, scheme="run") as probe:
+        for step in range(7):
+            torch.manual_seed(step)
+            loss = total(model(**arguments))
+            loss.backward()
+            profiles.append(probe.profile())
+            assert (n_hooks(model) > 0) == ((step + 1) % 3 == 0)
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+    assert [p is not None for p in profiles] == [True, False, False, True, False, False, True]
+    for step in range(7):
+        torch.manual_seed(step)
+        expected = measure(twin, arguments, loss=total)
+        if profiles[step] is not None:
+            assert_same(profiles[step], expected)
+            assert profiles[step].gradient_scale == pytest.approx(expected.gradient_scale, rel=1e-5)
+            assert profiles[step].scheme == "run"
+        torch.manual_seed(step)
+        total(twin(**arguments)).backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, theirs)  # the probe changes nothing
+
+
+def test_a_hundred_cycles_and_an_exception_leave_no_hooks(build: Any) -> None:
+    model = build("vit")
+    arguments = arguments_for(model)
+    for _ in range(100):
+        with Probe(model):
+            assert n_hooks(model) > 0
+        assert n_hooks(model) == 0
+
+    def training() -> None:
+        with Probe(model) as probe:
+            total(model(**arguments)).backward()
+            assert probe.profile() is not None
+            raise RuntimeError("training broke")
+
+    with pytest.raises(RuntimeError, match="training broke"):
+        training()
+    assert n_hooks(model) == 0
+    bias = find(model, mapping_of(model).sublayers[0].weights["value"]).bias
+    with torch.no_grad():
+        bias[0] = float("nan")
+    with Probe(model) as probe:
+        total(model(**arguments)).backward()
+        with pytest.raises(InputError, match=r"layer 0 attention, branch.*v.*\.bias is not finite"):
+            probe.profile()
+        assert n_hooks(model) > 0  # the next step is sampled again
+    assert n_hooks(model) == 0
+
+
+def test_loss_scale(build: Any) -> None:
+    model = build("bert").eval()
+    arguments = arguments_for(model)
+    plain = measure(model, arguments, loss=total)
+    with Probe(model) as probe:
+        (65536 * total(model(**arguments))).backward()
+        scaled = probe.profile(loss_scale=65536.0)
+    assert scaled is not None
+    assert_same(plain, scaled)
+    assert scaled.gradient_scale == pytest.approx(plain.gradient_scale, rel=1e-5)
+
+
+def test_gradient_accumulation_records_the_first_pass_and_says_so(build: Any) -> None:
+    model = build("llama").eval()
+    first, second = arguments_for(model), arguments_for(model, seed=2)
+    expected = measure(model, first, loss=total)
+    with Probe(model) as probe:
+        total(model(**first)).backward()
+        total(model(**second)).backward()
+        profile = probe.profile()
+        total(model(**second)).backward()
+        after = probe.profile()
+    assert profile is not None and after is not None
+    assert_same(profile, expected)
+    assert "the model ran 2 times in this step; the first pass was recorded" in profile.notes
+    assert_same(after, measure(model, second, loss=total))
+
+
+def test_an_evaluation_in_between_is_not_recorded(build: Any) -> None:
+    model = build("gpt2").eval()
+    arguments = arguments_for(model)
+    with Probe(model) as probe:
+        with torch.no_grad():
+            model(**arguments_for(model, seed=5))
+        total(model(**arguments)).backward()
+        profile = probe.profile()
+    assert profile is not None
+    assert_same(profile, measure(model, arguments, loss=total))
+    assert len(profile.notes) == 1
+
+
+def test_forward_only(build: Any) -> None:
+    model = build("gpt2").eval()
+    with Probe(model, backward=False) as probe, torch.no_grad():
+        model(**arguments_for(model))
+        profile = probe.profile()
+    assert profile is not None and profile.gradient is None and profile.gradient_scale is None
+
+
+def test_no_backward_pass_and_frozen_layers_are_noted(build: Any) -> None:
+    model = build("gpt2").eval()
+    with Probe(model) as probe:
+        model(**arguments_for(model))
+        profile = probe.profile()
+        assert profile is not None and profile.gradient is None
+        assert any("no backward pass" in note for note in profile.notes)
+        for name, p in model.named_parameters():
+            p.requires_grad_("h.2" in name)
+        total(model(**arguments_for(model))).backward()
+        profile = probe.profile()
+    assert profile is not None and profile.gradient is None
+    assert any("none reached layer 0 attention, stream_in" in note for note in profile.notes)
+
+
+def test_padding_comes_from_the_call(build: Any) -> None:
+    model = build("bert").eval()
+    arguments = arguments_for(model)
+    mask = (torch.arange(11) < torch.tensor([7, 4, 11])[:, None]).long()
+    expected = measure(model, {**arguments, "attention_mask": mask}, loss=total)
+    with Probe(model) as probe:
+        total(model(arguments["input_ids"], mask)).backward()  # by position
+        profile = probe.profile()
+    assert profile is not None
+    assert_same(profile, expected)
+
+
+def test_half_precision_with_a_scaler(build: Any) -> None:
+    """bf16 autocast and a scaled loss, as in mixed-precision training."""
+    model = build("gpt2").eval()
+    arguments = arguments_for(model)
+    reference = measure(model, arguments, loss=total)
+    with Probe(model) as probe:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = total(model(**arguments))
+        (2.0**12 * loss).backward()
+        profile = probe.profile(loss_scale=2.0**12)
+    assert profile is not None
+    assert_same(profile, reference, rel=0.05, absolute=0.03)
+    assert profile.gradient_scale == pytest.approx(reference.gradient_scale, rel=0.05)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_training(build: Any, use_reentrant: bool) -> None:
+    model = build("bert").train()
+    arguments = arguments_for(model)
+    torch.manual_seed(4)
+    expected = measure(model, arguments, loss=total)
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": use_reentrant})
+    with Probe(model) as probe:
+        torch.manual_seed(4)
+        total(model(**arguments)).backward()
+        profile = probe.profile()
+    assert profile is not None
+    assert_same(profile, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("compiles")
+def test_compiled_training_runs_uncompiled_on_sampled_steps_only(build: Any) -> None:
+    model = build("llama").train()
+    arguments = arguments_for(model)
+    expected = measure(model, arguments, loss=total)
+    compiled_calls = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            compiled_calls.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    compiled = torch.compile(model, backend=backend)
+    with Probe(compiled, every=2) as probe:
+        for step in range(4):
+            compiled_calls.clear()
+            total(compiled(**arguments)).backward()
+            assert bool(compiled_calls) == (step % 2 == 1)
+            profile = probe.profile()
+            if step % 2 == 0:
+                assert profile is not None
+                assert_same(profile, expected)
+    torch._dynamo.reset()
+
+
+def test_gradients_that_overflow_are_left_out_with_a_note(build: Any) -> None:
+    """What a GradScaler's first steps look like: the run goes on."""
+    model = build("gpt2").eval()
+    arguments = arguments_for(model)
+    with Probe(model) as probe:
+        (float("inf") * total(model(**arguments))).backward()
+        profile = probe.profile()
+    assert profile is not None and profile.gradient is None and profile.gradient_scale is None
+    assert any("stream_out: the gradient holds NaN or infinite" in note for note in profile.notes)
+
+
+def test_sums_that_stay_on_a_device_give_the_same_profile(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of accelerators, taken here on the CPU."""
+    from signalprop.watching import recording, reduction
+
+    model = build("gpt_neox").eval()
+    mask = (torch.arange(11) < torch.tensor([7, 4, 11])[:, None]).long()
+    arguments = {**arguments_for(model), "attention_mask": mask}
+    expected = measure(model, arguments, loss=total)
+    monkeypatch.setattr(recording, "moments", reduction.exact)
+    profile = measure(model, arguments, loss=total)
+    assert_same(profile, expected)
+    assert profile.gradient_scale == pytest.approx(expected.gradient_scale, rel=1e-5)
+
+
+def test_a_model_that_never_ran(build: Any) -> None:
+    with Probe(build("gpt2")) as probe, pytest.raises(InputError, match=r"no probe point was reached.*force_eager"):
+        probe.profile()
+    with pytest.raises(InputError, match="not attached"):
+        probe.profile()
+    with pytest.raises(InputError, match="every is 0"):
+        Probe(build("gpt2"), every=0)
+
+
+def test_a_layer_that_is_skipped(build: Any) -> None:
+    model = build("gpt2").eval()
+    model.transformer.h[1].mlp.forward = lambda x: torch.zeros_like(x)
+    with pytest.raises(InputError, match=r"layer 1 feed-forward, branch: this point was not reached.*12 of 13"):
+        measure(model, arguments_for(model), loss=total)
+
+
+def test_nothing_of_a_tensors_size_is_kept(build: Any) -> None:
+    """A gradient that is held until the next one could not be added to in place."""
+    model = build("gpt2").train()
+    arguments = arguments_for(model)
+    shape = (*arguments["input_ids"].shape, 32)
+
+    def held() -> int:
+        gc.collect()
+        return sum(type(item) is torch.Tensor and item.shape == shape for item in gc.get_objects())
+
+    def step() -> None:
+        total(model(**arguments)).backward()
+
+    step()
+    before = held()
+    with Probe(model) as probe:
+        step()
+        assert held() == before
+        assert probe.profile() is not None
+
+
+def test_adjacent_points_are_reduced_once(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from signalprop.watching import recording
+
+    model = build("gpt2").train()
+    calls = []
+    moments = recording.moments
+    monkeypatch.setattr(recording, "moments", lambda x, padding=None: calls.append(x.shape) or moments(x, padding))
+    with Probe(model) as probe:
+        total(model(**arguments_for(model))).backward()
+        forward_and_backward = len(calls)
+        probe.profile()
+    # 7 stream tensors and 6 branches forward; backward a branch of a pre-norm layer has the gradient of the stream
+    assert forward_and_backward == 13 + 7
+    assert isinstance(find(model, "transformer.h.0"), nn.Module)
+    assert np.prod(calls[0]) == 3 * 11 * 32

@@ -1,0 +1,444 @@
+"""Dual activations against adaptive quadrature, mpmath, Price's theorem and published values."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import fixed_quad
+
+from signalprop.errors import InputError
+from signalprop.network.activations import ACTIVATIONS, activation, central_dual, dual, kinked, numbers_of, register
+from signalprop.network.architecture import Architecture
+
+NAMES = sorted({a.name for a in ACTIVATIONS.values()})
+EXPANDED = [n for n in NAMES if ACTIVATIONS[n].closed_form is None]
+
+
+def _panels(edges, nodes=14):
+    x, w = np.polynomial.legendre.leggauss(nodes)
+    left, width = edges[:-1, None], np.diff(edges)[:, None]
+    return (left + width * (x + 1) / 2).ravel(), (width * w / 2).ravel()
+
+
+def _two_dimensional(f, s, r):
+    """E f(x) f(y) by nested Gauss-Legendre panels that break where x = 0 or y = 0, so kinks do no harm."""
+    grid = np.concatenate([[0.0], np.geomspace(2e-2, 1, 6), np.arange(2, 10.1)])
+    edges = np.concatenate([-grid[:0:-1], grid])
+    z, w = _panels(edges)
+    w = w * np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
+    rest = np.sqrt((1 - r) * (1 + r))
+    inner = np.empty_like(z)
+    for i, zi in enumerate(z):
+        cuts = np.concatenate([-r * zi / rest + edges / rest, edges])
+        v, wv = _panels(np.unique(np.clip(cuts, -10, 10)))
+        weight = wv * np.exp(-v * v / 2) / np.sqrt(2 * np.pi)
+        inner[i] = weight @ f(np.sqrt(s) * (r * zi + rest * v))
+    return float((w * f(np.sqrt(s) * z)) @ inner)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("s", "r"), [(0.1, 0.3), (1.0, -0.8), (10.0, 0.99)])
+def test_agrees_with_two_dimensional_quadrature(name, s, r):
+    d = dual(name, s, r)
+    act = ACTIVATIONS[name]
+    assert d.covariance_moment == pytest.approx(
+        _two_dimensional(act.function, s, r), rel=1e-8, abs=1e-11 * d.second_moment
+    )
+    assert d.slope_moment == pytest.approx(
+        _two_dimensional(act.derivative, s, r), rel=1e-8, abs=1e-11 * d.slope_second_moment
+    )
+
+
+MPMATH = {
+    "relu": lambda x: x if x > 0 else mpmath.mpf(0),
+    "gelu": lambda x: x * mpmath.ncdf(x),
+    "gelu_tanh": lambda x: x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3))),
+    "quick_gelu": lambda x: x / (1 + mpmath.exp(-mpmath.mpf("1.702") * x)),
+    "silu": lambda x: x / (1 + mpmath.exp(-x)),
+    "tanh": mpmath.tanh,
+    "leaky_relu": lambda x: x if x > 0 else x / 100,
+    "relu2": lambda x: x**2 if x > 0 else mpmath.mpf(0),
+    "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+    "identity": lambda x: x,
+    "erf": mpmath.erf,
+    "mish": lambda x: x * mpmath.tanh(mpmath.log1p(mpmath.exp(x))),
+    "softplus": lambda x: mpmath.log1p(mpmath.exp(x)),
+    "elu": lambda x: x if x > 0 else mpmath.expm1(x),
+}
+
+
+def test_mpmath_definitions_cover_every_activation():
+    assert set(MPMATH) >= set(NAMES) - {"cube_for_test"}
+
+
+@pytest.mark.parametrize("name", sorted(MPMATH))
+@pytest.mark.parametrize("s", [0.01, 4.0])
+def test_one_dimensional_moments_agree_with_mpmath(name, s):
+    f = MPMATH[name]
+    breaks = [-12, -6, -3, -1, 0, 1, 3, 6, 12]
+    with mpmath.workdps(20):
+        root = mpmath.sqrt(mpmath.mpf(s))
+        mean, second, stein = (
+            mpmath.quad(lambda z, g=g: g(z) * mpmath.npdf(z), breaks)
+            for g in (lambda z: f(root * z), lambda z: f(root * z) ** 2, lambda z: z * f(root * z))
+        )
+    d = dual(name, s, 0.0)
+    assert d.mean == pytest.approx(float(mean), rel=1e-11, abs=1e-13)
+    assert d.second_moment == pytest.approx(float(second), rel=1e-11)
+    # At r = 0 the slope moment is (E f')^2, and E f' = E z f(sqrt(s) z) / sqrt(s) whatever f is.
+    assert d.slope_moment == pytest.approx(float(stein / root) ** 2, rel=1e-11)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("s", [1e-3, 1.0, 9.0])
+def test_price_theorem(name, s):
+    r, h = np.array([-0.9, -0.2, 0.0, 0.4, 0.95]), 1e-5
+    difference = (dual(name, s, r + h).covariance_moment - dual(name, s, r - h).covariance_moment) / (2 * h)
+    expected = s * dual(name, s, r).slope_moment
+    assert np.allclose(difference, expected, rtol=1e-6, atol=1e-7 * s * dual(name, s, 0.0).slope_second_moment)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("relu", (0.39894, 0.50000, 0.60900, 0.50000, 0.66667)),
+        ("gelu", (0.28209, 0.42522, 0.53453, 0.45585, 0.75083)),
+        ("silu", (0.20662, 0.35578, 0.51485, 0.37948, 0.82291)),
+        ("tanh", (0.0, 0.39429, 0.47255, 0.46440, 0.82848)),
+        ("relu2", (0.5, 1.5, 0.47117, 2.0, 0.60900)),
+    ],
+)
+def test_table_at_unit_variance(name, expected):
+    d = dual(name, 1.0, 0.5)
+    got = (
+        d.mean,
+        d.second_moment,
+        d.covariance_moment / d.second_moment,
+        d.slope_second_moment,
+        d.slope_moment / d.slope_second_moment,
+    )
+    assert got == pytest.approx(expected, abs=6e-6)
+
+
+def test_relu_polynomial_fits_of_the_literature():
+    r = np.linspace(0, 1, 1001)
+    central = central_dual("relu", 1.0, r)
+    assert np.abs(central.covariance / central.variance - (0.7 * r + 0.3 * r**2)).max() < 0.0061
+    share = 2 * dual("relu", 1.0, r).covariance_moment
+    assert np.abs(share - (1 / np.pi + r / 2 + (0.5 - 1 / np.pi) * r**2)).max() < 0.0076
+
+
+def test_gelu_printed_formulas():
+    """The printed forms (TGS v1 Table 17), which the code rearranges against cancellation."""
+    s, r = np.array([0.3, 1.0, 5.0, 50.0]), 0.6
+    delta2 = (1 + s) ** 2 - (r * s) ** 2
+    slope = 0.25 + (
+        np.arcsin(r * s / (1 + s)) + r * s * ((2 * s + 3) * (s + 1) - 2 * r**2 * s**2) / ((1 + s) * delta2**1.5)
+    ) / (2 * np.pi)
+    covariance = (
+        s
+        / (4 * np.pi)
+        * (
+            np.pi * r
+            + 2 * r * np.arcsin(r * s / (1 + s))
+            + 2 * s * (s * (1 - r**2) + 1 + r**2) / ((1 + s) * np.sqrt(delta2))
+            - 2 * s / (1 + s)
+        )
+    )
+    got = central_dual("gelu", s, r)
+    assert np.allclose(got.slope_moment, slope, rtol=1e-13)
+    assert np.allclose(got.covariance, covariance, rtol=1e-13)
+
+
+def test_tanh_gelu_is_close_to_erf_gelu():
+    s = np.linspace(0.1, 10, 100)
+    a, b = dual("gelu", s, 0.5), dual("gelu_tanh", s, 0.5)
+    assert np.abs(b.second_moment / a.second_moment - 1).max() < 3e-4
+    assert np.abs(b.slope_second_moment / a.slope_second_moment - 1).max() < 3e-4
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_large_variance_error_is_as_documented(name):
+    """Away from |r| = 1 the expansion holds at s = 1000, where tanh and sigmoid are nearly steps."""
+    act = ACTIVATIONS[name]
+    s, r = 1000.0, 0.9
+    grid = np.concatenate([[0.0], np.geomspace(1e-3, 1, 10), np.arange(1.5, 10.1, 0.5)])
+    edges = np.concatenate([-grid[:0:-1], grid])
+    z, w = _panels(edges)
+    w = w * np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
+    rest = np.sqrt(1 - r * r)
+    total = 0.0
+    for zi, wi in zip(z, w, strict=True):
+        v, wv = _panels(np.unique(np.clip(np.concatenate([(edges - r * zi) / rest, edges]), -10, 10)))
+        inner = (wv * np.exp(-v * v / 2) / np.sqrt(2 * np.pi)) @ act.function(np.sqrt(s) * (r * zi + rest * v))
+        total += wi * float(act.function(np.sqrt(s) * zi)) * inner
+    assert dual(name, s, r).covariance_moment == pytest.approx(total, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_invariants_over_the_whole_range(name):
+    s = np.array([0.0, 1e-300, 1e-12, 1e-3, 1.0, 7.0, 100.0, 1e6])[:, None]
+    r = np.array([-1.0, -0.999, -0.5, 0.0, 1e-9, 0.5, 0.99, 1 - 1e-12, 1.0])
+    for d in (dual(name, s, r), central_dual(name, s, r)):
+        assert all(np.isfinite(x).all() and x.shape == (8, 9) for x in d)
+    c = central_dual(name, s, r)
+    assert (c.variance >= 0).all() and (np.abs(c.covariance) <= c.variance).all()
+    assert (np.abs(c.slope_moment) <= c.slope_second_moment).all()
+    assert (c.covariance[:, -1] == c.variance[:, -1]).all()
+    assert (c.slope_moment[:, -1] == c.slope_second_moment[:, -1]).all()
+    assert np.abs(c.covariance[:, 3]).max() <= 1e-12 * c.variance.max()  # r = 0
+    # Q and Qdot have non-negative power series in r, so both rise on [0, 1].
+    assert (np.diff(c.covariance[:, 3:], axis=1) >= -1e-12 * c.variance[:, :1]).all()
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("relu", "leaky_relu", "relu2", "elu")])
+def test_small_variance_limit_is_the_tangent_without_cancellation(name):
+    s = 1e-14
+    slope = float(ACTIVATIONS[name].derivative(np.zeros(1))[0])
+    c = central_dual(name, s, 0.25)
+    assert c.variance == pytest.approx(s * slope**2, rel=1e-6)
+    assert c.covariance == pytest.approx(0.25 * s * slope**2, rel=1e-6)
+
+
+@given(st.sampled_from(NAMES), st.floats(1e-6, 1e4), st.floats(-1, 1))
+@settings(max_examples=150, deadline=None)
+def test_scalar_and_array_agree(name, s, r):
+    one = dual(name, s, r)
+    many = dual(name, np.array([[s], [2.0]]), np.array([r, 0.1, 1.0]))
+    assert all(isinstance(x, float) for x in one)
+    for a, b in zip(one, many, strict=True):
+        assert b.shape == (2, 3)
+        assert b[0, 0] == pytest.approx(a, rel=1e-9, abs=1e-12 * (1 + s * s))
+
+
+def test_derivatives_match_functions():
+    x, h = np.linspace(-8.05, 8.05, 56), 1e-6
+    for name in NAMES:
+        a = ACTIVATIONS[name]
+        difference = (a.function(x + h) - a.function(x - h)) / (2 * h)
+        assert np.allclose(a.derivative(x), difference, atol=1e-7), name
+
+
+def test_aliases_and_unknown_name():
+    for alias, name in [
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu_fast", "gelu_tanh"),
+        ("swish", "silu"),
+        ("relu_squared", "relu2"),
+        ("linear", "identity"),
+    ]:
+        assert activation(alias) is activation(name)
+    with pytest.raises(InputError, match=r"unknown activation 'gelo'; expected one of: .*gelu.*silu"):
+        activation("gelo")
+
+
+def test_bad_input_is_one_line():
+    for s, r in [(-1.0, 0.0), (np.nan, 0.0), (1.0, 1.1), (1.0, np.nan)]:
+        with pytest.raises(InputError) as caught:
+            dual("silu", s, r)
+        assert "\n" not in str(caught.value)
+    assert dual("silu", np.zeros((0,)), 0.5).mean.shape == (0,)
+
+
+def test_register_a_users_own_activation():
+    try:
+        register("cube_for_test", lambda x: x**3, lambda x: 3 * x**2)
+        d = dual("cube_for_test", 2.0, 0.3)
+        # E x^3 y^3 = s^3 (9 r + 6 r^3) and E 9 x^2 y^2 = 9 s^2 (1 + 2 r^2), by Isserlis.
+        assert d.covariance_moment == pytest.approx(8 * (2.7 + 6 * 0.027), rel=1e-12)
+        assert d.slope_moment == pytest.approx(36 * 1.18, rel=1e-12)
+        assert d.second_moment == pytest.approx(120, rel=1e-12)
+    finally:
+        ACTIVATIONS.pop("cube_for_test", None)
+    with pytest.raises(InputError, match="does not match"):
+        register("wrong", lambda x: x**3, lambda x: x**2)
+    assert "wrong" not in ACTIVATIONS
+
+
+WITH_NUMBERS = [
+    "leaky_relu(0.35)",
+    "leaky_relu(-1)",
+    "leaky_relu(3)",
+    "transformed(gelu, 0.29854, 0.24432, -0.17792, 4.84174)",
+    "transformed(silu, -1.5, -2, 0.1, 0.6)",
+    "transformed(tanh, 2, 3, -0.8, -1.7)",
+    "transformed(relu, 0.5, 0, -1, 2)",
+    "transformed(leaky_relu(0.35112), 1.0, 0.0, 0.0, 1.33435)",
+    "transformed(transformed(gelu, 0.3, 0, 0, 2), 2, 1, 0.2, 0.5)",
+    "transformed(transformed(erf, 0.3, 0, 0, 2), -2, 0, 0.2, 0.5)",
+]
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_activations_with_numbers_agree_with_scipy(name):
+    """E f, E f f and E f' f' by SciPy's nested adaptive quadrature, and each f from its definition."""
+    act, r = activation(name), 0.6
+    s = 1.3
+    breaks = np.array([-8.5, -4.0, -1.5, 0.0, 1.5, 4.0, 8.5])
+
+    def mean(f):
+        parts = itertools.pairwise(breaks)
+        return sum(fixed_quad(lambda z: f(np.sqrt(s) * z) * np.exp(-z * z / 2), a, b, n=60)[0] for a, b in parts)
+
+    def pair(f):
+        def inner(z):
+            kink = -r * z / np.sqrt(1 - r * r)  # where the other token crosses 0
+            cuts = np.unique(np.clip(np.append(breaks, kink), -8.5, 8.5))
+            return sum(
+                fixed_quad(lambda v: f(np.sqrt(s) * (r * z + np.sqrt(1 - r * r) * v)) * np.exp(-v * v / 2), a, b, n=40)[
+                    0
+                ]
+                for a, b in itertools.pairwise(cuts)
+            )
+
+        values = 0.0
+        for a, b in itertools.pairwise(breaks):
+            z, w = np.polynomial.legendre.leggauss(40)
+            z, w = (a + b) / 2 + (b - a) / 2 * z, (b - a) / 2 * w
+            weight = w * np.exp(-z * z / 2) * f(np.sqrt(s) * z)
+            values += float(weight @ np.array([inner(zi) for zi in z]))
+        return values / (2 * np.pi)
+
+    d = dual(name, s, r)
+    assert d.mean == pytest.approx(mean(act.function) / np.sqrt(2 * np.pi), rel=1e-9, abs=1e-10)
+    assert d.covariance_moment == pytest.approx(pair(act.function), rel=1e-8, abs=1e-9)
+    assert d.slope_moment == pytest.approx(pair(act.derivative), rel=1e-8, abs=1e-9)
+    x, h = np.array([-3.1, -0.7, 0.4, 2.2]), 1e-6
+    difference = (act.function(x + h) - act.function(x - h)) / (2 * h)
+    assert act.derivative(x) == pytest.approx(difference, abs=1e-7)
+
+
+def test_what_the_numbers_mean():
+    x = np.linspace(-3, 3, 13)
+    gelu = ACTIVATIONS["gelu"].function
+    made = activation("transformed(gelu, 0.3, 0.24, -0.18, 4.8)")
+    assert made.function(x) == pytest.approx(4.8 * (gelu(0.3 * x + 0.24) - 0.18))
+    assert activation("leaky_relu(0.35)").function(x) == pytest.approx(np.where(x > 0, x, 0.35 * x))
+    assert numbers_of("transformed(leaky_relu(0.3), 1, 0, 0, 2)") == ("leaky_relu(0.3)", (1, 0, 0, 2))
+    assert numbers_of(" transformed ( gelu , 1 , 0 , 0 , 2 ) ") == ("gelu", (1, 0, 0, 2))
+    assert numbers_of("gelu") == ("gelu", ())
+    assert kinked("transformed(transformed(relu, 1, 0, 0, 1), 1, 0, 0, 1)") and kinked("leaky_relu(0.2)")
+    assert not kinked("transformed(gelu, 1, 1, 0, 1)") and not kinked("silu")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("leaky_relu()", "slope is ''"),
+        ("leaky_relu(0.1, 0.2)", "expected leaky_relu(slope)"),
+        ("leaky_relu(0.1", "expected leaky_relu(slope)"),
+        ("leaky_relu(nan)", "slope is 'nan'"),
+        ("leaky_relu(1e7)", "of size 0 to 1e+06"),
+        ("elu(0.1)", "expected leaky_relu(slope)"),
+        ("transformed(gelu, 1, 0, 0)", "expected leaky_relu(slope) or transformed(name"),
+        ("transformed(1, 0, 0, 1)", "expected leaky_relu(slope) or transformed(name"),
+        ("transformed(, 1, 0, 0, 1)", "unknown activation ''"),
+        ("transformed(gelu, 0, 0, 0, 1)", "input scale is '0'; expected a number of size 1e-06 to 100"),
+        ("transformed(gelu, 1, inf, 0, 1)", "input shift is 'inf'"),
+        ("transformed(gelu, 1, 0, 0, 0)", "output scale is '0'"),
+        ("transformed(gelo, 1, 0, 0, 1)", "unknown activation 'gelo'"),
+        ("transformed(transformed(gelu, 1, 0, 0), 1, 0, 0, 1)", "expected leaky_relu(slope) or transformed(name"),
+        ("transformed(relu, 1, 0.5, 0, 1)", "moves a kink away from 0"),
+        ("transformed(transformed(relu, 1, 0, 0, 1), 1, 0.5, 0, 1)", "moves a kink away from 0"),
+        ("(", "unknown activation '('"),
+        ("x" * 10_000, "unknown activation 'xxx"),
+        ("(" * 10_000, "unknown activation '((("),
+        ("transformed(" * 500 + "gelu" + ", 1, 0, 0, 1)" * 500, "unknown activation 'transformed(transformed("),
+    ],
+)
+def test_names_with_numbers_that_are_none(name, part):
+    for call in (lambda: activation(name), lambda: dual(name, 1.0, 0.5)):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert part in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", [None, 3, ["gelu"], {"("}, b"gelu"])
+def test_what_is_no_name(name):
+    with pytest.raises(InputError, match="unknown activation"):
+        activation(name)
+
+
+PIECES = st.sampled_from(
+    [*NAMES, "leaky_relu(", "transformed(", "transformed(gelu, 1, 0, 0, 1)", "(", ")", ",", ", ", " ", "1", "-0.5", "0",
+     "1e400", "nan", "1_0", "٣", "1e-320", "\x00", "\n", "é"]
+)  # fmt: skip
+
+
+@given(st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=14).map("".join)))
+@settings(max_examples=400, deadline=1000, derandomize=True)
+def test_any_string_is_an_activation_or_one_line_that_says_what_is_wrong(name):
+    try:
+        act = activation(name)
+    except InputError as error:
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert "\n" not in said and len(said) < 500
+        return
+    assert np.isfinite(act.function(np.array([-1.0, 0.0, 2.0]))).all()
+    assert all(np.isfinite(x) for x in dual(name, 1.0, 0.5))
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_a_name_with_numbers_in_an_architecture(name):
+    a = Architecture(activation=name, n_layers=2, d_model=16, n_heads=2)
+    assert Architecture.model_validate_json(a.model_dump_json()) == a
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_pytorch_computes_the_same_function_and_gradient(name):
+    torch = pytest.importorskip("torch")
+    from signalprop.models.activations import torch_activation
+
+    x = torch.linspace(-4, 4, 33, dtype=torch.float64, requires_grad=True)
+    y = torch_activation(name)(x)
+    y.sum().backward()
+    at, away = x.detach().numpy(), x.detach().numpy() != 0
+    assert y.detach().numpy() == pytest.approx(activation(name).function(at), abs=1e-13)
+    assert x.grad.numpy()[away] == pytest.approx(activation(name).derivative(at)[away], abs=1e-13)
+
+
+def test_import_builds_no_table_and_stays_on_numpy():
+    code = (
+        "import sys; import signalprop.network.activations as a; "
+        "assert a._table.cache_info().currsize == 0; assert not {'scipy', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(
+    name=st.sampled_from(
+        [n for n in NAMES if n not in EXPANDED] + ["leaky_relu(0.3)", "transformed(gelu,1.5,0,0.1,2)"]
+    ),
+    variance=st.sampled_from([0.0, 1e-8, 1.0, 7.3, 1e6, 1e60]),
+    correlation=st.floats(-1, 1),
+)
+def test_plain_floats_give_what_arrays_give(name: str, variance: float, correlation: float) -> None:
+    """Closed forms have a path of their own for plain floats."""
+    of_floats = central_dual(name, variance, correlation)
+    of_arrays = central_dual(name, np.array([variance]), np.array([correlation]))
+    for one, other in zip(of_floats, of_arrays, strict=True):
+        assert isinstance(one, float)
+        np.testing.assert_allclose(one, np.asarray(other)[0], rtol=1e-13, atol=1e-15 * max(1.0, variance))
+
+
+@pytest.mark.parametrize(
+    ("variance", "correlation"), [(-1.0, 0.0), (np.inf, 0.0), (np.nan, 0.0), (1.0, 1.1), (1.0, np.nan)]
+)
+def test_plain_floats_are_refused_as_arrays_are(variance: float, correlation: float) -> None:
+    messages = []
+    for pair in ((variance, correlation), (np.array([variance]), np.array([correlation]))):
+        with pytest.raises(InputError) as error:
+            central_dual("relu", *pair)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]

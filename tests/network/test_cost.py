@@ -1,0 +1,245 @@
+"""Parameters against transformers' own models; FLOPs against the papers' Table 24 and against first principles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.cost import MASKED_SHARE, count_parameters, train_flops
+from signalprop.network.parametrization import Parametrization
+from signalprop.schemes import scheme
+
+SMALL: dict[str, Any] = {
+    "n_layers": 3,
+    "d_model": 48,
+    "n_heads": 4,
+    "d_head": 12,
+    "d_ff": 100,
+    "vocab_size": 97,
+    "seq_len": 20,
+}
+TEXT_CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "intermediate_size": 100,
+    "vocab_size": 97,
+}
+
+# preset, changes of the architecture, class in transformers, config class, config
+MODELS: dict[str, tuple[str, dict[str, Any], str, str, dict[str, Any]]] = {
+    "bert": ("bert-base", {}, "BertForMaskedLM", "BertConfig", TEXT_CONFIG | {"max_position_embeddings": 20}),
+    "roberta": (
+        "roberta-base",
+        {},
+        "RobertaForMaskedLM",
+        "RobertaConfig",
+        TEXT_CONFIG | {"max_position_embeddings": 22, "type_vocab_size": 1},
+    ),
+    "gpt2": (
+        "gpt2",
+        {},
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_layer": 3, "n_embd": 48, "n_head": 4, "n_inner": 100, "vocab_size": 97, "n_positions": 20},
+    ),
+    "llama": (
+        "llama-7b",
+        {"n_kv_heads": 2},
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        TEXT_CONFIG | {"num_key_value_heads": 2, "head_dim": 12},
+    ),
+    "qwen2": (
+        "qwen2-0.5b",
+        {"n_kv_heads": 2},
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        TEXT_CONFIG | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "qwen3": (
+        "llama-7b",
+        {"family": "qwen3", "n_kv_heads": 2, "qk_norm": True, "d_head": 10},
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        TEXT_CONFIG | {"num_key_value_heads": 2, "head_dim": 10},
+    ),
+    "gpt_neox": ("gpt-neox", {}, "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT_CONFIG),
+    "vit": (
+        "vit-base",
+        {"patch_dim": 48, "seq_len": 17, "n_classes": 7, "vocab_size": None},
+        "ViTForImageClassification",
+        "ViTConfig",
+        {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4,
+             "intermediate_size": 100, "image_size": 16,
+             "patch_size": 4, "num_labels": 7},
+    ),
+    "t5": (
+        "t5-small",
+        {"n_decoder_layers": 2, "d_head": 10},
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "num_layers": 3, "num_decoder_layers": 2, "d_model": 48, "num_heads": 4, "d_ff": 100,
+            "d_kv": 10, "vocab_size": 97,
+        },
+    ),
+    "t5 v1.1": (
+        "t5-small",
+        {"gated": True, "activation": "gelu_tanh"},  # transformers 5 ties T5's head whatever the config says
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"num_layers": 3, "d_model": 48, "num_heads": 4, "d_ff": 100, "d_kv": 12, "vocab_size": 97,
+             "feed_forward_proj": "gated-gelu"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_equal_those_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    preset, changes, model_class, config_class, config = MODELS[name]
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**config))
+    architecture = Architecture.preset(preset, **{**SMALL, **changes})
+    counted = count_parameters(architecture)
+    assert counted["total"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_parts_add_up_and_published_sizes_come_out() -> None:
+    counted = count_parameters(Architecture.preset("gpt2"))
+    assert counted["total"] == sum(count for part, count in counted.items() if part != "total") == 124_439_808
+    assert counted["head"] == 0  # tied
+    assert count_parameters(Architecture.preset("llama-7b"))["total"] == 6_738_415_616
+    assert count_parameters(Architecture.preset("mistral-7b"))["total"] == 7_241_732_096
+    assert count_parameters(Architecture.preset("bert-large"))["total"] == 335_174_458
+
+
+def test_a_second_norm_in_a_sandwich_and_none_at_all() -> None:
+    pre = Architecture.preset("gpt2", n_layers=5)
+    norms = {
+        place: count_parameters(pre.replace(norm_placement=place, final_norm=True))["norms"]
+        for place in ("none", "pre", "post", "sandwich")
+    }
+    per_norm = 2 * pre.d_model
+    assert norms == {
+        "none": per_norm, "pre": 11 * per_norm, "post": 11 * per_norm, "sandwich": 21 * per_norm
+    }  # fmt: skip
+
+
+# v1 Table 24. Its 784 layers of width 128 are 768 (Table 4; 784 would give 1.41e20, +33.3 %), and its 384 layers of
+# width 128 are 384 of width 256 (Table 4; width 128 would give 0.70e20, -63.4 %). The absolute numbers are those of
+# ELECTRA's default of a million steps of 256 sequences of 512 tokens (not of the 6.6 billion tokens trained on).
+TABLE_24 = [
+    (12, 1024, 1.06, None, None),
+    (48, 512, 1.03, 12, -2.5),
+    (192, 256, 1.12, 12, 6.3),
+    (768, 128, 1.38, 12, 30.6),
+    (24, 1024, 1.92, None, None),
+    (96, 512, 1.96, 24, 2.3),
+    (384, 256, 2.19, 24, 14.5),
+]
+
+
+def bert_flops(n_layers: int, d_model: int) -> float:
+    return train_flops(Architecture.preset("bert-base", n_layers=n_layers, d_model=d_model), 256, 1_000_000)["total"]
+
+
+@pytest.mark.parametrize(("n_layers", "d_model", "flops", "base_layers", "extra"), TABLE_24)
+def test_table_24(n_layers: int, d_model: int, flops: float, base_layers: int | None, extra: float | None) -> None:
+    ours = bert_flops(n_layers, d_model)
+    assert ours / 1e20 == pytest.approx(flops, abs=0.0051)  # the table's last digit
+    if base_layers is not None and extra is not None:
+        assert 100 * (ours / bert_flops(base_layers, 1024) - 1) == pytest.approx(extra, abs=0.06)
+
+
+def test_table_24_as_printed_does_not_hold() -> None:
+    assert 100 * (bert_flops(784, 128) / bert_flops(12, 1024) - 1) == pytest.approx(33.3, abs=0.05)
+    assert 100 * (bert_flops(384, 128) / bert_flops(24, 1024) - 1) == pytest.approx(-63.4, abs=0.05)
+
+
+def test_bert_layer_term_by_term() -> None:
+    """One layer written out from ELECTRA's list of terms, against the difference of two depths."""
+    s, h, i, heads = 512, 768, 3072, 12
+    attention = 3 * 2 * h * h + 3 * h + 2 * h * s + 5 * s * heads + 4 * s * heads + s * heads + 2 * h * s
+    attention += 2 * h * h + h + 4 * h + h + 5
+    feed_forward = 2 * h * i + 8 * i + i + 2 * h * i + h + 4 * h + h + 5 * h
+    deep, shallow = (Architecture.preset("bert-base", n_layers=n) for n in (5, 4))
+    difference = train_flops(deep, 1, 1)["total"] - train_flops(shallow, 1, 1)["total"]
+    assert difference == pytest.approx(2 * s * (attention + feed_forward), rel=1e-12)
+
+
+def test_embeddings_and_head_term_by_term() -> None:
+    s, e, v = 512, 768, 30522
+    parts = train_flops(Architecture.preset("bert-base"), 1, 1)
+    assert parts["embeddings"] == pytest.approx(2 * s * (2 * e * v + 2 * e * (s + 2) + 2 * e + 5 * e + 4 * e))
+    head = 2 * e * v + 2 * e * e + e + 8 * e + 5 * e + 5 * v + 2 * v
+    assert parts["head"] == pytest.approx(2 * s * MASKED_SHARE * head)
+
+
+def test_large_models_approach_four_operations_per_weight_and_token() -> None:
+    """Products dominate: forward 2 per weight and token; ELECTRA's factor 2 makes it 4 (others count 6)."""
+    architecture = Architecture.preset("llama-7b", seq_len=128)
+    parts = train_flops(architecture, 1, 1)
+    weights = count_parameters(architecture)
+    for part in ("attention", "feed_forward"):
+        assert parts[part] / (4 * 128 * weights[part]) == pytest.approx(1, abs=0.03)
+
+
+def test_linear_in_batch_and_steps_and_grouped_heads_save() -> None:
+    architecture = Architecture.preset("llama-130m", n_layers=2)
+    assert train_flops(architecture, 3, 7)["total"] == pytest.approx(21 * train_flops(architecture, 1, 1)["total"])
+    grouped = train_flops(architecture.replace(n_kv_heads=4), 1, 1)
+    assert grouped["attention"] < train_flops(architecture, 1, 1)["attention"]
+
+
+def test_cross_attention_costs_by_the_lengths_it_joins() -> None:
+    base = Architecture.preset("t5-small", n_layers=2, seq_len=64, target_len=16)
+    longer = base.replace(target_len=32)
+    cheap, dear = (train_flops(a, 1, 1, output_fraction=1.0) for a in (base, longer))
+    assert cheap["attention"] < dear["attention"] < 2 * cheap["attention"]
+    assert dear["head"] == pytest.approx(2 * cheap["head"])
+
+
+@pytest.mark.parametrize("bad", [{"batch_size": 0, "steps": 1}, {"batch_size": 1, "steps": 0},
+                                 {"batch_size": 1, "steps": 1, "output_fraction": 0.0},
+                                 {"batch_size": 1, "steps": 1, "output_fraction": 1.5}])  # fmt: skip
+def test_bad_runs_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"expected|at least"):
+        train_flops(Architecture.preset("gpt2"), **bad)
+
+
+# --- what a scheme adds -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields", [{"norm_placement": "res-post"}, {"kind": "decoder", "parallel": True}, {"kind": "encoder-decoder"}]
+)
+def test_trainable_multipliers_are_counted_as_the_built_model_has_them(fields: dict[str, Any]) -> None:
+    from signalprop.models import build
+
+    a = Architecture(n_layers=2, d_model=16, n_heads=2, vocab_size=30, seq_len=8, **fields)
+    p = replace(scheme("xavier")(a), branch_trainable="channel", skip_trainable="scalar", attention_trainable=True)
+    parts = count_parameters(p)
+    assert parts["total"] == sum(x.numel() for x in build(p, seed=0).parameters())
+    assert parts["multipliers"] == parts["total"] - count_parameters(a)["total"] > 0
+    assert count_parameters(scheme("xavier")(a))["multipliers"] == 0
+
+
+def test_operations_of_multipliers_and_value_skips() -> None:
+    a = Architecture(kind="decoder", n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, seq_len=32)
+    p = scheme("xavier")(a)
+    plain = train_flops(a, 1, 1)
+    assert train_flops(p, 1, 1) == plain == train_flops(p.with_columns(branch=0.3), 1, 1)  # it folds into weights
+    skipped = train_flops(p.with_columns(value_skip=0.5), 1, 1)
+    assert skipped["attention"] - plain["attention"] == 2 * 3 * 32 * 3 * 64
+    learned = train_flops(replace(p, branch_trainable="scalar", skip_trainable="channel"), 1, 1)
+    assert learned["total"] - plain["total"] == 2 * 6 * 32 * 2 * 64
+    # without attention: values, output, bias and addition are left
+    alone = train_flops(p.with_columns(value_skip=1.0, attention_gain=0.0), 1, 1)["attention"]
+    assert alone == 2 * 3 * 32 * (2 * 64 * 32 + 32 + 2 * 64 * 64 + 64 + 64 + 5)
+    with pytest.raises(InputError, match="sweep of shape"):
+        train_flops(Parametrization.sweep([p, p]), 1, 1)

@@ -1,0 +1,79 @@
+"""Two processes (gloo): data-parallel and sharded training of applied models is that of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import two_processes
+from signalprop.repair import parameter_groups
+from two_processes import CASES, IDS, make, step
+
+if not torch.distributed.is_available() or not hasattr(torch.cpu.Stream, "record_event"):
+    pytest.skip("this PyTorch cannot shard on the CPU", allow_module_level=True)
+
+every_case = pytest.mark.parametrize(("family", "scheme"), CASES)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the two processes found."""
+    folder = tmp_path_factory.mktemp("processes")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", two_processes.__file__]
+    running = [
+        subprocess.Popen([*command, str(rank), "2", str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture
+def alone(family: str, scheme: str) -> nn.Module:
+    """The same model in this process."""
+    return make(family, scheme)
+
+
+@every_case
+@pytest.mark.parametrize("route", ["ddp", "fsdp", "meta"])
+def test_loss_and_gradients(results: dict[str, Any], alone: nn.Module, family: str, scheme: str, route: str) -> None:
+    assert results[f"{family} {scheme}"][route] == pytest.approx(step(alone, IDS), rel=1e-5)
+
+
+@every_case
+def test_parameter_groups_know_sharded_parameters_by_name(
+    results: dict[str, Any], alone: nn.Module, family: str, scheme: str
+) -> None:
+    found = results[f"{family} {scheme}"]
+    groups = parameter_groups(alone, lr=0.01, weight_decay=0.1)
+    assert found["names"] == sorted(name for group in groups for name in group["names"])
+    step(alone, IDS)
+    torch.optim.AdamW(groups, lr=0.01).step()
+    assert found["second"] == pytest.approx(step(alone, IDS)[0], rel=1e-5)
+
+
+@every_case
+def test_sharded_empty_memory_is_filled_with_the_same_weights(
+    results: dict[str, Any], family: str, scheme: str
+) -> None:
+    """Bit for bit: every process draws the whole tensor from its seed and keeps its part."""
+    assert results[f"{family} {scheme}"]["same"]
+
+
+@every_case
+def test_a_sharded_model_needs_a_seed(results: dict[str, Any], family: str, scheme: str) -> None:
+    assert "give a seed" in results[f"{family} {scheme}"]["refusal"]

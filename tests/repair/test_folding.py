@@ -1,0 +1,395 @@
+"""Folding: the same function from vanilla modules, or one line that names what no weight can hold."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import signalprop as sp
+from applied import MODELS, batch_of, double_norms, logits_of, skip_without_interface, vanilla
+from own_model import OwnGPT, own_ids, own_model
+from signalprop.errors import InputError
+from signalprop.repair.module_swaps import Splice
+from signalprop.repair.record import record_of
+
+FAMILIES = tuple(MODELS)
+NOT_APPLIED = {
+    ("bamboo", "bert"), ("lns", "bert"), ("mix-ln", "bert"), ("sandwich", "bert"), ("deepscalelm", "vit"),
+    ("takase", "vit"), ("value-skipinit", "t5"), ("admin", "gpt_neox"), ("deepnorm", "gpt_neox"),
+    ("mix-ln", "gpt_neox"), ("sandwich", "gpt_neox"), ("value-skipinit", "gpt_neox"),
+    ("e-spa", "t5"), ("u-spa", "t5"), ("e-spa", "gpt_neox"), ("u-spa", "gpt_neox"), ("e-spa", "qwen3"),
+    ("u-spa", "qwen3"),
+}  # fmt: skip
+REMOVED, MOVED, ADDED = "its norm was removed", "its norm was moved", "a norm was added"
+UNFOLDABLE = dict.fromkeys(("fixup", "rezero", "skipinit", "t-fixup", "value-skipinit", "e-spa", "u-spa"), REMOVED)
+MOVES = {"admin": MOVED, "deepnorm": MOVED, "mix-ln": MOVED, "sandwich": ADDED}
+CASES = [(s, f) for s in sorted(sp.SCHEMES) for f in FAMILIES if (s, f) not in NOT_APPLIED]
+SUBLAYER = re.compile(r"^(encoder |decoder )?layer \d+ (attention|cross-attention|feed-forward) cannot be folded")
+
+
+def applied(family: str, scheme: str, dtype: torch.dtype, n_layers: int = 4, **options: Any) -> nn.Module:
+    skip_without_interface(scheme)
+    model = vanilla(family, n_layers).to(dtype).eval()
+    sp.apply(model, scheme, seed=3, **options)
+    return model
+
+
+def trained(model: nn.Module, seed: int = 1) -> nn.Module:
+    """Biases, gains and multipliers moved away from where they start, each entry by itself."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+    return model
+
+
+def outputs(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return logits_of(model, batch_of(model))
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def contents(model: nn.Module) -> dict[str, Any]:
+    """What folding must leave, or bring back, besides the function."""
+    return {
+        "keys": list(model.state_dict()),
+        "classes": [type(module) for module in model.modules()],
+        "dropout": [module.p for module in model.modules() if isinstance(module, nn.Dropout)],
+        "trains": [q.requires_grad for q in model.parameters()],
+        "scaling": [m.scaling for m in model.modules() if hasattr(m, "scaling")],
+        "eps": [getattr(m, "eps", getattr(m, "variance_epsilon", None)) for m in model.modules()],
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+    }
+
+
+@pytest.mark.parametrize(("scheme", "family"), CASES)
+def test_every_scheme_and_family(scheme: str, family: str) -> None:
+    reasons = UNFOLDABLE | ({} if family == "bert" else MOVES)
+    start = contents(vanilla(family, 4))
+    if scheme in reasons:
+        model = trained(applied(family, scheme, torch.float32))
+        before, state = outputs(model), copy.deepcopy(model.state_dict())
+        with pytest.raises(InputError, match=reasons[scheme]) as caught:
+            sp.fold(model)
+        assert SUBLAYER.match(str(caught.value))
+        assert torch.equal(outputs(model), before)  # it is as it was
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        return
+    with double_norms():
+        model = applied(family, scheme, torch.float64)
+        if scheme != "admin":  # whose trained skips are for another test
+            trained(model)
+        before = outputs(model)
+        assert sp.fold(model) is model
+        assert difference(outputs(model), before) < 1e-12
+    assert record_of(model) is None
+    model.float()
+    assert contents(model) == start
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", ["normalised-skip", "mup", "lns"])
+def test_single_precision_and_reload_by_transformers_alone(scheme: str, family: str, tmp_path: Any) -> None:
+    if (scheme, family) in NOT_APPLIED:
+        scheme = "deepnorm"
+    model = trained(applied(family, scheme, torch.float32))
+    before = outputs(model)
+    folded = outputs(sp.fold(model))
+    assert difference(folded, before) < 1e-5
+    model.save_pretrained(tmp_path)
+    again, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    assert torch.equal(outputs(again.eval()), folded)
+    assert "signalprop" not in (tmp_path / "config.json").read_text()
+    assert not list(tmp_path.glob("signalprop*"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_half_precision_loses_no_more_than_its_own_rounding(family: str) -> None:
+    model = trained(applied(family, "normalised-skip", torch.float32))
+    exact = outputs(model)
+    half = model.to(torch.bfloat16)
+    unfolded = difference(outputs(half).float(), exact)
+    folded = difference(outputs(sp.fold(half)).float(), exact)
+    assert folded < 3 * unfolded < 0.3
+
+
+@pytest.mark.parametrize("family", ["gpt2", "t5", "llama"])
+@pytest.mark.parametrize("kind", ["scalar", "channel"])
+def test_trained_multipliers(family: str, kind: str) -> None:
+    model = vanilla(family, 3).double().eval()
+    keys = list(model.state_dict())
+    sp.apply(model, "deepscalelm", trainable=kind, k=0.8, seed=0)
+    names = [name for name, _ in model.named_parameters() if name.endswith("multiplier")]
+    assert len(names) == {"t5": 15}.get(family, 6)
+    with double_norms():
+        start = outputs(trained(model))
+        with torch.no_grad():
+            for name in names:
+                model.get_parameter(name).mul_(-1.7)
+        before = outputs(model)
+        assert difference(before, start) > 0.1  # they matter
+        sp.fold(model)
+        assert difference(outputs(model), before) < 1e-12
+    assert list(model.state_dict()) == keys
+
+
+class TestSkips:
+    """A skip multiplier that no branch can take over."""
+
+    def test_admin_folds_as_long_as_all_channels_agree(self) -> None:
+        model = applied("bert", "admin", torch.float64)
+        skips = [q.detach() for name, q in model.named_parameters() if name.endswith("skip")]
+        assert len(skips) == 8 and float(skips[-1].min()) > 1.5
+        before = outputs(model)
+        assert difference(outputs(sp.fold(model)), before) < 1e-11  # BERT's epsilon of 1e-12 counts differently
+
+    def test_admin_trained_as_scalars(self) -> None:
+        model = applied("bert", "admin", torch.float64, trainable="scalar")
+        before = outputs(trained(model))
+        assert difference(outputs(sp.fold(model)), before) < 1e-11
+
+    def test_admin_trained_by_channel(self) -> None:
+        model = trained(applied("bert", "admin", torch.float64))
+        with pytest.raises(InputError, match=r"layer 0 attention cannot .* differ from channel to channel"):
+            sp.fold(model)
+
+    def test_a_negative_one(self) -> None:
+        model = applied("bert", "admin", torch.float64, trainable="scalar")
+        with torch.no_grad():
+            model.get_parameter("bert.encoder.layer.2.output.dense.skip").fill_(-1.0)
+        with pytest.raises(InputError, match=r"layer 2 feed-forward cannot .* multiplied with -1 there"):
+            sp.fold(model)
+
+    def test_a_zero(self) -> None:
+        model = applied("gpt2", "deepscalelm", torch.float64, n_layers=2)  # lambda^2 = 1 - 2/2
+        with pytest.raises(InputError, match=r"layer 0 attention cannot .* multiplied with 0 there"):
+            sp.fold(model)
+
+    def test_another_epsilon_is_worth_a_warning(self) -> None:
+        model = vanilla("bert", 2, layer_norm_eps=1e-3).double().eval()
+        sp.apply(model, "admin", trainable="scalar", seed=0)
+        before = outputs(model)
+        with pytest.warns(UserWarning, match="change by up to") as caught:
+            sp.fold(model)
+        bound = float(re.findall(r"up to (\S+) of", str(caught[0].message))[0])
+        assert 1e-6 < difference(outputs(model), before) < 10 * bound < 0.01
+
+
+class TestValues:
+    def test_a_gain_alone_goes_into_the_output_map(self) -> None:
+        model = vanilla("llama", 2).double().eval()
+        table = sp.scheme("xavier")(sp.Architecture.from_hf(model))
+        sp.apply(model, table.with_columns(attention_gain=0.6), seed=0)
+        with double_norms():
+            before = outputs(model)
+            assert difference(outputs(sp.fold(model)), before) < 1e-12
+
+    def test_values_that_bypass(self) -> None:
+        model = vanilla("llama", 2).eval()
+        table = sp.scheme("xavier")(sp.Architecture.from_hf(model))
+        sp.apply(model, table.with_columns(value_skip=[0, 0, 0.3, 0]), seed=0)
+        with pytest.raises(InputError, match=r"layer 1 attention cannot .* bypass its attention \(value_skip 0.3\)"):
+            sp.fold(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_factors_on_scores(family: str) -> None:
+    """muP's 1/d_head, in maps, fused maps, columns and query norms."""
+    model = vanilla(family, 2).double().eval()
+    scaling = contents(model)["scaling"]
+    sp.apply(model, "mup", base_d_head=4, base_width=16, seed=0)
+    with double_norms():
+        before = outputs(trained(model))
+        assert contents(model)["scaling"] != scaling
+        sp.fold(model)
+        assert difference(outputs(model), before) < 1e-12
+    assert contents(model)["scaling"] == scaling
+
+
+class TestTiedHeads:
+    def test_the_norm_before_the_head_takes_the_factor(self) -> None:
+        model = applied("gpt2", "xavier", torch.float64)
+        embedding = model.transformer.wte.weight.clone()
+        with torch.no_grad():
+            hidden = model.transformer(input_ids=torch.arange(8)[None]).last_hidden_state
+            sp.fold(model)
+            after = model.transformer(input_ids=torch.arange(8)[None]).last_hidden_state
+        assert model.lm_head.weight is model.transformer.wte.weight
+        assert torch.equal(model.transformer.wte.weight, embedding)
+        torch.testing.assert_close(after, hidden / math.sqrt(32))
+        torch.testing.assert_close(model.transformer.ln_f.weight, torch.full((32,), 32**-0.5).double())
+
+    def test_in_bert_it_is_the_transform_s(self) -> None:
+        model = sp.fold(applied("bert", "xavier", torch.float64))
+        norm: Any = model.get_submodule("cls.predictions.transform.LayerNorm")
+        torch.testing.assert_close(norm.weight, torch.full((32,), 32**-0.5).double())
+
+    def test_embeddings_and_head_with_a_factor_each(self) -> None:
+        model = own_model(tied=True).double()
+        table = sp.scheme("xavier")(model.signalprop_mapping().architecture)
+        head = table.head.model_copy(update={"scale": 0.3})
+        embedding = table.embedding.model_copy(update={"scale": 2.5})
+        sp.apply(model, replace(table, head=head, embedding=embedding), seed=0)
+        with torch.no_grad():
+            before, was = trained(model)(own_ids()), model.wte.weight.clone()
+            assert difference(sp.fold(model)(own_ids()), before) < 1e-12
+        torch.testing.assert_close(model.wte.weight, 2.5 * was)
+        assert model.head.weight is model.wte.weight
+
+    def test_without_a_norm_of_its_own(self) -> None:
+        from transformers import OPTConfig, OPTForCausalLM
+
+        torch.manual_seed(0)
+        model = OPTForCausalLM(OPTConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, vocab_size=61, dropout=0.0,
+            max_position_embeddings=24, word_embed_proj_dim=32, _remove_final_layer_norm=True,
+        )).eval()  # fmt: skip
+        sp.apply(model, "xavier", seed=0)
+        with pytest.raises(InputError, match=r"the head cannot be folded .* shares its weight with the embedding"):
+            sp.fold(model)
+
+    def test_a_second_reader_of_that_norm(self) -> None:
+        class Twice(OwnGPT):
+            def forward(self, ids: Tensor) -> Tensor:
+                x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+                for block in self.blocks:
+                    x = block(x)
+                x = self.ln_f(x)
+                self.value(x)
+                return self.head(x)
+
+        torch.manual_seed(0)
+        model = Twice(2, tied=True)
+        model.value = nn.Linear(32, 1)
+        sp.apply(model.eval(), "xavier", seed=0)
+        with pytest.raises(InputError, match="the head cannot be folded"):
+            sp.fold(model)
+
+
+class TestOwnModels:
+    def test_norms_without_weights_fold_into_their_readers(self) -> None:
+        model = own_model(affine=False).double()
+        sp.apply(model, "lns", seed=0)
+        with torch.no_grad():
+            before = trained(model)(own_ids())
+            assert difference(sp.fold(model)(own_ids()), before) < 1e-12
+        assert type(model) is OwnGPT
+        assert not any(isinstance(module, Splice) for module in model.modules())
+
+    def test_one_weight_of_two_layers(self) -> None:
+        model = own_model(2)
+        model.blocks[1].down.weight = model.blocks[0].down.weight
+        sp.apply(model, "normalised-skip", alpha_feed_forward=0.9, initialize=False)
+        before = model(own_ids())
+        with pytest.raises(InputError, match=r"layer \d feed-forward cannot .* shares a weight with another module"):
+            sp.fold(model)
+        assert torch.equal(model(own_ids()), before)
+
+    def test_a_carrier_without_a_weight(self) -> None:
+        model = own_model(2)
+        mapping = model.signalprop_mapping()
+        rows = [replace(row, carrier=row.branch) for row in mapping.sublayers]
+        sp.apply(model, "normalised-skip", mapping=replace(mapping, sublayers=rows), seed=0)
+        with pytest.raises(InputError, match=r"layer 0 attention cannot .* Attention has no `?weight"):
+            sp.fold(model)
+
+    def test_weights_that_would_overflow(self) -> None:
+        model = own_model(2)
+        sp.apply(model, "stable-resnet", seed=0)
+        model.half()
+        with torch.no_grad():
+            model.blocks[1].down.weight[0, 0] = 6e4
+        model.blocks[1].down.branch_scale = 2.0
+        with pytest.raises(InputError, match=r"layer 1 feed-forward cannot .* would reach 1.2e"):
+            sp.fold(model)
+
+
+def test_matched_epsilons_cannot_be_kept() -> None:
+    model = vanilla("gpt2", 4, layer_norm_epsilon=1e-3).double().eval()
+    eps = contents(model)["eps"]
+    sp.apply(model, "deepscalelm", k=1, match_eps=True, seed=0)
+    assert contents(model)["eps"] != eps
+    before = outputs(model)
+    with pytest.warns(UserWarning, match="change by up to") as caught:
+        sp.fold(model)
+    bound = float(re.findall(r"up to (\S+) of", str(caught[0].message))[0])
+    assert contents(model)["eps"] == eps
+    assert 1e-6 < difference(outputs(model), before) < 10 * bound < 0.1
+
+
+def test_dropout_is_given_back() -> None:
+    model = vanilla("gpt2", 2, resid_pdrop=0.25).eval()
+    sp.apply(model, "deepscalelm", k=0.5, trainable="scalar", seed=0)
+    assert 0.25 not in contents(model)["dropout"]
+    assert contents(sp.fold(model))["dropout"].count(0.25) == 4
+
+
+def test_absorbed_models_only_lose_the_record() -> None:
+    model = applied("llama", "deepscalelm", torch.float32, mode="absorbed")
+    before = copy.deepcopy(model.state_dict())
+    sp.fold(model)
+    assert record_of(model) is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_folded_models_can_be_applied_to_again() -> None:
+    model = sp.fold(applied("gpt2", "normalised-skip", torch.float32))
+    with pytest.raises(InputError, match="carries no scheme"):
+        sp.fold(model)
+    before = outputs(model)
+    sp.apply(model, "fixed", initialize=False)
+    assert difference(outputs(model), before) < 1e-6
+
+
+class TestWhatIsNotThere:
+    def test_meta_and_undrawn_weights(self) -> None:
+        with torch.device("meta"):
+            model = OwnGPT(2)
+        sp.apply(model, "xavier")
+        with pytest.raises(InputError, match="on the meta device"):
+            sp.fold(model)
+        model.to_empty(device="cpu")
+        with pytest.raises(InputError, match="have not been drawn"):
+            sp.fold(model)
+        sp.initialize(model, seed=0)
+        assert type(sp.fold(model)) is OwnGPT
+
+    def test_no_scheme(self) -> None:
+        with pytest.raises(InputError, match="carries no scheme"):
+            sp.fold(own_model())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+class TestAdapters:
+    """Adapters may stand beside maps that carry no multiplier; a factor that folds into such a map would miss them."""
+
+    def test_elsewhere(self) -> None:
+        peft = pytest.importorskip("peft")
+        settings = peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True, init_lora_weights=False)
+        model = peft.get_peft_model(applied("gpt2", "normalised-skip", torch.float32), settings).eval()
+        before = outputs(model.base_model.model)
+        sp.fold(model)
+        assert difference(outputs(model.base_model.model), before) < 1e-5
+        merged = model.merge_and_unload()
+        assert difference(outputs(merged), before) < 1e-5
+        assert type(merged).__module__ == "transformers.models.gpt2.modeling_gpt2"
+
+    def test_beside_queries_whose_scores_have_a_factor(self) -> None:
+        peft = pytest.importorskip("peft")
+        model = vanilla("llama", 2).eval()
+        sp.apply(model, "mup", base_d_head=4, base_width=16, seed=0)
+        model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
+        with pytest.raises(InputError, match="layer 0 attention: there is an adapter beside a map"):
+            sp.fold(model)

@@ -1,0 +1,220 @@
+"""Optimizer groups: every parameter once, the learning rates of muP, and absorbed training that is the gauge's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from applied import VOCABULARY, double_norms, loss_of, vanilla
+from signalprop.errors import InputError
+from signalprop.repair import apply, parameter_groups
+
+IDS = torch.randint(3, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0))
+SCHEMES = ("deepscalelm", "layerscale", "skipinit", "deepnorm", "value-skipinit", "admin")
+EVERY_WAY = [(family, scheme) for family in ("bert", "gpt2", "llama") for scheme in SCHEMES]
+OPTIMIZERS: dict[str, Any] = {
+    "adamw": lambda groups: torch.optim.AdamW(groups),
+    "adam": lambda groups: torch.optim.Adam(groups),
+    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
+}
+
+
+def applied_model(
+    family: str, scheme: Any, dtype: torch.dtype = torch.float64, *, tied: bool = False, **options: Any
+) -> nn.Module:
+    model = vanilla(family, 3, tie_word_embeddings=tied).to(dtype)
+    apply(model, scheme, seed=3, **options)
+    return model.train()
+
+
+def loss(model: nn.Module) -> Tensor:
+    return loss_of(model(input_ids=IDS).logits)  # transformers' own loss is in single precision
+
+
+def by_name(groups: list[dict[str, Any]], key: str) -> dict[str, float]:
+    return {name: group[key] for group in groups for name in group["names"]}
+
+
+def train(model: nn.Module, optimizer: str, clip: float | None = None, steps: int = 20) -> Tensor:
+    """Losses of so many steps."""
+    rate = 0.05 if optimizer == "sgd" else 0.003
+    groups = parameter_groups(model, lr=rate, weight_decay=0.1, eps=1e-4, optimizer=optimizer)  # type: ignore[arg-type]
+    stepper = OPTIMIZERS[optimizer](groups)
+    seen = []
+    for _ in range(steps):
+        stepper.zero_grad()
+        value = loss(model)
+        value.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        stepper.step()
+        seen.append(value.detach())
+    return torch.stack(seen)
+
+
+class TestAbsorbed:
+    """Weights times c, learning rates and decays to match: the numbers of a model with multipliers."""
+
+    CASES: ClassVar = (("gpt2", "deepscalelm"), ("llama", "normalised-skip"), ("bert", "deepnorm"), ("gpt2", "lns"))
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize(("family", "scheme"), CASES)
+    def test_twenty_steps(self, family: str, scheme: str, optimizer: str) -> None:
+        with double_norms():
+            gauge, absorbed = (applied_model(family, scheme, mode=mode) for mode in ("gauge", "absorbed"))
+            one, other = train(gauge, optimizer), train(absorbed, optimizer)
+        assert one[-1] < one[0]
+        assert torch.allclose(one, other, rtol=1e-10, atol=0)
+        factors = absorbed.signalprop_record.factors
+        assert any(abs(factor - 1) > 0.1 for factor in factors.values())
+        for name, q in gauge.named_parameters():
+            expected = q * factors.get(name, 1.0)
+            assert (absorbed.get_parameter(name) - expected).norm() <= 1e-9 * expected.norm() + 1e-12, name
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+    def test_clipping_by_the_global_norm_breaks_it(self, optimizer: str) -> None:
+        with double_norms():
+            gauge, absorbed = (applied_model("gpt2", "deepscalelm", mode=mode) for mode in ("gauge", "absorbed"))
+            one, other = train(gauge, optimizer, clip=0.1), train(absorbed, optimizer, clip=0.1)
+        assert (one - other).abs().max() > 1e-4
+
+    @pytest.mark.parametrize(
+        ("optimizer", "key", "power"),
+        [("adamw", "lr", 1), ("adamw", "eps", -1), ("adamw", "weight_decay", -1), ("sgd", "lr", 2),
+         ("sgd", "weight_decay", -2), ("adam", "weight_decay", -2)],
+    )  # fmt: skip
+    def test_each_number_is_needed(self, optimizer: str, key: str, power: int) -> None:
+        """Leaving one of the numbers as it was trains another model."""
+        with double_norms():
+            gauge, absorbed = (applied_model("gpt2", "deepscalelm", mode=mode) for mode in ("gauge", "absorbed"))
+            plain = {"lr": 0.01, "weight_decay": 0.3, "eps": 1e-3}
+            losses = []
+            for model, broken in ((gauge, False), (absorbed, True)):
+                groups = parameter_groups(model, **plain, optimizer=optimizer)  # type: ignore[arg-type]
+                factors = model.signalprop_record.factors
+                for group in groups:
+                    c = factors.get(group["names"][0], 1.0)
+                    wanted = plain[key] * c**power if key != "weight_decay" or group[key] else 0.0
+                    assert group[key] == pytest.approx(wanted, rel=1e-12)
+                    if broken and group[key]:
+                        group[key] = plain[key]
+                stepper = OPTIMIZERS[optimizer](groups)
+                for _ in range(10):
+                    stepper.zero_grad()
+                    value = loss(model)
+                    value.backward()
+                    stepper.step()
+                losses.append(value.item())
+        assert abs(losses[0] - losses[1]) > 1e-6
+
+    def test_a_tied_head_with_a_factor_of_its_own_is_refused(self) -> None:
+        with pytest.raises(InputError, match="ties them"):
+            applied_model("gpt2", "mup", tied=True, base_width=8, mode="absorbed")
+
+
+class TestMaximalUpdate:
+    """muP at four times the base width (32 to 8): hidden weights learn at a quarter of the rate."""
+
+    HIDDEN: ClassVar = {
+        "bert": ("query", "key", "value", "dense"), "gpt2": ("c_attn", "c_proj", "c_fc"),
+        "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        "t5": ("q", "k", "v", "o", "wi", "wo"), "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h",
+                                                          "dense_4h_to_h"),
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("family", HIDDEN)
+    def test_rates_by_name(self, family: str) -> None:
+        model = applied_model(family, "mup", torch.float32, base_width=8)
+        rates = by_name(parameter_groups(model, lr=1.0), "lr")
+        for name, rate in rates.items():
+            module, kind = name.split(".")[-2:]
+            hidden = kind == "weight" and module in self.HIDDEN[family]
+            assert rate == pytest.approx(0.25 if hidden else 1.0), name
+        assert sum(rate < 1 for rate in rates.values()) >= 3 * len(self.HIDDEN[family])
+
+    def test_weight_decay_makes_up_for_the_rate(self) -> None:
+        model = applied_model("llama", "mup", torch.float32, base_width=8)
+        groups = parameter_groups(model, lr=0.2, weight_decay=0.1)
+        assert all(g["lr"] * g["weight_decay"] in (0.0, pytest.approx(0.02)) for g in groups)
+        assert {g["weight_decay"] for g in groups} == {0.0, 0.1, 0.4}
+
+    def test_depth_too(self) -> None:
+        model = applied_model("gpt2", "depth-mup", torch.float32, base_width=8, base_depth=1)
+        rates = by_name(parameter_groups(model, lr=1.0), "lr")
+        assert rates["transformer.h.1.mlp.c_fc.weight"] == pytest.approx(0.25 / 3**0.5)
+        assert rates["transformer.h.1.ln_1.weight"] == pytest.approx(1 / 3**0.5)
+        assert rates["transformer.wte.weight"] == rates["transformer.ln_f.weight"] == 1.0
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_embeddings_and_head(self, tied: bool) -> None:
+        """A tied table is the embedding's: read by the head with a factor, learning at the full rate."""
+        model = vanilla("gpt2", 3, tie_word_embeddings=tied)
+        apply(model, "mup", seed=3, base_width=8)
+        names = Counter(name for group in parameter_groups(model, lr=1.0) for name in group["names"])
+        assert names["transformer.wte.weight"] == 1
+        assert names["lm_head.weight"] == (0 if tied else 1)
+        assert model.lm_head.input_scale == pytest.approx(0.25)
+        assert by_name(parameter_groups(model, lr=1.0), "lr")["transformer.wte.weight"] == 1.0
+
+    def test_a_fused_map_that_would_need_two_rates_is_refused(self) -> None:
+        model = vanilla("gpt2", 3)
+        table = apply(vanilla("gpt2", 3), "mup", seed=3, base_width=8)
+        apply(model, table.with_columns(learning_rate__query=0.5), seed=3)
+        with pytest.raises(InputError, match=r"c_attn\.weight holds query, key, value.*one tensor has one"):
+            parameter_groups(model, lr=1.0)
+
+    def test_a_step_moves_the_features_as_far_at_every_width(self) -> None:
+        """Why the rates are there: with them one step of Adam changes logits as much at 128 features as at 32."""
+
+        def change(width: int, scheme: str) -> float:
+            model = vanilla("llama", 3, hidden_size=width, intermediate_size=2 * width)
+            apply(model, scheme, seed=3, **({"base_width": 32} if scheme == "mup" else {}))
+            before = model(input_ids=IDS).logits
+            stepper = torch.optim.AdamW(parameter_groups(model, lr=0.01))
+            loss(model).backward()
+            stepper.step()
+            return float((model(input_ids=IDS).logits - before).detach().square().mean().sqrt())
+
+        grown = {scheme: change(128, scheme) / change(32, scheme) for scheme in ("mup", "fixed")}
+        assert grown["mup"] < 1.5
+        assert grown["fixed"] > 2
+
+
+class TestEveryParameterOnce:
+    @pytest.mark.parametrize(
+        ("family", "scheme"), [*EVERY_WAY, ("gpt_neox", "deepscalelm"), ("gpt_neox", "skipinit"), ("t5", "layerscale")]
+    )
+    def test_and_none_that_does_not_train(self, family: str, scheme: str) -> None:
+        model = applied_model(family, scheme, torch.float32)
+        groups = parameter_groups(model, lr=0.01, weight_decay=0.1)
+        listed = Counter(id(q) for group in groups for q in group["params"])
+        assert listed == Counter(id(q) for q in model.parameters() if q.requires_grad)
+        for group in groups:
+            assert all(model.get_parameter(n) is q for n, q in zip(group["names"], group["params"], strict=True))
+        decays = by_name(groups, "weight_decay")
+        assert {name for name, decay in decays.items() if decay} == {
+            name for name, q in model.named_parameters() if q.requires_grad and q.ndim > 1
+        }
+        torch.optim.AdamW(groups)  # which refuses a parameter that it is given twice
+
+    def test_frozen_parameters_are_left_out(self) -> None:
+        model = applied_model("gpt2", "layerscale", torch.float32)
+        model.transformer.wte.weight.requires_grad_(False)
+        names = [name for group in parameter_groups(model, lr=0.01) for name in group["names"]]
+        assert "transformer.wte.weight" not in names
+        assert "transformer.h.0.attn.c_proj.multiplier" in names
+
+    def test_compiled_and_wrapped_models(self) -> None:
+        model = applied_model("gpt2", "layerscale", torch.float32)
+        expected = parameter_groups(model, lr=0.01)
+        assert [g["names"] for g in parameter_groups(torch.compile(model), lr=0.01)] == [g["names"] for g in expected]
+
+    def test_bad_input(self) -> None:
+        with pytest.raises(InputError, match="carries no scheme"):
+            parameter_groups(vanilla("gpt2"), lr=0.01)
+        with pytest.raises(InputError, match="expected 'adamw', 'adam' or 'sgd'"):
+            parameter_groups(applied_model("gpt2", "lns"), lr=0.01, optimizer="lion")  # type: ignore[arg-type]

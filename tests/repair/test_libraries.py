@@ -1,0 +1,291 @@
+"""Applied models in the hands of transformers, peft and accelerate."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from applied import VOCABULARY, vanilla
+from signalprop.attachment.parametrization_of import read_parametrization
+from signalprop.errors import InputError
+from signalprop.repair import apply, fold, initialize, parameter_groups
+from signalprop.repair.module_swaps import _GUARDS
+from signalprop.repair.spliced_modules import Passing
+
+SCHEMES = ("deepscalelm", "normalised-skip", "layerscale", "skipinit", "deepnorm", "lns", "value-skipinit")
+IDS = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+LONG = {"gpt2": {"n_positions": 40}, "llama": {"max_position_embeddings": 40}, "bert": {}}
+causal = pytest.mark.parametrize("family", ["gpt2", "llama"])
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def applied_model(family: str, scheme: str, **changes: Any) -> nn.Module:
+    """In evaluation mode, with trainable multipliers away from their start."""
+    model = vanilla(family, 3, **LONG[family] | changes).eval()  # of 2 layers DeepScaleLM has a skip of 0
+    apply(model, scheme, seed=3)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, q in model.named_parameters():
+            if name.rpartition(".")[2] in ("multiplier", "skip", "value_skip", "attention_gain"):
+                q.add_(0.3 + 0.1 * torch.randn(q.shape, generator=generator))
+    return model
+
+
+def logits_of(model: nn.Module, ids: Tensor = IDS, **more: Any) -> Tensor:
+    out: Tensor = model(input_ids=ids, **more).logits
+    return out
+
+
+class TestGenerate:
+    @causal
+    @every_scheme
+    def test_with_a_cache_as_without(self, family: str, scheme: str) -> None:
+        model = applied_model(family, scheme)
+        given: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        mask = torch.ones_like(IDS)
+        for beams in (1, 3):
+            cached, plain = (
+                model.generate(IDS, attention_mask=mask, num_beams=beams, use_cache=cache, **given)
+                for cache in (True, False)
+            )
+            assert cached.shape == (2, 15)
+            assert torch.equal(cached, plain)
+
+    @causal
+    @every_scheme
+    def test_token_by_token(self, family: str, scheme: str) -> None:
+        model = applied_model(family, scheme)
+        cache, pieces = None, []
+        with torch.no_grad():
+            for token in IDS.split(1, 1):
+                out = model(input_ids=token, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                pieces.append(out.logits)
+            whole = logits_of(model)
+        assert (torch.cat(pieces, 1) - whole).abs().max() <= 1e-5 * whole.abs().max()
+
+    @causal
+    @every_scheme
+    def test_left_padding(self, family: str, scheme: str) -> None:
+        model = applied_model(family, scheme)
+        short = IDS[:1, :5]
+        padded = torch.cat([torch.cat([torch.zeros(1, 4, dtype=torch.long), short], 1), IDS[1:]])
+        mask = (padded != 0).long()
+        given: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        both = model.generate(padded, attention_mask=mask, **given)
+        alone = model.generate(short, attention_mask=torch.ones_like(short), **given)
+        assert torch.equal(both[0, 9:], alone[0, 5:])
+
+
+class TestResizing:
+    @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+    @pytest.mark.parametrize("scheme", ["deepscalelm", "deepnorm", "skipinit", "value-skipinit"])
+    def test_old_tokens_keep_their_logits(self, family: str, scheme: str) -> None:
+        model = applied_model(family, scheme)
+        expected = logits_of(model).detach()
+        model.resize_token_embeddings(VOCABULARY + 7, mean_resizing=False)
+        found = logits_of(model)
+        assert found.shape[-1] == VOCABULARY + 7
+        # transformers makes a new head; the old one's multiplier has to be on it
+        assert torch.equal(found[..., :VOCABULARY], expected)
+        assert model.signalprop_record.parametrization.architecture.vocab_size == VOCABULARY + 7
+        assert read_parametrization(model).architecture.vocab_size == VOCABULARY + 7
+        assert sum(len(g["names"]) for g in parameter_groups(model, lr=1.0)) == trainable(model)
+        initialize(model, seed=3)
+        assert torch.isfinite(logits_of(model)).all()
+
+    def test_a_head_without_its_multiplier_is_another_function(self) -> None:
+        """What happens to a model whose class does not know of it: the test above would fail."""
+        model = applied_model("llama", "deepnorm")
+        expected = logits_of(model)
+        type(model)._vanilla.resize_token_embeddings(model, VOCABULARY + 7, mean_resizing=False)
+        assert not torch.allclose(logits_of(model)[..., :VOCABULARY], expected, rtol=0.1)
+
+
+def trainable(model: nn.Module) -> int:
+    return sum(q.requires_grad for q in model.parameters())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tied_embeddings_stay_tied(scheme: str) -> None:
+    model = applied_model("gpt2", scheme)
+    for changed in (model, copy.deepcopy(model), model.to(torch.bfloat16), model.float().half(), model.float()):
+        assert changed.lm_head.weight is changed.transformer.wte.weight
+    model.tie_weights()
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+ADAPTED = {"gpt2": ["c_fc"], "llama": ["q_proj", "up_proj"], "bert": ["query", "value", "intermediate.dense"]}
+CARRIERS = {"gpt2": ["mlp.c_proj"], "llama": ["o_proj"], "bert": ["attention.output.dense"]}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for what it will rename
+class TestLora:
+    """peft's low-rank adapters: beside maps without a multiplier they are right, beside a carrier they are refused."""
+
+    @staticmethod
+    def adapted(model: nn.Module, names: list[str]) -> Any:
+        peft = pytest.importorskip("peft")
+        conv = "GPT2" in type(model).__name__
+        return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, fan_in_fan_out=conv))
+
+    @staticmethod
+    def train(model: Any) -> Tensor:
+        """Three steps; returns the last loss."""
+        trained = [q for q in model.parameters() if q.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=0.02)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss: Tensor = model(input_ids=IDS, labels=IDS).loss
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+    @pytest.mark.parametrize("scheme", ["deepscalelm", "deepnorm"])
+    def test_beside_other_maps(self, family: str, scheme: str) -> None:
+        plain = applied_model(family, scheme)
+        expected = logits_of(plain)
+        model = self.adapted(plain, ADAPTED[family])
+        assert torch.equal(logits_of(model), expected)  # B starts at 0
+        assert all("lora" in name for name, q in model.named_parameters() if q.requires_grad)
+        self.train(model)
+        unmerged = logits_of(model)
+        assert not torch.allclose(unmerged, expected, rtol=1e-3)
+        merged = model.merge_and_unload()
+        assert torch.allclose(logits_of(merged), unmerged, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+    @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+    @pytest.mark.parametrize("scheme", ["deepscalelm", "skipinit"])
+    def test_beside_a_carrier_is_refused(self, family: str, scheme: str) -> None:
+        with pytest.raises(InputError, match=r"carries a scheme's multiplier.*fold\(model\) first"):
+            self.adapted(applied_model(family, scheme), CARRIERS[family])
+
+    def test_beside_values_that_are_mixed_in_is_refused(self) -> None:
+        with pytest.raises(InputError, match="carries a scheme's multiplier"):
+            self.adapted(applied_model("llama", "value-skipinit"), ["v_proj"])
+
+    def test_without_the_refusal_merging_is_wrong(self) -> None:
+        from torch.nn.modules.module import _global_module_registration_hooks as hooks
+
+        model = applied_model("llama", "deepscalelm")
+        guard = hooks.pop(_GUARDS[0].id)
+        try:
+            broken = self.adapted(model, CARRIERS["llama"])
+        finally:
+            hooks[_GUARDS[0].id] = guard
+        self.train(broken)
+        unmerged = logits_of(broken)
+        merged = logits_of(broken.merge_and_unload())
+        assert not torch.allclose(merged, unmerged, rtol=1e-2, atol=1e-2)
+
+    @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+    def test_fold_first(self, family: str) -> None:
+        plain = applied_model(family, "deepscalelm")
+        expected = logits_of(plain)
+        model = self.adapted(fold(plain), CARRIERS[family] + ADAPTED[family])
+        largest = expected.abs().max().item()
+        assert torch.allclose(logits_of(model), expected, atol=1e-5 * largest)
+        self.train(model)
+        unmerged = logits_of(model)
+        assert not torch.allclose(unmerged, expected, rtol=1e-3)
+        assert torch.allclose(logits_of(model.merge_and_unload()), unmerged, atol=1e-5 * largest)
+
+    def test_adapters_can_be_saved(self, tmp_path: Path) -> None:
+        model = self.adapted(applied_model("gpt2", "deepscalelm"), ADAPTED["gpt2"])
+        self.train(model)
+        model.save_pretrained(tmp_path)
+        peft = pytest.importorskip("peft")
+        again = peft.PeftModel.from_pretrained(applied_model("gpt2", "deepscalelm"), tmp_path)
+        assert torch.equal(logits_of(again.eval()), logits_of(model.eval()))
+
+
+class Sequences(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.randint(3, VOCABULARY, (9,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
+class TestTrainer:
+    @staticmethod
+    def trained(model: nn.Module, folder: Path, optimizer: Any = None) -> Any:
+        pytest.importorskip("accelerate")
+        transformers = pytest.importorskip("transformers")
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), max_steps=3, per_device_train_batch_size=2, learning_rate=0.01, weight_decay=0.1,
+            max_grad_norm=1e9, lr_scheduler_type="constant", seed=0, report_to=[], use_cpu=True, disable_tqdm=True,
+            save_strategy="no", logging_strategy="no", optim="adamw_torch",
+        )  # fmt: skip
+        given = {} if optimizer is None else {"optimizers": (optimizer, None)}
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Sequences(), **given)
+        trainer.train()
+        return trainer
+
+    @pytest.mark.parametrize(
+        ("family", "scheme"), [("gpt2", "deepscalelm"), ("llama", "deepnorm"), ("bert", "deepnorm")]
+    )
+    def test_without_multipliers_that_train_groups_are_trainers(self, family: str, scheme: str, tmp_path: Path) -> None:
+        model = applied_model(family, scheme).train()
+        twin = copy.deepcopy(model)
+        self.trained(model, tmp_path)
+        groups = parameter_groups(twin, lr=0.01, weight_decay=0.1)
+        self.trained(twin, tmp_path, torch.optim.AdamW(groups, lr=0.01))
+        for (name, one), (_, other) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+            assert torch.allclose(one, other, rtol=1e-5, atol=1e-7), name
+
+    @pytest.mark.parametrize(("family", "scheme"), [("gpt2", "layerscale"), ("bert", "value-skipinit")])
+    def test_weight_decay_is_kept_from_multipliers(self, family: str, scheme: str, tmp_path: Path) -> None:
+        model = applied_model(family, scheme).train()
+        twin = copy.deepcopy(model)
+
+        def decayed(trainer: Any, of: nn.Module) -> set[str]:
+            names = {id(q): name for name, q in of.named_parameters()}
+            groups = [group for group in trainer.optimizer.param_groups if group["weight_decay"] > 0]
+            return {names[id(q)].rpartition(".")[2] for group in groups for q in group["params"]}
+
+        added = {name.rpartition(".")[2] for name in model.signalprop_record.added}
+        assert added
+        assert added <= decayed(self.trained(model, tmp_path), model)  # its rule knows biases and norms only
+        groups = parameter_groups(twin, lr=0.01, weight_decay=0.1)
+        trainer = self.trained(twin, tmp_path, torch.optim.AdamW(groups, lr=0.01))
+        assert decayed(trainer, twin) == {"weight"}
+
+    def test_removed_norms_do_not_train(self, tmp_path: Path) -> None:
+        model = applied_model("gpt2", "skipinit").train()
+        removed = [m for m in model.modules() if isinstance(m, Passing)]
+        assert removed
+        self.trained(model, tmp_path)
+        assert all((m.weight == 1).all() for m in removed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "scheme"), [("gpt2", "deepnorm"), ("llama", "layerscale")])
+def test_accelerate_prepares(family: str, scheme: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = applied_model(family, scheme)
+    expected = model(input_ids=IDS, labels=IDS).loss.item()
+    accelerator = accelerate.Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(parameter_groups(model, lr=0.01), lr=0.01)
+    prepared, optimizer = accelerator.prepare(model, optimizer)
+    loss = prepared(input_ids=IDS, labels=IDS).loss
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    accelerator.backward(loss)
+    optimizer.step()
+    assert accelerator.unwrap_model(prepared) is model
+    assert model(input_ids=IDS, labels=IDS).loss.item() < expected
+
+
+def test_threads_of_data_parallel_are_refused() -> None:
+    """nn.DataParallel runs copies whose moved norms would still be those of the first device."""
+    norm = applied_model("gpt2", "deepnorm").transformer.h[0].ln_1
+    with pytest.raises(InputError, match="DistributedDataParallel"):
+        norm._replicate_for_data_parallel()

@@ -1,0 +1,339 @@
+"""The two numerical checks of a mapping: on every family, on families no table knows, on mappings that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from measurement.conftest import MODELS
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.mapping import Mapping, SublayerMap, find
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.models import build
+from signalprop.network.architecture import Architecture
+from signalprop.network.layout import PLACEMENTS
+from signalprop.network.parametrization import layout
+from signalprop.repair.sites import Located, carriers_of, check_carriers, confirm, locate, summary
+from signalprop.repair.tape import arguments_for
+from signalprop.schemes import scheme
+
+transformers = pytest.importorskip("transformers")
+
+
+def family(name: str, **changes: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model, config, options = MODELS[name]
+    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**{**options, **changes}))
+    return made
+
+
+def found_in(model: nn.Module, mapping: Mapping) -> list[Located]:
+    return locate(model, arguments_for(model, mapping, None))
+
+
+class TestEveryFamily:
+    @pytest.mark.parametrize("name", sorted(MODELS))
+    def test_confirm_holds(self, name: str) -> None:
+        model = family(name)
+        assert confirm(model, mapping_of(model)) is True
+
+    @pytest.mark.parametrize("name", sorted(MODELS))
+    def test_locate_finds_the_family_table(self, name: str) -> None:
+        model = family(name)
+        with torch.no_grad():  # norms of equal gains that read one stream cannot be told apart
+            for tensor in model.parameters():
+                if tensor.ndim == 1:
+                    tensor.add_(0.1 * torch.randn_like(tensor))
+        mapping = mapping_of(model)
+        rows, found = layout(mapping.architecture), found_in(model, mapping)
+        assert [find(model, each.carrier) for each in found] == carriers_of(model, mapping)
+        assert [each.placement for each in found] == [PLACEMENTS[p] for p in rows.placement]
+        assert [find(model, each.norm) for each in found if each.norm] == [
+            find(model, item.norm) for item in mapping.sublayers if item.norm
+        ]
+        assert [each.parallel for each in found] == rows.parallel.tolist()
+        assert {each.multiplier for each in found} == {1.0}
+        check_carriers(model, mapping)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "gpt_neox", "vit"])
+    def test_other_precisions(self, name: str, dtype: torch.dtype) -> None:
+        model = family(name).to(dtype)
+        assert confirm(model, mapping_of(model)) is True
+
+    def test_a_deep_model_in_bfloat16(self) -> None:
+        model = family("gpt2", n_layer=96).bfloat16()
+        mapping = mapping_of(model)
+        assert confirm(model, mapping) is True
+        model.transformer.h[90].mlp.register_forward_hook(lambda module, args, out: 1.5 * out)
+        with pytest.raises(InputError, match=r"layer 90 feed-forward: the stream .* multiplies the branch by 1\.[45]"):
+            confirm(model, mapping)
+
+    def test_weights_that_are_zero_are_no_obstacle(self) -> None:
+        model = family("llama")
+        for layer in model.model.layers:
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+        assert confirm(model, mapping_of(model)) is True
+
+
+UNKNOWN: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "granite": (
+        "GraniteForCausalLM", "GraniteConfig", {"residual_multiplier": 0.3},
+        "3 x pre (carrier model.layers.*.self_attn.o_proj times 0.3, norm model.layers.*.input_layernorm); "
+        "3 x pre (carrier model.layers.*.mlp.down_proj times 0.3, norm model.layers.*.post_attention_layernorm)",
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM", "Gemma2Config", {"head_dim": 8, "num_key_value_heads": 2},
+        "3 x sandwich (carrier model.layers.*.post_attention_layernorm, norm model.layers.*.input_layernorm); "
+        "3 x sandwich (carrier model.layers.*.post_feedforward_layernorm, "
+        "norm model.layers.*.pre_feedforward_layernorm)",
+    ),
+    "mixtral": (
+        "MixtralForCausalLM", "MixtralConfig", {"num_local_experts": 3},
+        "3 x pre (carrier model.layers.*.self_attn.o_proj, norm model.layers.*.input_layernorm); "
+        "3 x pre (carrier model.layers.*.mlp.experts, norm model.layers.*.post_attention_layernorm)",
+    ),
+    "gptj": (
+        "GPTJForCausalLM", "GPTJConfig",
+        {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4, "vocab_size": 97},
+        "3 x pre (carrier transformer.h.*.attn.out_proj, norm transformer.h.*.ln_1); "
+        "3 x pre parallel (carrier transformer.h.*.mlp.fc_out, norm transformer.h.*.ln_1)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_families_that_no_table_knows(name: str) -> None:
+    model_class, config_class, options, expected = UNKNOWN[name]
+    common = MODELS["mistral"][2] if name != "gptj" else {}
+    torch.manual_seed(0)
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**{**common, **options}))
+    assert summary(locate(model, {"input_ids": torch.arange(4, 10)[None]})) == expected
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "res-post", "none"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
+def test_reference_models_with_multipliers(placement: str, kind: str) -> None:
+    a = Architecture(
+        kind=kind, n_layers=2, d_model=32, n_heads=2, vocab_size=50, seq_len=9, norm_placement=placement,
+        dropout=0.1, tied_embeddings=False,
+    )  # fmt: skip
+    p = scheme("xavier")(a).with_columns(skip=0.8, branch=0.6, norm_scale=0.7)
+    model = build(p, seed=0)
+    assert confirm(model, model.signalprop_mapping()) is True
+    doubled = model.signalprop_mapping()
+    items = [replace(item, multiplier=2 * item.multiplier) for item in doubled.sublayers]
+    with pytest.raises(InputError, match="layer 0 attention: the stream behind it is not skip"):
+        confirm(model, replace(doubled, sublayers=items))
+    if kind != "encoder-decoder":
+        plain = build(scheme("xavier")(a), seed=0)
+        found = found_in(plain, plain.signalprop_mapping())
+        assert [each.placement for each in found] == [placement] * 4
+
+
+def test_parallel_reference_model() -> None:
+    a = Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, vocab_size=50, seq_len=9, parallel=True)
+    model = build(scheme("xavier")(a).with_columns(skip=0.8, branch=0.6), seed=0)
+    assert confirm(model, model.signalprop_mapping()) is True
+
+
+class Block(nn.Module):
+    """A pre-norm feed-forward layer that can be wrong in several ways."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.norm, self.up, self.down, self.spare = (
+            nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 16)
+        )  # fmt: skip
+        self.q, self.k, self.v, self.o, self.first = (*(nn.Linear(16, 16) for _ in range(4)), nn.LayerNorm(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        x = x + self.o(self.v(y) * torch.sigmoid(self.q(y) * self.k(y)))
+        y = x if self.fault == "norm unused" else self.norm(x)
+        y = x if self.fault == "norm dropped" else y
+        y = self.down(torch.relu(self.up(y)))
+        if self.fault == "scaled":
+            y = 0.3 * y
+        return x + y + (self.spare(x) if self.fault == "third branch" else 0)
+
+
+class Own(nn.Module):
+    """Two such layers and a final norm."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.final, self.head = nn.Embedding(50, 16), nn.LayerNorm(16), nn.Linear(16, 50)
+        self.layers = nn.ModuleList([Block(""), Block(fault)])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        logits: torch.Tensor = self.head(self.final(x))
+        return logits
+
+    def signalprop_mapping(self) -> Mapping:
+        sublayers = []
+        for i in range(2):
+            place = f"layers.{i}"
+            roles = {"query": "q", "key": "k", "value": "v", "output": "o"}
+            attention = {role: f"{place}.{name}" for role, name in roles.items()}
+            sublayers += [
+                SublayerMap(branch=f"{place}.o", norm=f"{place}.first", weights=attention),
+                SublayerMap(
+                    branch=f"{place}.down",
+                    norm=f"{place}.norm",
+                    weights={"up": f"{place}.up", "down": f"{place}.down"},
+                ),
+            ]
+        return Mapping(
+            architecture=Architecture(
+                kind="encoder", n_layers=2, d_model=16, n_heads=2, d_ff=24, vocab_size=50, seq_len=9, positions="none"
+            ),
+            sublayers=sublayers,
+            final_norm="final",
+            arguments=lambda batch: {"ids": torch.as_tensor(batch.tokens)},
+        )
+
+
+class TestModelsThatAreNotWhatTheMappingSays:
+    def test_the_right_one(self) -> None:
+        model = Own()
+        assert confirm(model, model.signalprop_mapping()) is True
+        check_carriers(model, model.signalprop_mapping())
+
+    @pytest.mark.parametrize(
+        ("fault", "message"),
+        [
+            ("norm unused", r"layer 1 feed-forward: its norm \(LayerNorm\) never ran"),
+            ("norm dropped", "layer 1 feed-forward: a map that begins the branch does not read its norm's output"),
+            ("scaled", "layer 1 feed-forward: the stream .* the model multiplies the branch by 0.3 times"),
+            ("third branch", "layer 1 feed-forward: the stream .*: a branch is missing or is added twice"),
+        ],
+    )
+    def test_a_fault_is_named(self, fault: str, message: str) -> None:
+        model = Own(fault)
+        if fault == "norm unused":  # nothing shows where the stream is, so the mapping says it
+            items = list(model.signalprop_mapping().sublayers)
+            items[3] = replace(items[3], reads="layers.1.up")
+            mapping = replace(model.signalprop_mapping(), sublayers=items)
+        else:
+            mapping = model.signalprop_mapping()
+        with pytest.raises(InputError, match=message):
+            confirm(model, mapping)
+
+    def test_a_branch_that_the_mapping_misses(self) -> None:
+        model = Own("third branch")
+        with pytest.raises(InputError, match=r"layers.1.down adds to the stream 0 times|layers.1.spare adds"):
+            check_carriers(model, model.signalprop_mapping())
+
+    @pytest.mark.parametrize(
+        ("row", "changes", "message"),
+        [
+            (1, {"carrier": "layers.0.up"}, "layer 0 feed-forward: the branch is not what its carrier gives out"),
+            (2, {"carrier": "layers.0.o"}, "layer 1 attention: its carrier is also that of layer 0 attention"),
+            (3, {"carrier": "layers.1.spare"}, "layer 1 feed-forward: its carrier ran 0 times"),
+            (2, {"weights": {}}, "layer 1 attention: the mapping names no carrier"),
+            (3, {"norm": "layers.1.first"}, "layer 1 attention: the stream behind it is not"),
+            (1, {"reads": "layers.1.first"}, "layer 0 attention: the stream behind it is not"),
+        ],
+    )
+    def test_a_mapping_that_is_wrong(self, row: int, changes: dict[str, Any], message: str) -> None:
+        model = Own()
+        items = list(model.signalprop_mapping().sublayers)
+        items[row] = replace(items[row], **changes)
+        with pytest.raises(InputError, match=message):
+            confirm(model, replace(model.signalprop_mapping(), sublayers=items))
+
+    def test_a_sublayer_that_the_mapping_leaves_out(self) -> None:
+        model = family("gpt2")
+        mapping = mapping_of(model)
+        fewer = replace(mapping, architecture=mapping.architecture.replace(n_layers=2), sublayers=mapping.sublayers[:4])
+        with pytest.raises(InputError, match="layer 1 feed-forward: the stream behind it is not"):
+            confirm(model, fewer)
+        with pytest.raises(InputError, match=r"h.2.attn.c_proj adds to the stream, and the mapping names it"):
+            check_carriers(model, fewer)
+
+    def test_a_carrier_that_adds_nothing(self) -> None:
+        model = Own()
+        items = list(model.signalprop_mapping().sublayers)
+        items[3] = replace(items[3], carrier="layers.1.up")
+        with pytest.raises(InputError, match=r"feed-forward: its carrier layers.1.up adds to the stream 0 times"):
+            check_carriers(model, replace(model.signalprop_mapping(), sublayers=items))
+
+
+class TestTheModelIsLeftAsItWas:
+    def test_mode_hooks_gradients_and_random_numbers(self) -> None:
+        model = family("bert").train()
+        model.bert.encoder.layer[1].eval()
+        before = [module.training for module in model.modules()]
+        state = torch.get_rng_state()
+        confirm(model, mapping_of(model))
+        check_carriers(model, mapping_of(model))
+        assert torch.equal(torch.get_rng_state(), state)
+        assert [module.training for module in model.modules()] == before
+        assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+        assert all(p.grad is None for p in model.parameters())
+
+    def test_after_an_error_too(self) -> None:
+        model = Own().train()
+        with pytest.raises(InputError, match=r"the model does not run on a tiny batch \(TypeError: .*give arguments="):
+            confirm(model, model.signalprop_mapping(), {"words": torch.zeros(1, 3)})
+        assert model.training
+        assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+    def test_the_meta_device_is_skipped(self) -> None:
+        with torch.device("meta"):
+            model = family("llama")
+        assert confirm(model, mapping_of(model)) is False
+        with pytest.raises(InputError, match="meta device"):
+            found_in(model, mapping_of(model))
+
+
+def test_a_head_that_asks_for_an_end_token_does_not_matter() -> None:
+    torch.manual_seed(0)
+    model = transformers.T5ForSequenceClassification(transformers.T5Config(**MODELS["t5"][2]))
+    mapping = replace(mapping_of(family("t5")), final_norm="transformer.decoder.final_layer_norm")
+    moved: Callable[[Any], Any] = lambda path: f"transformer.{path}" if isinstance(path, str) else path  # noqa: E731
+    items = [
+        replace(
+            item,
+            branch=moved(item.branch),
+            norm=moved(item.norm),
+            weights={role: moved(path) for role, path in item.weights.items()},
+            dropout=moved(item.dropout),
+            scaling=moved(item.scaling),
+        )
+        for item in mapping.sublayers
+    ]
+    mapping = replace(mapping, sublayers=items, encoder_final_norm="transformer.encoder.final_layer_norm")
+    with pytest.raises(ValueError):
+        model(**arguments_for(model, mapping, None))
+    assert confirm(model, mapping) is True
+
+
+def test_arguments_can_be_given() -> None:
+    model = Own()
+    mapping = replace(model.signalprop_mapping(), arguments=None)
+    assert confirm(model, mapping, {"ids": torch.arange(6)[None]}) is True
+    with pytest.raises(InputError, match="give arguments="):
+        confirm(model, mapping)
+
+
+def test_tiny_batches_fit_every_input() -> None:
+    from signalprop.repair.tape import tiny_batch
+
+    a = Architecture(kind="encoder", n_layers=1, d_model=16, n_heads=2, seq_len=3, vocab_size=9)
+    batch: Batch = tiny_batch(a)
+    assert batch.tokens is not None and batch.tokens.shape == (1, 3) and batch.tokens.max() < 9
+    frames = tiny_batch(Architecture(kind="encoder", n_layers=1, d_model=16, n_heads=2, seq_len=5, input="frames"))
+    assert frames.frames is not None and frames.frames.shape == (1, 10, 80)

@@ -1,0 +1,687 @@
+"""Shaped attention and transformed activations in models of transformers: e-spa, u-spa, value-skipinit with DKS."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import signalprop as sp
+from applied import (
+    VOCABULARY,
+    batch_of,
+    built_logits,
+    distance,
+    double_norms,
+    logits_of,
+    loss_of,
+    pair,
+    role_gradients,
+    skip_without_interface,
+    vanilla,
+)
+from signalprop import read_parametrization
+from signalprop.attachment.families import mapping_of
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.repair.module_swaps import restore
+from signalprop.repair.shaped_models import NAME, Activating, Shaped
+from signalprop.repair.spliced_modules import Passed
+
+transformers = pytest.importorskip("transformers")
+skip_without_interface("e-spa", whole_module=True)
+from transformers import DynamicCache, StaticCache  # noqa: E402
+
+IDS = 3 + torch.arange(2 * 12).reshape(2, 12) * 5 % (VOCABULARY - 3)
+
+
+def shaped(name: str = "llama", scheme: str = "e-spa", n_layers: int = 2, **options: Any) -> nn.Module:
+    """A tiny model with a scheme on it, in evaluation mode, whose scores are no longer 0."""
+    model = vanilla(name, n_layers)
+    if name == "vit":
+        options.setdefault("activation", "keep")
+    sp.apply(model, scheme, seed=3, **options)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for q in model.parameters():
+            q.add_(0.1 * q.std(correction=0).clamp(min=0.05) * torch.randn_like(q))
+    return model.eval()
+
+
+def close(one: Tensor, other: Tensor, bound: float = 1e-5) -> None:
+    """Largest difference over the largest number."""
+    error = float((one - other).detach().abs().max() / other.detach().abs().max())
+    assert error <= bound, error
+
+
+# --- the function ----------------------------------------------------------------------------------------
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt2", "e-spa", {}),
+    ("gpt2", "e-spa", {"attention_skip": 0.3, "activation": "keep"}),
+    ("gpt2", "e-spa", {"attention_skip": 0.3, "skip_rule": "exact", "feed_forward_skip": 0.5}),
+    ("gpt2", "e-spa", {"calibrated": True}),
+    ("gpt2", "e-spa", {"norm": True, "repeats": 0.2}),
+    ("gpt2", "e-spa", {"corrected": True, "activation": "dks"}),
+    ("gpt2", "u-spa", {"zero": "small", "orthogonal": False}),
+    ("gpt2", "value-skipinit", {"activation": "dks"}),
+    ("llama", "e-spa", {}),
+    ("llama", "u-spa", {"norm": True}),
+    ("llama", "e-spa", {"attention_skip": 0.3, "feed_forward_skip": 0.9, "zero": "key"}),
+    ("gemma", "e-spa", {"norm": True}),
+    ("bert", "e-spa", {}),
+    ("bert", "u-spa", {"norm": False, "attention_skip": 0.3}),
+    ("bert", "value-skipinit", {}),
+    ("vit", "e-spa", {"activation": "keep"}),
+    ("vit", "u-spa", {"norm": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "scheme", "options"), CASES)
+def test_equals_the_built_model(name: str, scheme: str, options: dict[str, Any]) -> None:
+    with double_norms():
+        made = pair(name, scheme, 4, torch.float64, **options)
+        mine, theirs = logits_of(made.applied, made.batch), built_logits(made)
+        loss_of(mine).backward()
+        loss_of(theirs).backward()
+    bound = 1e-6 if name == "gemma" else 1e-10  # it scales embeddings in single precision
+    close(mine.detach(), theirs.detach(), bound)
+    mine_by_role = role_gradients(made.applied, made.table)
+    assert distance(mine_by_role, role_gradients(made.built, made.table)) <= bound
+    assert len(mine_by_role) > 20
+
+
+def test_moved_scores_equal_the_built_model() -> None:
+    with double_norms():
+        made = pair("llama", "e-spa", 3, torch.float64)
+        for i in range(3):
+            query = made.applied.model.layers[i].self_attn.q_proj.weight
+            with torch.no_grad():
+                query.copy_(torch.randn_like(query))
+                made.built.sublayers()[2 * i].branch.function.query.weight.copy_(query)
+        close(logits_of(made.applied, made.batch), built_logits(made), 1e-10)
+
+
+# --- caches, padding, packing ----------------------------------------------------------------------------
+
+
+def caches(model: nn.Module) -> Iterator[Any]:
+    config: Any = model.config
+    yield DynamicCache(config=config)
+    yield StaticCache(config=config, max_cache_len=20)
+
+
+@pytest.mark.parametrize("options", [{}, {"attention_skip": 0.3}, {"repeats": 0.3}, {"calibrated": True}], ids=str)
+@pytest.mark.parametrize("pieces", [[1] * 12, [5, 4, 1, 2], [12]], ids=str)
+@torch.no_grad()
+def test_generation_with_a_cache_is_the_full_forward(options: dict[str, Any], pieces: list[int]) -> None:
+    """Token by token, in chunks, and in one go, for grouped queries, with a cache that grows and one that does not."""
+    model = shaped("llama", **options)
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    whole = model(input_ids=IDS, use_cache=False).logits
+    for cache in caches(model):
+        parts = [model(input_ids=part, past_key_values=cache).logits for part in IDS.split(pieces, 1)]
+        close(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("llama", "u-spa"), ("gpt2", "e-spa"), ("gpt2", "value-skipinit")])
+@torch.no_grad()
+def test_other_models_generate_with_a_cache(name: str, scheme: str) -> None:
+    model = shaped(name, scheme)
+    whole = model(input_ids=IDS, use_cache=False).logits
+    for cache in caches(model):
+        parts = [model(input_ids=part, past_key_values=cache).logits for part in IDS.split([3, 1, 1, 7], 1)]
+        close(torch.cat(parts, 1), whole)
+
+
+@torch.no_grad()
+def test_generate_gives_the_same_tokens_however_it_runs() -> None:
+    model = shaped()
+    prompt, settings = IDS[:, :5], {"max_new_tokens": 8, "do_sample": False}
+    tokens = model.generate(prompt, **settings)
+    assert tokens.shape == (2, 13)
+    assert torch.equal(model.generate(prompt, use_cache=False, **settings), tokens)
+    assert torch.equal(model.generate(prompt, cache_implementation="static", **settings), tokens)
+    padded = torch.cat([torch.zeros_like(prompt[:, :3]), prompt], 1)
+    keep = (padded != 0).long()
+    assert torch.equal(model.generate(padded, attention_mask=keep, **settings)[:, 3:], tokens)
+
+
+@pytest.mark.parametrize("scheme", ["e-spa", "u-spa"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@torch.no_grad()
+def test_padding_changes_nothing(name: str, scheme: str) -> None:
+    """A short sequence in a batch, padded left (decoders) or right, against the same one alone."""
+    model = shaped(name, scheme)
+    alone = model(input_ids=IDS[:1, :7]).logits
+    assert float((alone - model(input_ids=IDS[:1]).logits[:, :7]).abs().max()) > 1e-4 or name != "bert"
+    for left in (False, True):
+        if left and name == "bert":
+            continue  # its positions are absolute
+        ids, keep = IDS.clone(), torch.ones_like(IDS)
+        real = slice(5, 12) if left else slice(0, 7)
+        ids[0, real] = IDS[0, :7]
+        keep[0] = 0
+        keep[0, real] = 1
+        extra = {"position_ids": (keep.cumsum(1) - 1).clamp(min=0)} if left else {}
+        both = model(input_ids=ids, attention_mask=keep, **extra).logits
+        close(both[:1, real], alone)
+        close(both[1:], model(input_ids=IDS[1:]).logits)
+        assert both.isfinite().all()
+
+
+@torch.no_grad()
+def test_packed_sequences_do_not_see_each_other() -> None:
+    model = shaped()
+    lengths = [5, 4, 3]
+    places = torch.cat([torch.arange(n) for n in lengths])[None]
+    packed = model(input_ids=IDS[:1], position_ids=places, use_cache=False).logits
+    alone = [model(input_ids=part, use_cache=False).logits for part in IDS[:1].split(lengths, 1)]
+    close(packed, torch.cat(alone, 1))
+
+
+@torch.no_grad()
+def test_masks_of_numbers() -> None:
+    """A mask that a user makes, (batch, 1, queries, keys), of 0 and the least number, or -inf; what else it holds is
+    added to the scores."""
+    model = shaped()
+    whole = model(input_ids=IDS, use_cache=False).logits
+    seen = torch.ones(12, 12, dtype=torch.bool).tril()[None, None]
+    for low in (-torch.inf, torch.finfo(torch.float32).min):
+        numbers = torch.zeros(1, 1, 12, 12).masked_fill(~seen, low)
+        close(model(input_ids=IDS, attention_mask=numbers, use_cache=False).logits, whole)
+        other = model(input_ids=IDS, attention_mask=numbers - torch.arange(12.0), use_cache=False).logits
+        assert other.isfinite().all()
+        assert float((other - whole).abs().max()) > 1e-3 * float(whole.abs().max())
+    heads = seen.expand(2, 4, 12, 12)
+    with pytest.raises(InputError, match="reads positions off the mask"):
+        model(input_ids=IDS, attention_mask=heads, use_cache=False)
+
+
+# --- what else happens to models -------------------------------------------------------------------------
+
+
+def test_copies_and_other_processes(tmp_path: Path) -> None:
+    models = [shaped("gpt2", "e-spa", repeats=0.2), shaped("bert", "u-spa"), shaped("gpt2", "value-skipinit")]
+    expected = [model(input_ids=IDS).logits for model in models]
+    for model, logits in zip(models, expected, strict=True):
+        assert torch.equal(copy.deepcopy(model)(input_ids=IDS).logits, logits)
+        assert torch.equal(pickle.loads(pickle.dumps(model))(input_ids=IDS).logits, logits)
+    torch.save((models, IDS, expected), tmp_path / "models.pt")
+    code = (
+        "import torch\n"
+        f"models, ids, expected = torch.load({str(tmp_path / 'models.pt')!r}, weights_only=False)\n"
+        "print([torch.equal(model(input_ids=ids).logits, want) for model, want in zip(models, expected)])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.stdout.strip() == "[True, True, True]", found.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_nothing_of_b_and_d_in_the_state_dict(name: str) -> None:
+    model = vanilla(name)
+    keys = list(model.state_dict())
+    sp.apply(model, "e-spa", seed=0, calibrated=name != "bert")
+    assert list(model.state_dict()) == keys
+    assert any(isinstance(m, Activating) for m in model.modules())
+
+
+def test_models_do_not_share_numbers() -> None:
+    """Two schemes and a vanilla model in one process, the three made from one configuration."""
+    config = vanilla("llama").config
+    make = type(vanilla("llama"))
+    torch.manual_seed(0)
+    models = [make(config).eval() for _ in range(3)]
+    alone = [copy.deepcopy(model) for model in models]  # with a configuration each
+    expected = []
+    for i, options in enumerate([{"gamma": 0.2}, {"gamma": 0.5}]):
+        sp.apply(alone[i], "e-spa", seed=0, **options)
+        expected.append(alone[i](input_ids=IDS).logits)
+    plain = alone[2](input_ids=IDS).logits
+    assert alone[2].config._attn_implementation == "sdpa"
+    for i, options in enumerate([{"gamma": 0.2}, {"gamma": 0.5}]):
+        sp.apply(models[i], "e-spa", seed=0, **options)
+    assert not torch.allclose(expected[0], expected[1], rtol=1e-2)
+    assert torch.equal(models[0](input_ids=IDS).logits, expected[0])
+    assert torch.equal(models[1](input_ids=IDS).logits, expected[1])
+    assert torch.equal(models[2](input_ids=IDS).logits, plain)
+    keep = torch.ones_like(IDS)
+    keep[0, :4] = 0
+    assert torch.equal(
+        models[2](input_ids=IDS, attention_mask=keep).logits, alone[2](input_ids=IDS, attention_mask=keep).logits
+    )
+
+
+def test_another_implementation_is_not_silently_another_function() -> None:
+    model = shaped()
+    expected = model(input_ids=IDS).logits
+    model.set_attn_implementation("eager")
+    with pytest.raises(InputError, match=r"set to 'eager', which would leave that out; call model\.set_attn_impl"):
+        model(input_ids=IDS)
+    model.set_attn_implementation(NAME)
+    assert torch.equal(model(input_ids=IDS).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
+def test_whatever_the_model_had_before(implementation: str) -> None:
+    model = vanilla("llama")
+    model.set_attn_implementation(implementation)
+    sp.apply(model, "e-spa", seed=3)
+    other = vanilla("llama")
+    sp.apply(other, "e-spa", seed=3)
+    assert torch.equal(model(input_ids=IDS).logits, other(input_ids=IDS).logits)
+
+
+def test_a_refused_scheme_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from signalprop.repair.installation import _Surgeon
+
+    model = vanilla("gpt2").eval()
+    expected = model(input_ids=IDS).logits
+    classes = [type(m) for m in model.modules()]
+    with monkeypatch.context() as patch:
+        patch.setattr(_Surgeon, "rewire", lambda *_: (_ for _ in ()).throw(InputError("no")))
+        with pytest.raises(InputError, match="no"):
+            sp.apply(model, "e-spa", seed=0, initialize=False)
+    assert [type(m) for m in model.modules()] == classes
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(input_ids=IDS).logits, expected)
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("gpt2", "e-spa"), ("llama", "u-spa"), ("bert", "e-spa")])
+def test_gradient_checkpointing_is_exact(name: str, scheme: str) -> None:
+    model = shaped(name, scheme).train()
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        options = {"use_cache": False} if name != "bert" else {}
+        loss_of(model(input_ids=IDS, **options).logits).backward()
+        return {n: q.grad.clone() for n, q in model.named_parameters() if q.grad is not None}
+
+    expected = gradients()
+    for reentrant in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # it gets another name in transformers 6
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()  # a reentrant checkpoint gives nothing a gradient without
+        found = gradients()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[n], expected[n]) for n in found)
+
+
+def test_from_the_meta_device() -> None:
+    expected = vanilla("gpt2")
+    sp.apply(expected, "e-spa", seed=3, repeats=0.2)
+    with torch.device("meta"):
+        model = vanilla("gpt2")
+        sp.apply(model, "e-spa", repeats=0.2)
+    model.to_empty(device="cpu")
+    sp.initialize(model, seed=3)
+    assert torch.equal(model.eval()(input_ids=IDS).logits, expected.eval()(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scheme", ["e-spa", "u-spa"])
+@torch.no_grad()
+def test_half_precision(scheme: str, dtype: torch.dtype) -> None:
+    """No further from single precision, but for a factor of 2, than the same weights with ordinary attention."""
+    model = shaped("gpt2", scheme, 6, norm=True)
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("sdpa")
+    for module in plain.modules():
+        if isinstance(module, Shaped):
+            restore(module)
+    errors = []
+    for each in (model, plain):
+        expected = each(input_ids=IDS).logits
+        half = copy.deepcopy(each).to(dtype)(input_ids=IDS).logits
+        assert half.dtype == dtype
+        errors.append(float((half - expected).norm() / expected.norm()))
+    assert errors[0] <= 2 * errors[1]
+    keep = torch.ones_like(IDS)
+    keep[0, :5] = 0
+    assert model.to(dtype)(input_ids=IDS, attention_mask=keep).logits.isfinite().all()
+
+
+@torch.no_grad()
+def test_autocast_keeps_its_types() -> None:
+    model = shaped("gpt2", norm=True)
+    expected = model(input_ids=IDS).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(input_ids=IDS).logits
+    assert found.dtype == torch.bfloat16
+    close(found.float(), expected, 0.05)
+
+
+# --- compiled --------------------------------------------------------------------------------------------
+
+
+def compiled(model: nn.Module, *, whole: bool) -> tuple[int, int, Tensor]:
+    """(graphs, graph breaks, logits) of a model that was compiled as a whole or layer by layer."""
+    from torch._dynamo.testing import CompileCounter
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    counter = CompileCounter()
+    options = {} if model.config.model_type == "bert" else {"use_cache": False}
+    if whole:
+        out = torch.compile(model, backend=counter)(input_ids=IDS, **options).logits
+    else:
+        for layer in next(m for m in model.modules() if isinstance(m, nn.ModuleList)):
+            layer.compile(backend=counter)
+        out = model(input_ids=IDS, **options).logits
+    return counter.frame_count, sum(counters["graph_break"].values()), out
+
+
+def compiles_as_the_vanilla_model(name: str, scheme: str, **options: Any) -> None:
+    for whole in (True, False):
+        plain = compiled(vanilla(name, 6).eval(), whole=whole)
+        model = shaped(name, scheme, 6, **options)
+        expected = model(input_ids=IDS).logits
+        graphs, breaks, out = compiled(model, whole=whole)
+        assert breaks == plain[1]
+        assert graphs <= plain[0] + (0 if whole else 1)  # first the numbers as they are, then as inputs
+        close(out, expected, 1e-4)
+
+
+COMPILED = [("gpt2", "u-spa", {}), ("gpt2", "e-spa", {"attention_skip": 0.2}), ("bert", "u-spa", {}),
+            ("gpt2", "value-skipinit", {})]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch.compile reads the gradients of tensors that have none
+class TestCompiled:
+    """No more graphs or breaks than the vanilla model, whatever differs between layers."""
+
+    def test_e_spa(self) -> None:
+        compiles_as_the_vanilla_model("llama", "e-spa", repeats=0.2, norm=True)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "scheme", "options"), COMPILED)
+    def test_others(self, name: str, scheme: str, options: dict[str, Any]) -> None:
+        compiles_as_the_vanilla_model(name, scheme, **options)
+
+
+def test_a_graph_may_break_while_a_stream_is_on_its_way() -> None:
+    passed = Passed()
+
+    def step(x: Tensor) -> Tensor:
+        passed.put(x)
+        doubled = 2 * x
+        torch._dynamo.graph_break()
+        return doubled + passed.take()
+
+    torch._dynamo.reset()
+    for backend in ("eager", "aot_eager"):
+        assert torch.equal(torch.compile(step, backend=backend)(torch.ones(2)), torch.full((2,), 3.0))
+    with pytest.raises(AssertionError, match="did not run"):
+        passed.take()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tables_are_made_outside_of_graphs() -> None:
+    """E-SPA without a mask makes one for every length."""
+    model = shaped("bert", "e-spa", 1)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend="eager")
+    for n in (12, 8):
+        found = fast(input_ids=IDS[:, :n]).logits
+        close(found, model(input_ids=IDS[:, :n]).logits)
+
+
+# --- the record ------------------------------------------------------------------------------------------
+
+EVERY = [("gpt2", "e-spa", {}), ("llama", "e-spa", {"calibrated": True}), ("bert", "u-spa", {}),
+         ("gpt2", "value-skipinit", {}), ("vit", "u-spa", {"repeats": 0.1})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "scheme", "options"), EVERY)
+def test_save_and_load(name: str, scheme: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = shaped(name, scheme, **options)
+    given = {"pixel_values": torch.ones(1, 3, 16, 16)} if name == "vit" else {"input_ids": IDS}
+    expected = model(**given).logits
+    with pytest.warns(UserWarning, match="silently leave out"):
+        model.save_pretrained(tmp_path)
+    again = sp.load(tmp_path)
+    assert torch.equal(again.eval()(**given).logits, expected)
+    assert again.signalprop_record.parametrization == model.signalprop_record.parametrization
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".pt"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sp.save(again, tmp_path / "again")
+    assert torch.equal(sp.load(tmp_path / "again").eval()(**given).logits, expected)
+
+
+@pytest.mark.parametrize(("name", "scheme", "options"), EVERY)
+def test_check_and_from_model(name: str, scheme: str, options: dict[str, Any]) -> None:
+    model = vanilla(name)
+    table = sp.apply(model, scheme, seed=0, **options)
+    found = sp.check(model, table)
+    assert found.ok, found.summary()
+    read = read_parametrization(model)
+    assert read.shaping == table.shaping
+    for column in ("shape_in", "shape_out", "shape_gain"):
+        assert np.array_equal(getattr(read, column), getattr(table, column))
+    assert read.architecture.activation == table.architecture.activation
+    assert not sp.check(vanilla(name), table).ok
+
+
+def wrong_queries(model: nn.Module) -> str:
+    nn.init.normal_(next(m for m in model.modules() if isinstance(m, Shaped)).q_proj.weight, std=0.02)
+    return "query"
+
+
+def wrong_shape(model: nn.Module) -> str:
+    attention = next(m for m in model.modules() if isinstance(m, Shaped))
+    attention.numbers = (0.0, *attention.numbers[1:2], 0.5)
+    return "shape_gain"
+
+
+def lost_shape(model: nn.Module) -> str:
+    restore(next(m for m in model.modules() if isinstance(m, Shaped)))
+    return "shape_out"
+
+
+@pytest.mark.parametrize("damage", [wrong_queries, wrong_shape, lost_shape])
+def test_check_finds_what_is_wrong(damage: Any) -> None:
+    model = vanilla("llama")
+    table = sp.apply(model, "e-spa", seed=0)
+    name = damage(model)
+    assert name in {row.name for row in sp.check(model, table).wrong}
+
+
+def test_check_finds_a_lost_activation() -> None:
+    model = vanilla("gpt2")
+    table = sp.apply(model, "e-spa", seed=0)
+    restore(next(m for m in model.modules() if isinstance(m, Activating)))
+    (row,) = sp.check(model, table).wrong
+    assert (row.name, row.layer) == ("activation", 0)
+    assert "transformed(gelu_tanh" in row.note
+
+
+@pytest.mark.parametrize(("name", "scheme", "options"), EVERY)
+def test_cannot_fold_and_not_absorb(name: str, scheme: str, options: dict[str, Any]) -> None:
+    model = vanilla(name)
+    with pytest.raises(InputError, match="mode='gauge'"):
+        sp.apply(model, scheme, mode="absorbed", **options)
+    sp.apply(model, scheme, seed=0, **options)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match="cannot be folded into weights"):
+        sp.fold(model)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("activation", ["keep", "dks"])
+def test_cannot_fold_with_norms_either(activation: str) -> None:
+    model = vanilla("gpt2")
+    sp.apply(model, "e-spa", norm=True, attention_skip=0.3, feed_forward_skip=0.5, seed=0, activation=activation)
+    with pytest.raises(InputError, match=r"layer 0 attention.*its attention was shaped"):
+        sp.fold(model)
+
+
+def test_cannot_fold_another_activation() -> None:
+    model = vanilla("gpt2")
+    architecture = Architecture.from_hf(model)
+    table = sp.scheme("huggingface")(architecture)
+    sp.apply(
+        model, replace(table, architecture=architecture.replace(activation="transformed(gelu_tanh, 1, 0.1, 0, 2)"))
+    )
+    with pytest.raises(InputError, match=r"layer 0 feed-forward.*its activation was changed"):
+        sp.fold(model)
+
+
+def test_groups() -> None:
+    model = vanilla("llama")
+    sp.apply(model, "e-spa", seed=0)
+    groups = sp.parameter_groups(model, lr=1e-3, weight_decay=0.1)
+    assert {group["lr"] for group in groups} == {1e-3}
+    named = {name for group in groups for name in group["names"]}
+    assert named == {n for n, q in model.named_parameters() if q.requires_grad}
+
+
+def test_trains_with_the_trainer(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = vanilla("llama")
+    sp.apply(model, "e-spa", seed=0)
+    rows = [{"input_ids": row, "labels": row} for row in IDS]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+        save_strategy="no", disable_tqdm=True, learning_rate=1e-2,
+    )  # fmt: skip
+    query = model.model.layers[0].self_attn.q_proj.weight
+    assert float(query.detach().abs().max()) == 0
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+    assert float(query.detach().abs().max()) > 0
+
+
+@pytest.mark.parametrize(("name", "scheme", "options"), [
+    ("gpt2", "e-spa", {}), ("llama", "e-spa", {"norm": True}), ("bert", "u-spa", {}), ("gpt2", "value-skipinit", {}),
+])  # fmt: skip
+def test_measured_as_predicted(name: str, scheme: str, options: dict[str, Any]) -> None:
+    """Token correlations and sizes of the streams, by the token kernels, through B, D and the new activation."""
+    sizes = {
+        "gpt2": {"n_embd": 256}, "bert": {"hidden_size": 256, "intermediate_size": 1024},
+        "llama": {"hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 4},
+    }  # fmt: skip
+    measured = []
+    for seed in range(3):
+        model = vanilla(name, 3, **sizes[name])
+        table = sp.apply(model, scheme, seed=seed, **options)
+        batch = replace(batch_of(model, 12), tokens=IDS.numpy())
+        measured.append(sp.measure(model.eval(), batch))
+    architecture = table.architecture.replace(seq_len=12)
+    predicted = sp.predict(replace(table, architecture=architecture), batch.statistics(architecture), fidelity="kernel")
+    for what, point in (("forward", "stream_out"), ("gradient", "stream_in")):
+        mine, theirs = [getattr(m, what)[point] for m in measured], getattr(predicted, what)[point]
+        assert np.allclose(np.mean([m.variance for m in mine], 0), theirs.variance, rtol=0.25)
+        assert np.allclose(np.mean([m.token_correlation for m in mine], 0), theirs.token_correlation, atol=0.04)
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+def refusal(name: str, scheme: str, **options: Any) -> str:
+    model = vanilla(name, **options.pop("config", {}))
+    with pytest.raises(InputError) as found:
+        sp.apply(model, scheme, **options)
+    text = str(found.value)
+    assert "\n" not in text
+    return text
+
+
+def test_refusals() -> None:
+    assert "encoder-decoders" in refusal("t5", "e-spa")
+    assert "QK-norm" in refusal("qwen3", "e-spa")
+    assert "tat" in refusal("llama", "e-spa", activation="tat")
+
+
+def test_a_sliding_window_is_refused() -> None:
+    config = transformers.MistralConfig(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, num_hidden_layers=2,
+        vocab_size=VOCABULARY, max_position_embeddings=24, sliding_window=8,
+    )  # fmt: skip
+    model = transformers.MistralForCausalLM(config)
+    with pytest.raises(InputError, match="sliding window of 8 tokens"):
+        sp.apply(model, "e-spa", seed=0)
+    config.sliding_window = 4096  # wider than any sequence
+    model = transformers.MistralForCausalLM(config).eval()
+    sp.apply(model, "e-spa", seed=0)
+    whole = model(input_ids=IDS, use_cache=False).logits
+    cache = DynamicCache(config=config)
+    parts = [model(input_ids=part, past_key_values=cache).logits for part in IDS.split([5, 1, 6], 1)]
+    close(torch.cat(parts, 1), whole)
+    config.sliding_window = 8
+    for module in model.modules():
+        if isinstance(module, Shaped) and hasattr(module, "sliding_window"):
+            module.sliding_window = 8
+    with pytest.raises(InputError, match="do not fit into the model's of 8"):
+        model(input_ids=IDS)
+
+
+def test_a_family_that_keeps_its_own_attention() -> None:
+    config = transformers.FalconConfig(
+        hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=VOCABULARY, parallel_attn=False,
+        multi_query=False, new_decoder_architecture=False,
+    )  # fmt: skip
+    model = transformers.FalconForCausalLM(config)
+    before = [type(m) for m in model.modules()]
+    with pytest.raises(InputError, match=r"names no `attention`"):
+        sp.apply(model, "e-spa", seed=0)
+    assert [type(m) for m in model.modules()] == before
+    sp.apply(model, "value-skipinit", seed=0)  # which needs no attention function
+
+
+def test_an_activation_that_is_no_module() -> None:
+    config = transformers.RobertaConfig(
+        hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=48, vocab_size=VOCABULARY
+    )
+    model = transformers.RobertaForMaskedLM(config)
+    with pytest.raises(InputError, match=r"head: the scheme changes the activation.*activation=keep"):
+        sp.apply(model, "e-spa", seed=0)
+    assert not any(isinstance(m, (Shaped, Activating)) for m in model.modules())
+    sp.apply(model, "e-spa", seed=0, activation="keep")
+
+
+def test_another_activation_is_another_network() -> None:
+    model = vanilla("gpt2")
+    architecture = Architecture.from_hf(model).replace(activation="relu")
+    for activation in ("relu", "leaky_relu(0.3)", "transformed(silu, 1, 0, 0, 1)"):
+        table = sp.scheme("e-spa", activation="keep")(architecture.replace(activation=activation))
+        with pytest.raises(InputError, match="activation is"):
+            sp.apply(model, table)
+
+
+def test_tat_on_a_relu_model() -> None:
+    model = vanilla("gpt2", activation_function="relu")
+    table = sp.apply(model, "u-spa", activation="tat", seed=0)
+    assert table.architecture.activation.startswith(("leaky_relu(", "transformed(leaky_relu("))
+    assert next(m for m in model.modules() if isinstance(m, Activating)).name == table.architecture.activation
+
+
+def test_own_models_have_no_interface() -> None:
+    built = sp.build(sp.scheme("huggingface")(Architecture.from_hf(vanilla("gpt2"))), seed=0)
+    with pytest.raises(InputError, match=r"build\(parametrization\)"):
+        sp.apply(built, "e-spa", activation="keep")
+
+
+def test_too_many_tokens_to_calibrate_for() -> None:
+    model = vanilla("llama", max_position_embeddings=100_000)
+    with pytest.raises(InputError, match="replace\\(seq_len="):
+        sp.apply(model, "e-spa", calibrated=True)
+    architecture = mapping_of(model).architecture.replace(seq_len=16)
+    sp.apply(model, sp.scheme("e-spa", calibrated=True)(architecture), seed=0)
+    assert model(input_ids=IDS).logits.isfinite().all()
+    with pytest.raises(InputError, match="calibrated for 16 tokens"):
+        model(input_ids=IDS.repeat(1, 2))

@@ -1,0 +1,349 @@
+"""The result type: invariants of predictions, JSON both ways, averages, damaged files."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.results.profile import POINTS, Profile, Series, average
+from signalprop.schemes import scheme
+from signalprop.theory.network import is_shaped
+from strategies import architectures, schemes, statistics, table_or_none
+
+
+def prediction(n_layers: int = 2, backward: bool = True, **changes: Any) -> Profile:
+    a = Architecture(**{"n_layers": n_layers, "d_model": 8, "seq_len": 16, **changes})
+    return predict(scheme("xavier")(a), fidelity="moments", backward=backward)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    return str(caught.value)
+
+
+def all_series(profile: Profile) -> list[Series]:
+    return [*profile.forward.values(), *(profile.gradient or {}).values()]
+
+
+def check_invariants(profile: Profile) -> None:
+    """Variances >= 0, correlations within [-1, 1], no NaN, and finite numbers wherever doubles have them."""
+    for series in all_series(profile):
+        assert np.isfinite(series.mean).all()
+        assert ((series.variance >= 0) & np.isfinite(series.variance)).all()
+        assert np.isfinite(series.log_variance).all()
+        assert (np.abs(series.token_correlation) <= 1).all()
+    ratios = profile.sensitivity()
+    assert 0 <= ratios["median"] < math.inf and 0 <= ratios["mean"] < math.inf
+    gradient = profile.gradient
+    assert gradient is not None and gradient["stream_out"].variance[-1] == 1.0
+
+
+class TestInvariants:
+    @settings(max_examples=250, deadline=None, derandomize=True)
+    @given(st.data())
+    def test_any_architecture_scheme_and_input(self, data: st.DataObject) -> None:
+        a = data.draw(architectures())
+        made_by, inputs = data.draw(schemes()), data.draw(statistics(a))
+        p = table_or_none(made_by, a, inputs)
+        if p is None:
+            return
+        profile = predict(p, inputs, fidelity="kernel" if is_shaped(p) else "moments")
+        check_invariants(profile)
+        assert Profile.from_json(json.loads(json.dumps(profile.to_json(), allow_nan=False))) == profile
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(st.data())
+    def test_any_numbers_in_the_table(self, data: st.DataObject) -> None:
+        a = data.draw(architectures(deepest=3))
+        p = scheme("xavier")(a)
+        sizes = st.sampled_from([0.0, 1e-30, 1e-8, 0.3, 1.0, 20.0, 1e8, 1e12])
+        columns = {
+            name.replace(".", "__"): data.draw(sizes)
+            for name in data.draw(st.sets(st.sampled_from(sorted(p.columns())), max_size=5))
+            if name != "value_skip" or a.kind != "encoder-decoder"  # refused in cross-attention
+        }
+        check_invariants(predict(p.with_columns(**columns), data.draw(statistics(a)), fidelity="moments"))
+
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(st.data())
+    def test_hundreds_of_layers(self, data: st.DataObject) -> None:
+        a = data.draw(architectures(deepest=2))
+        n_layers = data.draw(st.integers(100, 400))
+        placement = a.norm_placement if isinstance(a.norm_placement, str) else "none"
+        a = a.replace(n_layers=n_layers, norm_placement=placement)
+        check_invariants(predict(scheme("xavier", gain=data.draw(st.floats(0.1, 10)))(a), fidelity="moments"))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("placement", "made_by"),
+        [("pre", "xavier"), ("post", "xavier"), ("sandwich", "xavier"), ("none", "xavier"), ("pre", "deepscalelm")],
+    )
+    def test_a_hundred_thousand_layers(self, placement: str, made_by: str) -> None:
+        a = Architecture.preset("tgs", n_layers=100_000, norm_placement=placement)
+        profile = predict(scheme(made_by)(a), fidelity="moments")
+        check_invariants(profile)
+        assert Profile.from_json(profile.to_json()) == profile
+
+    @pytest.mark.parametrize("activation", ["relu2", "silu", "gelu", "tanh"])
+    def test_streams_without_norm_that_leave_the_range_of_doubles(self, activation: str) -> None:
+        a = Architecture(n_layers=300, d_model=8, norm_placement="none", activation=activation, seq_len=16)
+        profile = predict(scheme("xavier", gain=30.0)(a), fidelity="moments")
+        check_invariants(profile)
+        out = profile.forward["stream_out"]
+        assert out.log_variance[-1] > 1000 and out.variance[-1] == pytest.approx(np.finfo(float).max)
+        assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+    def test_gradients_that_vanish_below_the_range_of_doubles(self) -> None:
+        a = Architecture(n_layers=600, d_model=8, seq_len=16)
+        profile = predict(scheme("xavier")(a).with_columns(skip=0.5, branch=0.0), fidelity="moments")
+        assert profile.gradient is not None
+        first = profile.gradient["stream_in"]
+        assert first.variance[0] == 0.0 and first.log_variance[0] == pytest.approx(1200 * math.log(0.25))
+        assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+    def test_a_sweep_predicts_what_its_members_do(self) -> None:
+        a = Architecture(n_layers=4, d_model=32, seq_len=16, dropout=0.1)
+        members = [scheme("xavier", gain=g)(a) for g in (0.5, 1.0, 3.0)]
+        together = predict(Parametrization.sweep(members), fidelity="moments")
+        assert together.gradient is not None
+        for i, member in enumerate(members):
+            alone = predict(member, fidelity="moments")
+            assert alone.gradient is not None
+            for point in POINTS:
+                for many, one in ((together.forward, alone.forward), (together.gradient, alone.gradient)):
+                    np.testing.assert_allclose(many[point].log_variance[i], one[point].log_variance, atol=1e-9)
+                    np.testing.assert_allclose(
+                        many[point].token_correlation[i], one[point].token_correlation, atol=1e-9
+                    )
+
+
+class TestSeries:
+    def test_the_logarithm_goes_where_doubles_end(self) -> None:
+        s = Series.of(log_variance=[-1e4, -740.0, 0.0, 709.0, 1e4, -math.inf])
+        assert s.variance[0] == 0 and 0 < s.variance[1] < 1e-300 and s.variance[2] == 1.0
+        assert s.variance[4] == pytest.approx(np.finfo(float).max)
+        assert s.log_variance.tolist() == pytest.approx([-1e4, -740.0, 0.0, 709.0, 1e4, -math.inf])
+
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    @given(
+        st.lists(
+            st.floats(-1e6, 1e6)
+            | st.floats(-760, -690)
+            | st.floats(700, 720)
+            | st.sampled_from([0.0, -math.inf, -1e12, math.log(5e-324), math.log(np.finfo(float).max)]),
+            min_size=1,
+            max_size=6,
+        ),
+        st.booleans(),
+    )
+    def test_rows_give_the_same_series_back(self, logs: list[float], with_errors: bool) -> None:
+        extra = {"variance_se": 0.1, "token_correlation_se": 1 / 3, "feature_correlation": -0.5} if with_errors else {}
+        s = Series.of(log_variance=logs, token_correlation=0.1, mean=-2.5, **extra)
+        assert Series.from_rows(json.loads(json.dumps(s.rows(), allow_nan=False))) == s
+        assert s.at(-1) == s.rows()[-1]
+
+    @given(st.lists(st.floats(0, np.finfo(float).max), min_size=1, max_size=5))
+    @settings(max_examples=100, deadline=None, derandomize=True)
+    def test_plain_variances_need_no_logarithm(self, variances: list[float]) -> None:
+        s = Series.of(variances)
+        assert s.variance.tolist() == variances and not any("log_variance" in row for row in s.rows())
+        assert Series.from_rows(s.rows()) == s
+
+    def test_selection(self) -> None:
+        s = Series.of([1.0, 2.0, 3.0], [0.1, 0.2, 0.3], variance_se=[0.0, 0.5, 1.0])
+        part = s.select(np.array([True, False, True]))
+        assert part.variance.tolist() == [1.0, 3.0] and part.variance_se is not None
+        assert part.variance_se.tolist() == [0.0, 1.0] and part.feature_correlation is None
+        assert s.select(slice(1, 2)).token_correlation.tolist() == [0.2]
+
+    def test_parts_of_a_sweep(self) -> None:
+        s = Series.of([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], variance_se=0.5)
+        parts = [Series.of(s.variance[k], s.token_correlation[k], variance_se=0.5) for k in (slice(0, 1), slice(1, 3))]
+        assert Series.joined(parts) == s
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {},
+            {"variance": 1.0, "log_variance": 0.0},
+            {"variance": -1.0},
+            {"variance": float("nan")},
+            {"variance": float("inf")},
+            {"log_variance": float("nan")},
+            {"log_variance": float("inf")},
+            {"variance": 1.0, "token_correlation": 1.1},
+            {"variance": 1.0, "token_correlation": float("nan")},
+            {"variance": 1.0, "mean": float("nan")},
+            {"variance": 1.0, "variance_se": float("inf")},
+        ],
+        ids=str,
+    )
+    def test_bad_numbers(self, fields: dict[str, float]) -> None:
+        refused(lambda: Series.of(**fields))
+
+    def test_rounding_beyond_one_is_forgiven(self) -> None:
+        assert Series.of(1.0, 1 + 1e-12).token_correlation == 1.0
+
+
+def test_without_gradient() -> None:
+    profile = prediction(backward=False)
+    again = Profile.from_json(profile.to_json())
+    assert profile.gradient is None and again == profile and again.gradient is None
+
+
+def test_files(tmp_path: Path) -> None:
+    profile = replace(prediction(), notes=("one", "two"), n_seeds=3, gradient_scale=1 / 3)
+    profile.save(tmp_path / "p.json")
+    again = Profile.load(tmp_path / "p.json")
+    assert again == profile and again.notes == ("one", "two")
+    assert again != replace(profile, n_seeds=4) and again != prediction(3) and again != 5
+    assert "cannot write" in refused(lambda: profile.save(tmp_path / "none" / "p.json"))
+
+
+def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(prediction(1).to_json())
+    for end in range(0, len(text) - 1, 41):
+        (tmp_path / "p.json").write_text(text[:end])
+        refused(lambda: Profile.load(tmp_path / "p.json"))
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "schema": lambda d: d.update(schema="signalprop/profile/0"),
+    "expected schema": lambda d: d.pop("schema"),
+    "source": lambda d: d.update(source="guessed"),
+    "scheme: Field required": lambda d: d.pop("scheme"),
+    "did you mean notes": lambda d: d.update(note=[]),
+    "input.variance": lambda d: d["input"].update(variance="1"),
+    "3 rows; the architecture has 4": lambda d: d["sublayers"].pop(),
+    "sublayers has a dict": lambda d: d.update(sublayers={}),
+    "sublayer 0 is not 'attention'": lambda d: d["sublayers"].__setitem__(0, 7),
+    "sublayer 1 is not 'feed_forward'": lambda d: d["sublayers"][1].update(kind="attention"),
+    "sublayer 2 has no moments at branch": lambda d: d["sublayers"][2].pop("branch"),
+    "gradient of sublayer 3 has no moments": lambda d: d["sublayers"][3].pop("gradient"),
+    "gradient of sublayer 1 has no moments at branch": lambda d: d["sublayers"][1]["gradient"].pop("branch"),
+    "variance of sublayer 1 is None": lambda d: d["sublayers"][1]["branch"].pop("variance"),
+    "variance of sublayer 1 is '1'": lambda d: d["sublayers"][1]["branch"].update(variance="1"),
+    "variance of sublayer 1 is True": lambda d: d["sublayers"][1]["branch"].update(variance=True),
+    "variance of sublayer 1 is 1000": lambda d: d["sublayers"][1]["branch"].update(variance=10**400),
+    "a variance is negative": lambda d: d["sublayers"][1]["branch"].update(variance=-1.0),
+    "a token correlation is 2.0": lambda d: d["sublayers"][1]["branch"].update(token_correlation=2.0),
+    "unknown moments 'varience'": lambda d: d["sublayers"][1]["branch"].update(varience=1.0),
+    "log_variance of sublayer 1": lambda d: d["sublayers"][1]["branch"].update(log_variance="0"),
+    "a log variance is NaN": lambda d: d["sublayers"][1]["branch"].update(log_variance=float("nan")),
+    "variance_se of sublayer 0 is None": lambda d: d["sublayers"][1]["branch"].update(variance_se=0.1),
+    "n_layers": lambda d: d["architecture"].update(n_layers=0),
+    "statistics": lambda d: d.update(statistics=[]),
+    "notes": lambda d: d.update(notes=[3]),
+}
+
+
+@pytest.mark.parametrize("part", DAMAGE)
+def test_damage_gets_one_line(part: str) -> None:
+    document = copy.deepcopy(prediction().to_json())
+    DAMAGE[part](document)
+    assert part in refused(lambda: Profile.from_json(document))
+
+
+@pytest.mark.parametrize("document", [None, [], 3, "text", {}, {"schema": {}}, {3: 4}])
+def test_what_is_no_profile_at_all(document: Any) -> None:
+    assert "signalprop/profile/1" in refused(lambda: Profile.from_json(document))
+
+
+def test_sweeps_have_no_rows() -> None:
+    a = Architecture(n_layers=1, d_model=8, seq_len=4)
+    p = scheme("xavier")(a)
+    sweep = predict(Parametrization.sweep([p, p]), fidelity="moments")
+    assert "sweep" in refused(sweep.to_json) and "sweep" in refused(sweep.sensitivity)
+
+
+class TestSensitivity:
+    def test_a_layer_counts_with_its_sublayers_over_the_stream_that_enters_it(self) -> None:
+        a = Architecture(n_layers=2, d_model=8)
+        forward = {
+            "stream_in": Series.of([1.0, 4.0, 8.0, 2.0]),
+            "branch": Series.of([3.0, 4.0, 4.0, 2.0]),
+            "stream_out": Series.of(1.0 + np.arange(4)),
+        }
+        profile = Profile(source="theory", architecture=a, scheme="x", input={}, forward=forward)
+        assert profile.sensitivity_ratios.tolist() == pytest.approx([3.0, 1.0, 0.5, 1.0])
+        assert profile.sensitivity() == {"mean": pytest.approx(7.0 + 0.75), "median": pytest.approx(7.0 + 0.75)}
+        gain = replace(profile, statistics={"branch_gain": [2.0, 2.0, 0.5, 0.5]})
+        assert gain.sensitivity()["mean"] == pytest.approx(2 * 7.0 + 0.5 * 0.75)
+
+    def test_a_stream_without_variance(self) -> None:
+        a = Architecture(n_layers=1, d_model=8)
+        nothing = Series.of([0.0, 0.0])
+        profile = Profile(source="theory", architecture=a, scheme="x", input={}, forward=dict.fromkeys(POINTS, nothing))
+        assert profile.sensitivity() == {"mean": 0.0, "median": 0.0}
+
+
+class TestAverage:
+    def profiles(self, logs: list[list[float]]) -> list[Profile]:
+        a = Architecture(n_layers=1, d_model=8)
+        made = []
+        for i, log in enumerate(logs):
+            s = Series.of(log_variance=log, token_correlation=0.1 * i, mean=float(i))
+            made.append(
+                Profile("simulated", a, "x", {"variance": float(i)}, dict.fromkeys(POINTS, s), dict.fromkeys(POINTS, s))
+            )
+        return made
+
+    def test_means_and_standard_errors(self) -> None:
+        values = np.array([[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]])
+        mean = average(self.profiles(np.log(values).tolist()))
+        s = mean.forward["branch"]
+        assert s.variance == pytest.approx([3.0, 5.0]) and s.mean == pytest.approx([1.0, 1.0])
+        expected = values[:, 0].std(ddof=1) / math.sqrt(3) / 3.0
+        assert s.variance_se == pytest.approx([expected, 0.0])
+        assert s.token_correlation == pytest.approx([0.1] * 2)
+        assert s.token_correlation_se == pytest.approx([0.1 / math.sqrt(3)] * 2)
+        assert (mean.n_seeds, mean.input["variance"], mean.gradient_scale) == (3, 1.0, None)
+        assert Profile.from_json(mean.to_json()) == mean
+
+    def test_variances_beyond_doubles(self) -> None:
+        s = average(self.profiles([[2000.0, -3000.0], [2000.0 + math.log(3), -math.inf]])).forward["branch"]
+        assert s.log_variance == pytest.approx([2000.0 + math.log(2), -3000.0 - math.log(2)])
+        assert s.variance_se == pytest.approx([0.5, 1.0])
+
+    def test_nothing_at_all(self) -> None:
+        s = average(self.profiles([[-math.inf] * 2, [-math.inf] * 2])).forward["branch"]
+        assert s.variance.tolist() == [0.0, 0.0] and s.variance_se is not None and not s.variance_se.any()
+
+    def test_one_profile_stays(self) -> None:
+        one = self.profiles([[0.0, 1.0]])[0]
+        assert average([one]) == replace(one, n_seeds=1)
+        assert average([replace(one, n_seeds=5)]).n_seeds == 5
+        assert average([replace(one, n_seeds=5), one]).n_seeds == 6
+
+    def test_a_gradient_needs_all_to_have_one(self) -> None:
+        first, second = self.profiles([[0.0, 1.0], [0.0, 1.0]])
+        assert average([first, replace(second, gradient=None)]).gradient is None
+        scaled = [replace(p, gradient_scale=s) for p, s in ((first, 1.0), (second, 3.0))]
+        assert average(scaled).gradient_scale == 2.0
+
+    def test_bad_requests(self) -> None:
+        assert "at least one" in refused(lambda: average([]))
+        assert "different architectures" in refused(lambda: average([prediction(2), prediction(3)]))
+
+
+def test_statistics_of_the_input_reach_the_profile() -> None:
+    a = Architecture(n_layers=1, d_model=8)
+    x = InputStatistics(kind="stream", variance=2.0, token_correlation=0.5)
+    assert predict(scheme("xavier")(a), x).input == {"mean": 0.0, "variance": 2.0, "token_correlation": 0.5}
