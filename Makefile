@@ -24,6 +24,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # The site; tests/test_site.py builds it too. Warnings are errors: a link that leads nowhere, a formula that cannot be read.
 docs: $(VENV)/dev.stamp

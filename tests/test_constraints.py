@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from benchmarks.constraints import pinned
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,16 @@ def test_it_keeps_every_bound_of_everybody() -> None:
         if not item.specifier.contains(PINS[name := canonicalize_name(item.name)], prereleases=True)
     ]
     assert broken == []
+
+
+def test_each_version_is_for_every_python_that_we_support() -> None:
+    supported = [f"{line.rpartition(' ')[2]}.0" for line in PROJECT["classifiers"] if ":: 3." in line]
+    assert supported[0] == "3.11.0" and PROJECT["requires-python"] == ">=3.11"
+    held = [distribution(name) for name in {canonicalize_name(item.name) for _, item in closure("dev")}]
+    bounds = {item.name: item.metadata["Requires-Python"] or "" for item in held}
+    assert {
+        name: bound for name, bound in bounds.items() if [*SpecifierSet(bound).filter(supported)] != supported
+    } == {}
 
 
 def test_this_environment_is_made_of_it() -> None:

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError, require
 from signalprop.files.limits import check_fits
+from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -17,6 +18,7 @@ _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 
+@typed
 def predict(
     parametrization: Parametrization,
     inputs: InputStatistics | None = None,

@@ -122,13 +122,25 @@ def tensors_of(model: nn.Module, reference: Weight, where: str) -> tuple[Tensor,
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
     source, rows = split(reference)
     found = find_any(model, source, where)
-    weight = found if isinstance(found, Tensor) else getattr(found, "weight", None)
-    if not isinstance(weight, Tensor):
+    weight = numbers_of(found)
+    if weight is None:
         raise InputError(f"{where}: {source!r} has no weight; expected a module with `weight`, or a parameter")
-    bias = None if isinstance(found, Tensor) else getattr(found, "bias", None)
+    bias = None if isinstance(found, Tensor) else numbers_of(getattr(found, "bias", None))
     if rows is None:
         return weight, bias
     return (weight[:, rows] if is_transposed(found) else weight[rows]), None if bias is None else bias[rows]
+
+
+def numbers_of(owner: Any) -> Tensor | None:
+    """A parameter, or the weight of a module, as plain numbers; None where there is none.
+
+    Modules that PyTorch has quantised hold theirs packed, behind a function.
+    """
+    found = owner if isinstance(owner, Tensor) else getattr(owner, "weight", owner)
+    found = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not isinstance(found, Tensor):
+        return None
+    return found.dequantize() if found.is_quantized else found
 
 
 def is_transposed(module: Any) -> bool:

@@ -144,8 +144,8 @@ def _built(p: Parametrization, run: _Run) -> _Outcome:
     from signalprop.measurement import measure
     from signalprop.measurement.simulation import simulate
     from signalprop.models import build
-    from signalprop.network.cost import count_parameters
     from signalprop.prediction import predict
+    from signalprop.results.cost import count_parameters
     from signalprop.results.profile import average
 
     backward, notes = with_gradient(p.architecture, run.backward)

@@ -35,7 +35,7 @@ def compute(
     Example:
       signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
     """
-    from signalprop.network.cost import count_parameters, train_flops
+    from signalprop.results.cost import count_parameters, train_flops
     from signalprop.results.text import text_table
 
     output.check_outputs(json_file)

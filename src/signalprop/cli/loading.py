@@ -12,8 +12,8 @@ import numpy as np
 
 from signalprop.cli.options import shortened
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, text_batch, word_ids
-from signalprop.diagnosis.loading import first_line, folder_of
-from signalprop.errors import InputError, require
+from signalprop.diagnosis.loading import folder_of
+from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 
@@ -97,7 +97,9 @@ def model_batch(
     characters = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # enough for windows that seldom overlap
     body = load_text(text)
     start = int(np.random.default_rng(seed).integers(0, max(1, len(body) - characters)))
-    ids: IntArray = np.array(tokenizer.encode(body[start : start + characters], add_special_tokens=False).ids, np.int64)
+    with refusing(f"{file} cannot read the text", "expected a tokenizer that has its own unknown token"):
+        found = tokenizer.encode(body[start : start + characters], add_special_tokens=False).ids
+    ids: IntArray = np.array(found, np.int64)
     if ids.size and ids.max() >= a.vocab_size:
         raise InputError(f"{file} gives id {ids.max()}; the model's vocabulary ends at {a.vocab_size - 1}")
     batch = text_batch(a, ids, batch_size, seed, source)

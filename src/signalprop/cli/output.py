@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from signalprop.errors import InputError, MissingExtra, as_line, printable, require
-from signalprop.files.storage import write_json
+from signalprop.files.storage import real_path, write_json
 
 if TYPE_CHECKING:
     from signalprop.report.html import Item
@@ -51,10 +51,7 @@ def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
     for name in (json_file, plot):
         if name is None or str(name) == "-":
             continue
-        try:
-            path = Path(name).resolve()
-        except ValueError:
-            raise InputError(f"cannot write {str(name)!r:.80}: a name cannot hold a null byte") from None
+        path = real_path(name)
         if path.is_dir():
             raise InputError(f"cannot write {name}: it is a directory")
         if not path.parent.is_dir():

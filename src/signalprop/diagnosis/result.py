@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
 from signalprop.files.storage import finite, read_json, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
@@ -251,6 +251,7 @@ class Diagnosis(Value):
             raise InputError(f"this is not a diagnosis that this version reads: {got}, expected schema {SCHEMA!r}")
         return cls(**{str(key): tuples(value) for key, value in data.items()})
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
 
@@ -260,6 +261,7 @@ class Diagnosis(Value):
         write_json(path, self.to_json())
 
     @classmethod
+    @typed
     def load(cls, path: str | Path) -> Self:
         """Read the JSON file `path` that `save` wrote.
 
@@ -268,6 +270,7 @@ class Diagnosis(Value):
         """
         return cls.from_json(read_json(path))
 
+    @typed
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:
         """The signal at some layers."""
         return [item for item in self.signal if item.layer in layers]

@@ -22,12 +22,14 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.repair.record import record_of
 
 Stage = Callable[[str, int, int], None]
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
+@typed
 def diagnose(
     model: nn.Module,
     batches: Iterable[Batch],

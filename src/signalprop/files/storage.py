@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader, BytesIO, TextIOWrapper
@@ -143,17 +143,16 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
     raise InputError(f"cannot read {_shown(path)}: {reason}; expected {wanted}")
 
 
-def check_arrays(arrays: Any, path: str | Path, wanted: Collection[str] | None = None) -> None:
+def check_arrays(arrays: Any, path: str | Path) -> None:
     """Refuse a packed NumPy file (.npz) whose arrays are larger than memory: a small file can unpack to a large one.
 
     Args:
-        arrays: the opened file. wanted: those that are to be read; default: all.
+        arrays: the opened file.
 
     Raises:
         InputError: they do not fit.
     """
-    sizes = {item.filename.removesuffix(".npy"): item.file_size for item in arrays.zip.infolist()}
-    size = sum(n for name, n in sizes.items() if wanted is None or name in wanted)
+    size = sum(item.file_size for item in arrays.zip.infolist())
     check_fits(size, f"reading the arrays of {_shown(path)} ({size:,} bytes unpacked)", "give smaller arrays")
 
 
@@ -163,10 +162,14 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         InputError: the directory is missing or not writable, or the path is a directory.
     """
-    if str(path) == "-":
-        sys.stdout.write(text)
-        return
-    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # half a character of a file's JSON cannot be written
+    data = text.encode("utf-8", "backslashreplace")  # half a character of a file's JSON cannot be written
+    if str(path) != "-":
+        write_bytes(path, data)
+    elif hasattr(sys.stdout, "buffer"):  # UTF-8 as in a file, whatever the terminal's encoding is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+    else:
+        sys.stdout.write(data.decode())
 
 
 def write_bytes(path: str | Path, *parts: bytes | memoryview) -> None:
@@ -179,7 +182,7 @@ def write_bytes(path: str | Path, *parts: bytes | memoryview) -> None:
         InputError: the directory is missing or not writable, or the path is a directory.
     """
     try:
-        target = Path(os.path.realpath(path))
+        target = real_path(path)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if target.exists() and not target.is_file():  # replacing /dev/null by a file would be a bad surprise
@@ -216,7 +219,7 @@ def written_whole(out: Path) -> Iterator[Path]:
     Raises:
         InputError: the disk is full, or the directory cannot be made.
     """
-    target = out.resolve()
+    target = real_path(out)
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         beside.mkdir()
@@ -236,6 +239,21 @@ def written_whole(out: Path) -> Iterator[Path]:
         raise InputError(f"cannot write {out}: {' '.join(reason.split())}") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def real_path(path: str | Path) -> Path:
+    """Where a path leads, links followed.
+
+    Raises:
+        InputError: a null byte in it, or a link that leads back to itself.
+    """
+    try:
+        found = Path(os.path.realpath(path))
+    except ValueError:
+        raise InputError(f"cannot write {str(path)!r:.80}: a name cannot hold a null byte") from None
+    if found.is_symlink():
+        raise InputError(f"cannot write {_shown(path)}: it is a link that leads back to itself; choose another path")
+    return found
 
 
 def is_below(name: str) -> bool:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.kernels.ends import input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
@@ -80,6 +81,7 @@ class KernelSeries:
         return out | {name: getattr(self, name) for name in names}
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Trace:
     """What `trace` found.
@@ -119,6 +121,7 @@ class Trace:
         """First depth with an effective rank below 1.01, of those where it was computed."""
         return _first(self.forward.effective_rank < COLLAPSED_RANK)
 
+    @typed
     def cosines(self, depth: int) -> FloatArray:
         """The normalised kernel at a depth that was kept, (T, T)."""
         return normalised(self.kernels[depth])
@@ -148,6 +151,7 @@ class Trace:
         }
 
 
+@typed
 def trace(
     parametrization: Parametrization,
     kernel: ArrayLike | None = None,
@@ -222,6 +226,7 @@ def trace(
     )
 
 
+@typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
     """The network of `parametrization` without feed-forwards: they hand the stream through, norms and all, at no cost.
 

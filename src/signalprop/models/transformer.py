@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
+from signalprop.files.validation import typed
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import (
@@ -26,8 +27,8 @@ from signalprop.models.sublayers import (
     torch_shapes,
 )
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.cost import count_parameters
 from signalprop.network.parametrization import ROLES, STACKS, Parametrization
+from signalprop.results.cost import count_parameters
 
 if TYPE_CHECKING:
     from signalprop.attachment.mapping import Mapping
@@ -313,6 +314,7 @@ def refuse_sweep(parametrization: Parametrization) -> None:
         raise InputError(f"this parametrization is a sweep of shape {shape}; give one of its members")
 
 
+@typed
 def build(
     parametrization: Parametrization, *, seed: int | None = None, dtype: torch.dtype = torch.float32
 ) -> Transformer:

@@ -14,6 +14,7 @@ import numpy as np
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.verdict import ranges
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
@@ -41,10 +42,12 @@ class Band:
     low: FloatArray
     high: FloatArray
 
+    @typed
     def outside(self, values: FloatArray) -> Any:
         """Which layers' values are outside; NaN, a value that was not measured, is not."""
         return (values < self.low) | (values > self.high)
 
+    @typed
     def words(self, layer: int) -> str:
         """The band of a layer in words."""
         low, high = self.low[layer], self.high[layer]

@@ -26,6 +26,7 @@ from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import groups, layer_modules
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, named
@@ -85,6 +86,7 @@ class SignalMonitor:
         InputError: an unknown family or request, or numbers out of range.
     """
 
+    @typed
     def __init__(
         self,
         model: nn.Module,

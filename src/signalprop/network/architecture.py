@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 import numpy as np
 from pydantic import Field, model_validator
 
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.activations import activation
 from signalprop.network.presets import preset
 
@@ -264,10 +264,12 @@ class Architecture(Value):
         """Whether the head is the token table."""
         return self.tied_embeddings and self.head == "lm" and self.has_token_table
 
+    @typed
     def positions_of(self, *, decoder: bool) -> str:
         """Positions of the encoder or of the decoder behind it."""
         return (self.decoder_positions if decoder else None) or self.positions
 
+    @typed
     def convolution(self, index: int) -> tuple[int, int, int]:
         """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs."""
         width = self.conv_channels or self.d_model
@@ -276,6 +278,7 @@ class Architecture(Value):
         return (width if index else self.frame_dim), outputs, self.conv_kernels[index]
 
     @classmethod
+    @typed
     def preset(cls, name: str, **changes: Any) -> Architecture:
         """A known architecture by name, with some fields changed (`changes`). See `signalprop.network.presets`.
 
@@ -298,7 +301,7 @@ class Architecture(Value):
         Raises:
             InputError: the family is not known, the file is not readable, or a value is out of range.
         """
-        from signalprop.hf_configs import read
+        from signalprop.families.reading import read
 
         return read(source, **changes)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
@@ -81,6 +81,7 @@ class Shaping(Value):
 _UNSHAPED = Shaping()
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Parametrization:
     """One row per sublayer (encoder first), plus embedding and head.
@@ -180,6 +181,7 @@ class Parametrization:
         """Root mean square of what the placement's norm gives out: norm_gain * norm_scale, (..., sublayers)."""
         return self.norm_gain * self.norm_scale
 
+    @typed
     def kind_name(self, index: int) -> str:
         """Kind of sublayer `index`, from 0: attention, cross_attention or feed_forward."""
         return KINDS[int(self.kind[index])]
@@ -305,6 +307,7 @@ class Parametrization:
             shaping=document.shaping,
         )
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
 
@@ -314,6 +317,7 @@ class Parametrization:
         write_json(path, self.to_json())
 
     @classmethod
+    @typed
     def load(cls, path: str | Path) -> Parametrization:
         """Read the JSON file `path` that `save` wrote.
 
@@ -361,6 +365,7 @@ class Parametrization:
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
         return self._with(filled)
 
+    @typed
     def members(self, which: slice) -> Parametrization:
         """Some members of a sweep: the slice `which` of its first axis."""
         return self._with({name: column[which] for name, column in self.columns().items()})
@@ -377,6 +382,7 @@ class Parametrization:
         )
 
     @staticmethod
+    @typed
     def sweep(items: Sequence[Parametrization]) -> Parametrization:
         """Stack parametrizations (`items`) of one architecture into a sweep: numeric columns get a leading axis.
 

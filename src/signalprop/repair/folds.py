@@ -18,6 +18,7 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
@@ -64,6 +65,7 @@ class _Change:
         return (self.tensor.detach().double() + self.offset) * factor - self.offset
 
 
+@typed
 def fold(model: nn.Module) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.mapping import Mapping, find_any, split
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, the_record, vanilla_mapping
@@ -23,6 +24,7 @@ from signalprop.repair.weight_assignment import Assignment, assignments
 _NONE: Dictionary[str, float] = {}
 
 
+@typed
 def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
 
@@ -43,7 +45,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
         draw_weights(model, record, seed)
         if record.pending:
             _refuse(name for name, q in model.named_parameters() if not_numbers(q))
-    record.pending = False
+    record.pending = record.kept = False
 
 
 def _refuse_garbage(model: nn.Module, record: Record) -> None:

@@ -17,6 +17,7 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, 
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -50,6 +51,7 @@ from signalprop.schemes import scheme as scheme_of
 Mode = Literal["gauge", "absorbed"]
 
 
+@typed
 def apply(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,
@@ -119,6 +121,7 @@ def apply(
     with all_or_nothing(model):
         record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
         record.pending = without_numbers and initialize
+        record.kept = not initialize
         if initialize and not without_numbers:
             with all_or_nothing(model, everything(model)):
                 draw_weights(model, record, seed)

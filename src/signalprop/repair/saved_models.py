@@ -19,14 +19,14 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop import checkpoint_loading
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, refusing, require
+from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import finite, make_folder, opened, read_json, write_bytes, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
@@ -50,6 +50,7 @@ class _Document(Value):
         id: digest of the rest and of the added tensors, which the other files repeat.
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
+        weights: `drawn` by the scheme, or `kept`, as they were before.
     """
 
     model_config = ConfigDict(title=RECORD)
@@ -62,11 +63,13 @@ class _Document(Value):
     parametrization: dict[str, Any]
     tensors: list[str]
     shared: dict[str, str] = Field(default_factory=dict)
+    weights: Literal["drawn", "kept"] = "drawn"
 
 
 # --- saving ----------------------------------------------------------------------------------------------
 
 
+@typed
 def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     """Save an applied or a built model with its scheme, for `load`.
 
@@ -111,7 +114,8 @@ def save_pretrained(
     config: Any = model.config
     setattr(config, _ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
     try:
-        vanilla_save(directory, *args, **options)
+        with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
+            vanilla_save(directory, *args, **options)
     finally:
         delattr(config, _ENTRY)
     if given.get("is_main_process", True):
@@ -163,7 +167,7 @@ def _document(
         "parametrization": record.parametrization.to_json(),
         "tensors": sorted(tensors),
         "shared": shared or {},
-    }
+    } | ({"weights": "kept"} if record.kept else {})
     document = finite(document)
     return document | {"id": _digest(document, tensors)}
 
@@ -240,6 +244,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 # --- loading ---------------------------------------------------------------------------------------------
 
 
+@typed
 def load(
     directory: str | Path, model: nn.Module | None = None, *, mapping: Mapping | None = None, **options: Any
 ) -> nn.Module:
@@ -280,6 +285,7 @@ def load(
     where = mapping_for(model, mapping)
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
         record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+        record.kept = document.weights == "kept"
         if document.kind == "module":
             _fill_module(folder, document, model)
         _fill_added(folder, added, model, record)
@@ -331,7 +337,7 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
     except InputError:
         raise
     except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot load the weights in {folder}: {reason}") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -398,7 +404,7 @@ def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot read {path}: {reason}") from None
     if found != name:
         raise InputError(f"{path} and {RECORD} are not of one checkpoint: another model was saved over it")

@@ -95,6 +95,9 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
             transposed = is_transposed(owner)
             weight, bias = _of(owner)
             expected = fan(mapping.architecture, role)
+            if not isinstance(weight, Tensor):
+                kind = type(owner).__module__ + "." + type(owner).__name__
+                raise InputError(f"{where} {role}: {kind} has no tensor as weight (is it quantised?); expected one")
             shape = tuple(weight.shape) if taken is None else None
             if shape not in (None, expected, expected[::-1]) and weight.numel() != expected[0] * expected[1]:
                 name = names.get(id(weight), "the weight")

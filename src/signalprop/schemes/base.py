@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
@@ -64,6 +65,8 @@ def register(cls: S) -> S:
         InputError: name, paper or summary is missing, or another scheme has the name. The same class may be defined
             anew (a notebook cell that is run twice).
     """
+    if not (isinstance(cls, type) and issubclass(cls, Scheme)):
+        raise InputError(f"register takes a class of Scheme; it was given the {type(cls).__name__} {cls!r:.60}")
     lacking = [item for item in ("name", "paper", "summary") if not isinstance(getattr(cls, item, None), str)]
     if lacking:
         raise InputError(f"scheme {cls.__name__} has no {', '.join(lacking)}; give it as a class attribute")
@@ -90,6 +93,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     return cls(**options)
 
 
+@typed
 def positive(owner: Scheme, *names: str) -> None:
     """Refuse options that are not positive numbers.
 
@@ -102,6 +106,7 @@ def positive(owner: Scheme, *names: str) -> None:
             raise InputError(f"option {name} of scheme {owner.name!r} is 0; expected a positive number")
 
 
+@typed
 def within(owner: Scheme, name: str, low: float, high: float) -> None:
     """Refuse an option that is not a number from `low` to `high`.
 
@@ -115,6 +120,7 @@ def within(owner: Scheme, name: str, low: float, high: float) -> None:
         )
 
 
+@typed
 def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
     """Refuse an option that is not one of the choices.
 
@@ -127,6 +133,7 @@ def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
         raise InputError(f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected one of {listed}")
 
 
+@typed
 def truth(owner: Scheme, *names: str) -> None:
     """Refuse options that are not true or false.
 
@@ -140,6 +147,7 @@ def truth(owner: Scheme, *names: str) -> None:
             )
 
 
+@typed
 def fill(
     architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
 ) -> Parametrization:
@@ -154,6 +162,7 @@ def fill(
     return blank(architecture, made_by.name, **made_by.options()).with_columns(**weights, **columns)
 
 
+@typed
 def xavier_std(architecture: Architecture, role: str) -> float:
     """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)) of a `role` in an `architecture`.
 
@@ -165,6 +174,7 @@ def xavier_std(architecture: Architecture, role: str) -> float:
     return std / (architecture.score_scale * math.sqrt(architecture.d_head)) if role == "query" else std
 
 
+@typed
 def layers_of_stack(architecture: Architecture) -> FloatArray:
     """Number of layers of the stack that each sublayer of an `architecture` belongs to, shape (sublayers,)."""
     a = architecture

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from signalprop.errors import InputError
 from signalprop.families import find, names
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import (
@@ -27,6 +28,7 @@ __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "uni
 _SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
+@typed
 def unit_embedding(architecture: Architecture) -> Embedding:
     """Tables (of an `architecture`) whose sum has variance 1 after dropout: (1 - p) / tables (TGS section 3.5).
 
@@ -42,6 +44,7 @@ def unit_embedding(architecture: Architecture) -> Embedding:
     )
 
 
+@typed
 def same_embedding(architecture: Architecture, std: float) -> Embedding:
     """Every table of an `architecture` with one standard deviation `std`; so the convolutions that read frames."""
     n = len(architecture.conv_kernels) if architecture.input == "frames" else 0
@@ -83,6 +86,7 @@ def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, .
     return tuple(out)
 
 
+@typed
 def head_of(architecture: Architecture, std: float, embedding: Embedding, scale: float = 1.0) -> Head:
     """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table.
 
@@ -98,6 +102,7 @@ def head_of(architecture: Architecture, std: float, embedding: Embedding, scale:
     )
 
 
+@typed
 def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     """A head whose logits start of order 1: weights like the token table's, its input divided by sqrt(d).
 
@@ -114,6 +119,7 @@ def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     )
 
 
+@typed
 def stream_ends(table: Parametrization) -> Parametrization:
     """The table with embeddings that start the stream at variance 1 and a head with small logits (as TGS has them)."""
     embedding = unit_embedding(table.architecture)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -469,6 +470,7 @@ class DepthBounds:
         return {name: value if name == "form" else value.tolist() for name, value in vars(self).items()}
 
 
+@typed
 def depth_bounds(parametrization: Parametrization, profile: Profile, *, form: Form = "corrected") -> DepthBounds:
     """Lemma 1 and Theorem 1 (Lemma 3 and Theorem 2 under LayerNorm Scaling) for a network's weights and variances.
 

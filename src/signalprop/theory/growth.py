@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
@@ -40,6 +41,7 @@ class FixedPoint:
     gradient_rate: float | None
 
 
+@typed
 def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     """The fixed points of one layer of a bidirectional stack (`parametrization`), repeated without end.
 
@@ -182,6 +184,7 @@ def growth_order(depths: ArrayLike, log_values: ArrayLike) -> Growth:
     return Growth("power", last)
 
 
+@typed
 def growth_orders(profiles: Mapping[int, Profile]) -> dict[str, Growth]:
     """Growth of forward variance, gradient variance (first over last) and sensitivity, from profiles by depth.
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import read_text
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 
@@ -474,6 +474,7 @@ def parse(data: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+@typed
 def load_recipe(source: str | Path, settings: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package (`source`), with `key=value` `settings`.
 

@@ -26,6 +26,7 @@ from torch import nn
 
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, read_json, write_json, write_text, written_whole
+from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
 from signalprop_lab.training.callbacks import KeepGoing, Lines, Metrics, Progress, Signal, Veto, read_lines
@@ -95,6 +96,7 @@ class Result:
             raise InputError(f"this is no result of a run: {error}") from None
 
 
+@typed
 def train(
     recipe: Recipe | str | Path,
     out: str | Path,

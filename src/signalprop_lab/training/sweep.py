@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from signalprop.errors import InputError, printable
 from signalprop.files.storage import finite, make_folder, read_json, write_json
+from signalprop.files.validation import typed
 from signalprop_lab.training.claims import Claim, Entry, Runs
 from signalprop_lab.training.grid import Grid, Point, load_sweep
 from signalprop_lab.training.ladder import best_rung, rungs, wanted
@@ -241,6 +242,7 @@ def to_stderr(line: str) -> None:
     print(f"sweep: {printable(line)}", file=sys.stderr, flush=True)
 
 
+@typed
 def sweep(
     source: str | Path | Grid,
     out: Path,
