@@ -21,10 +21,11 @@ from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
-from signalprop.theory.blocks import BranchBackward
+from signalprop.theory.elements import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add
-from signalprop.theory.network import POST, PRE, Returned, is_shaped, returned
+from signalprop.theory.network import Returned, is_shaped, returned
 
+PRE, POST = PLACEMENTS.index("pre"), PLACEMENTS.index("post")
 __all__ = ["variance_range"]
 
 _LARGEST = 1e60  # factor of one sublayer on a gradient's variance; a layer's three together still fit a double

@@ -9,6 +9,7 @@ import numpy as np
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layer_ends
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -49,7 +50,7 @@ def lemmas(settings: Settings) -> Findings:
             settings.progress(number * _NETWORKS + k + 1, 2 * _NETWORKS)
         out = average(runs).forward["stream_out"]
         assert out.variance_se is not None
-        found[name], errors[name] = out.variance[1::2], (out.variance * out.variance_se)[1::2]
+        found[name], errors[name] = out.variance[layer_ends(p)], (out.variance * out.variance_se)[layer_ends(p)]
         predicted[name] = predict(p, inputs)
     pre, lns = found["Pre-LN"], found["LNS"]
     fits = {name: growth_fit(values) for name, values in found.items()}
@@ -87,7 +88,7 @@ def lemmas(settings: Settings) -> Findings:
     x = np.arange(1.0, LAYERS + 1)
     growth = []
     for i, (name, profile) in enumerate(predicted.items()):
-        theory = profile.forward["stream_out"].variance[1::2]
+        theory = profile.forward["stream_out"].variance[layer_ends(tables[name])]
         growth.append(Curve(f"{name}, predicted", x, theory, "theory", i))
         growth.append(Curve(f"{name}, measured, {_NETWORKS} networks", x, found[name], "measured", i, errors[name]))
     growth.append(Curve("Lemma 3 at its lower end, ∝ L", x, lns[0] * x, "paper", 1))
