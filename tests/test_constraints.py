@@ -102,7 +102,7 @@ def test_make_installs_exact_versions_in_a_folder_whose_path_has_spaces(target: 
     programs.mkdir(parents=True)
     for name in ("Makefile", "constraints-dev.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
-    for name in ("python", "ruff", "mypy", "signalprop"):
+    for name in ("python", "ruff", "mypy", "lint-imports", "signalprop"):
         (programs / name).write_text('#!/bin/sh\necho "$0 $*" "[$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT]" >> called\n')
         (programs / name).chmod(0o755)
     env = {"PATH": os.environ["PATH"]}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -48,6 +49,7 @@ from gguf_file import write_gguf
 from reported import write_run
 from signalprop.cli import all_commands, command_line
 from signalprop.diagnosis.loading import load
+from signalprop.network.presets import PRESETS
 from signalprop.schemes import SCHEMES
 from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep
@@ -55,6 +57,7 @@ from signalprop_lab.training.tables import SCHEMA as RESULTS
 
 SECONDS = 60  # of a line or file, of processor time
 MEMORY = 12 << 30
+KINDS = 37  # of files
 # how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
 COMMANDS: dict[str, tuple[int, list[str]]] = {
     "predict": (30, ["--layers", "2", "--d-model", "16", "--seq-len", "8"]),
@@ -62,8 +65,8 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "compute": (16, []),
     "kernel": (12, ["--layers", "2", "--d-model", "16", "--seq-len", "6"]),
     "report": (6, ["--out", "r.html"]),
-    "train": (5, ["--show"]),
-    "sweep": (2, ["--table-only"]),
+    "train": (2, ["--show"]),
+    "sweep": (1, ["--table-only"]),
     "diagnose": (3, ["--no-report"]),
     "check": (2, []),
     "apply": (1, []),
@@ -72,6 +75,7 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "reproduce": (1, ["--list"]),
     "nonsense": (1, []),
 }
+PLAIN = ("1", "2", "3", "4", "8", "0.5")  # what options take more often than not
 NUMBERS = (
     "-1",
     "0",
@@ -94,6 +98,7 @@ NUMBERS = (
 FIELDS = (*NUMBERS, "true", "null", "[1]", "none", "rotary", "decoder", "patches")
 FILES = ("o.json", "o.png", "no/such/o.json", "loop", "/dev/null", ".", "-", "a\x00b", "x" * 300, "o.xyz")
 WORDS = (*test_values.VALUES, "caf\u00e9", "--", "--help", "-h", "xavier", "gpt2")
+SOURCES = (*PRESETS, "plain")
 ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "identity", "sin", "sigmoid", "x")
 
 
@@ -157,12 +162,18 @@ def corpus(folder: Path) -> list[str]:
     return [*sorted(path.name for path in folder.iterdir()), "applied/signalprop.json", "plain/config.json"]
 
 
+@functools.cache
+def commands() -> dict[str, Any]:
+    """The commands by name, with their options."""
+    found: Any = typer.main.get_command(command_line(all_commands()))
+    return dict(found.commands)
+
+
 def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
     """The arguments of one line: mostly what makes sense, with a few things that do not."""
     r = random.Random(f"line {seed} {number}")
     name = r.choices([*COMMANDS], [often for often, _ in COMMANDS.values()])[0]
-    commands: Any = typer.main.get_command(command_line(all_commands()))
-    command = commands.commands.get(name)
+    command = commands().get(name)
     out = [name, *(COMMANDS[name][1] if r.random() < 0.95 else [])]
     if command is None:
         return [*out, r.choice(WORDS)]
@@ -200,12 +211,13 @@ def argument(r: random.Random, name: str, files: Sequence[str]) -> str:
         return r.choice([*SCHEMES])
     if name in ("sweep", "reproduce"):
         return r.choice(["sweep-tgs-tab11", *files])
-    source = r.choice(["tgs", "gpt2", "bert-base", "t5-base", "vit-base", "llama-130m", "plain", *files])
+    named = r.random() < 0.7
+    source = r.choice(SOURCES if named else files)
     return f"{source} {r.choice([*SCHEMES])}" if name == "kernel" and r.random() < 0.7 else source
 
 
 def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
-    if r.random() < 0.15:
+    if r.random() < 0.08:
         return r.choice(WORDS)
     known: dict[str, Callable[[], str]] = {
         "--scheme": lambda: r.choice([*SCHEMES, *files]),
@@ -213,7 +225,7 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
         "--norm": lambda: r.choice(["pre", "post", "sandwich", "none", "res-post", "x"]),
         "--norm-kind": lambda: r.choice(["layernorm", "rmsnorm", "x"]),
         "--architecture": lambda: r.choice(["tgs", "gpt2", *files]),
-        "--option": lambda: f"{r.choice([*options_of_schemes()])}={r.choice(NUMBERS)}",
+        "--option": lambda: f"{r.choice([*options_of_schemes()])}={r.choice((*PLAIN, *NUMBERS))}",
         "--set": lambda: f"{r.choice([*sp.Architecture.model_fields])}={r.choice(FIELDS)}",
     }
     if option in known:
@@ -222,9 +234,10 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
         return r.choice(FILES if r.random() < 0.5 else ("o.json", "-"))
     if option in ("--text", "--input", "--against", "--task", "--probe", "--batch"):
         return r.choice(files)
-    return r.choice(NUMBERS)
+    return r.choice(PLAIN if r.random() < 0.6 else NUMBERS)
 
 
+@functools.cache
 def options_of_schemes() -> list[str]:
     return sorted({name for cls in SCHEMES.values() for name in cls.__dataclass_fields__})
 
@@ -351,29 +364,38 @@ def gguf_of(path: Path) -> bytes:
 
 def run_files(seed: int, n: int, folder: Path) -> Iterator[tuple[str, str]]:
     """(the kind of file, what is raw about one or '') of about n files, the same number of each kind."""
-    kinds = 40
     for name, content, act in subjects(folder):
-        found: list[str] = []
-
-        @seeded(seed)
-        @settings(max_examples=-(-n // kinds), deadline=None, database=None, suppress_health_check=list(HealthCheck),
-                  phases=[Phase.generate])  # fmt: skip
-        @given(content)
-        def go(case: bytes, act: Callable[[bytes], None] = act, found: list[str] = found, name: str = name) -> None:
-            try:
-                with limited(), warnings.catch_warnings(), silence():
-                    warnings.simplefilter("ignore")
-                    act(case)
-                found.append("")
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                kept = folder.parent / f"raw-{name.replace('/', ' ')}-{len(found)}"
+        for number, (case, problem) in enumerate(tried(content, act, seed, -(-n // KINDS))):
+            if problem:
+                kept = folder.parent / f"raw-{name.replace('/', ' ')}-{number}"
                 kept.write_bytes(case)
-                found.append(f"file {seed} {name!r} {len(found)}: {type(error).__name__}: {error!s:.400}; {kept}")
+                problem = f"file {seed} {name!r} {number}: {problem}; {kept}"
+            yield name, problem
 
-        go()
-        yield from ((name, line) for line in found)
+
+def tried(content: SearchStrategy[bytes], act: Callable[[bytes], None], seed: int, n: int) -> list[tuple[bytes, str]]:
+    """n contents that the seed draws, each with what is raw about reading it, or ''."""
+    found: list[tuple[bytes, str]] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=n, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    )
+    @given(content)
+    def go(case: bytes) -> None:
+        problem = ""
+        try:
+            with limited(), warnings.catch_warnings(), silence():
+                warnings.simplefilter("ignore")
+                act(case)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            problem = f"{type(error).__name__}: {error!s:.400}"
+        found.append((case, problem))
+
+    go()
+    return found
 
 
 @contextlib.contextmanager

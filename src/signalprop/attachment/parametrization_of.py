@@ -24,10 +24,11 @@ from signalprop.attachment.mapping import (
     split,
 )
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
-    KINDS,
     PLACEMENTS,
     ROLES,
     Embedding,
@@ -41,6 +42,7 @@ from signalprop.network.parametrization import (
 )
 
 
+@typed
 def read_parametrization(
     model: nn.Module, mapping: Mapping | None = None, architecture: Architecture | None = None
 ) -> Parametrization:
@@ -101,7 +103,7 @@ def read_parametrization(
         [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
     )
     columns["score_scale"] = np.array([score_scale(model, item, a, offset) for item in items])
-    attends = rows.kind != KINDS.index("feed_forward")
+    attends = rows_where(rows, lambda kind: kind.attends)
     columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
     columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
     for k, name in enumerate(("shape_in", "shape_out", "shape_gain")):

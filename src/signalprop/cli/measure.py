@@ -61,10 +61,11 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, model_batch, with_gradient
+    from signalprop.cli.loading import architecture_of, load_model, model_batch
     from signalprop.errors import InputError, require
     from signalprop.report import findings, tables
     from signalprop.results.profile import average
+    from signalprop.studies import with_gradient
 
     output.check_outputs(json_file, plot)
     changed = opt.changes(

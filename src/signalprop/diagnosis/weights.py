@@ -14,7 +14,8 @@ from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import KINDS, ROLES, STACKS, layout, roles_of
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import ROLES, STACKS, layout, roles_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -80,7 +81,7 @@ def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for i, item in enumerate(mapping.sublayers):
         # roles of cross-attention have names of their own, since a layer holds both kinds
-        prefix = "cross_" if KINDS[rows.kind[i]] == "cross_attention" else ""
+        prefix = "cross_" if kind_of(rows, i).reads_memory else ""
         row = {}
         for role in ROLES:
             if role not in item.weights or not masks[role][i]:

@@ -24,7 +24,8 @@ from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, inverse_roots
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import KINDS, PLACEMENTS, layer_starts
+from signalprop.network.kinds import rows_where
+from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
@@ -228,22 +229,20 @@ def trace(
 
 @typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
-    """The network of `parametrization` without feed-forwards: they hand the stream through, norms and all, at no cost.
+    """The network of `parametrization` with attention alone: the rest hands the stream through, norms and all.
 
     As in the SPA paper's figures 1 and 7, to see what attention alone does.
     """
     p = parametrization
-    feed_forward = p.kind == KINDS.index("feed_forward")
+    other = ~rows_where(p, lambda kind: kind.attends)
     silenced = {
-        f"{group}__{role}": np.where(feed_forward, 0.0, getattr(p, name)[role])
-        for group, name in (("weight", "weights"), ("bias", "biases"))
-        for role in ("up", "gate", "down")
+        f"{group}__{role}": np.where(other, 0.0, column)
+        for group, columns in (("weight", p.weights), ("bias", p.biases))
+        for role, column in columns.items()
     }
     return replace(
-        p.with_columns(
-            skip=np.where(feed_forward, 1.0, p.skip), branch=np.where(feed_forward, 0.0, p.branch), **silenced
-        ),
-        placement=np.where(feed_forward, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
+        p.with_columns(skip=np.where(other, 1.0, p.skip), branch=np.where(other, 0.0, p.branch), **silenced),
+        placement=np.where(other, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
     )
 
 

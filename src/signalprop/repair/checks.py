@@ -16,7 +16,8 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, 
 from signalprop.attachment.parametrization_of import gain, trainable
 from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layout
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import PLACEMENTS, STACKS, layout
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_table import check_table
 from signalprop.repair.expectation import Expected, expectations
@@ -219,7 +220,7 @@ def _places(mapping: Mapping) -> list[dict[str, Any]]:
             "place": describe(table, i),
             "stack": STACKS[table.stack[i]],
             "layer": int(table.layer[i]),
-            "kind": KINDS[table.kind[i]],
+            "kind": kind_of(table, i).name,
         }
         for i in range(len(table.kind))
     ]
@@ -300,14 +301,14 @@ def _multipliers(
 
     shaped = mapping.shaping.kind != "none"
     for i, item in enumerate(mapping.sublayers):
-        attends = KINDS[table.kind[i]] != "feed_forward"
+        kind = kind_of(table, i)
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
-        names += ["value_skip", "attention_gain", "score_scale"] if attends else []
-        names += _SHAPE if KINDS[table.kind[i]] == "attention" and (shaped or p.shaping.kind != "none") else []
+        names += ["value_skip", "attention_gain", "score_scale"] if kind.attends else []
+        names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
         now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(model, item, mapping, record, i)
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(item, name))
-        if not attends:
+        if kind.activates:
             differ(i, "activation", _activation(model, item, mapping, record, i), p.architecture.activation)
         differ(i, "norm placement", PLACEMENTS[table.placement[i]], PLACEMENTS[p.placement[i]])
     put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)

@@ -19,6 +19,7 @@ from signalprop.attachment.mapping import Mapping, describe, find, find_any, rea
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
@@ -255,7 +256,7 @@ class _Folding:
             before = PLACEMENTS[rows.placement[i]] in ("pre", "sandwich")
             if item.norm is None or find(self.model, item.norm) is not norm or not before:
                 continue
-            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=rows.kind[i] == 1)}
+            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=kind_of(rows, i).reads_memory)}
         return list(found.values())
 
     def _mixing(self, module: Mixing, where: str) -> None:

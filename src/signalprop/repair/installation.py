@@ -21,6 +21,7 @@ from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.initialisation import draw_table, draw_weights, set_gain, ties
@@ -317,7 +318,7 @@ class _Surgeon:
         if row.score_ratio != 1:
             self.scale_scores(item, row.score_ratio, where)
         if row.input_scale != 1:
-            for reader in reading_maps(self.model, item, cross=self.rows.kind[i] == 1):
+            for reader in reading_maps(self.model, item, cross=kind_of(self.rows, i).reads_memory):
                 multiply(self.owner(reader, where), input_scale=row.input_scale)
         if row.treatment == "multiplied":
             multiply(carrier, branch_scale=row.scale)
@@ -376,7 +377,7 @@ class _Surgeon:
 
     def mix_values(self, i: int, item: SublayerMap, where: str) -> None:
         a, p = self.mapping.architecture, self.table
-        if self.rows.kind[i] == 1:
+        if kind_of(self.rows, i).reads_memory:
             raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
         values = self.values
         source, taken = split(item.weights["value"])
@@ -493,7 +494,7 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
                 f"{where}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
             )
         scale(find(model, carrier), row.scale)
-        for reader in reading_maps(model, item, cross=rows.kind[i] == 1):
+        for reader in reading_maps(model, item, cross=kind_of(rows, i).reads_memory):
             scale(reader, row.input_scale, bias=False)
         if row.norm_scale != 1 and item.norm is not None and id(find(model, item.norm)) not in scaled:
             norm = find(model, item.norm)

@@ -21,6 +21,7 @@ from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
 from signalprop.repair.record import carrier_of, record_of
@@ -74,7 +75,7 @@ def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, An
     if on_meta(model):
         return False
     readers = [
-        [m for m in reading_maps(model, item, cross=rows.kind[i] == 1) if isinstance(m, nn.Module)]
+        [m for m in reading_maps(model, item, cross=kind_of(rows, i).reads_memory) if isinstance(m, nn.Module)]
         for i, item in enumerate(items)
     ]
     norms = [None if item.norm is None else find(model, item.norm, describe(rows, i)) for i, item in enumerate(items)]

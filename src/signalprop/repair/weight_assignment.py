@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from signalprop.attachment.mapping import Mapping, describe, find_any, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
-from signalprop.network.layout import ATTENTION_ROLES, FEED_FORWARD_ROLES, STACKS
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import STACKS
 from signalprop.network.parametrization import Distribution, Parametrization, fan, layout
 
 Rows = slice | Sequence[int]
@@ -82,12 +83,8 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
     rows = layout(mapping.architecture)
     for i, item in enumerate(mapping.sublayers):
         where = describe(rows, i)
-        attention = rows.kind[i] != 2
-        roles = ATTENTION_ROLES if attention else FEED_FORWARD_ROLES
         vectors = float(p.learning_rates["vectors"][i])
-        for role in roles:
-            if role == "gate" and not mapping.architecture.gated:
-                continue
+        for role in kind_of(rows, i).role_names(mapping.architecture):
             if role not in item.weights:
                 raise InputError(f"{where} {role}: the mapping names no weight of this role; expected one in `weights`")
             source, taken = split(item.weights[role])

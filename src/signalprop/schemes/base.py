@@ -16,6 +16,8 @@ from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kinds_in
+from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, Trainable, blank, fan, layout
 
@@ -158,8 +160,14 @@ def fill(
         std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
     """
-    weights = {f"weight__{role}": value for role, value in std.items()}
-    return blank(architecture, made_by.name, **made_by.options()).with_columns(**weights, **columns)
+    table = blank(architecture, made_by.name, **made_by.options())
+    for kind in kinds_in(table):
+        for role in kind.role_names(architecture):
+            if role not in std:
+                raise InputError(
+                    f"scheme {made_by.name!r} has no rule for {role} of {kind.words}; choose another scheme"
+                )
+    return table.with_columns(**{f"weight__{role}": value for role, value in std.items()}, **columns)
 
 
 @typed
@@ -178,5 +186,7 @@ def xavier_std(architecture: Architecture, role: str) -> float:
 def layers_of_stack(architecture: Architecture) -> FloatArray:
     """Number of layers of the stack that each sublayer of an `architecture` belongs to, shape (sublayers,)."""
     a = architecture
-    rows = np.arange(len(layout(a).kind))
-    return np.where(rows < 2 * a.n_layers, a.n_layers, a.n_decoder_layers or a.n_layers).astype(np.float64)
+    out = np.empty(len(layout(a).kind))
+    for (_, rows), n_layers in zip(stacks_of(layout(a)), (a.n_layers, a.n_decoder_layers), strict=False):
+        out[rows.start : rows.stop] = n_layers
+    return out

@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,9 +27,6 @@ from signalprop.files.storage import check_regular, is_below, opened, read_json,
 from signalprop.repair.initialisation import fill, whole
 from signalprop_lab.training.processes import first, gathered
 
-if TYPE_CHECKING:
-    from signalprop_lab.training.trainer import RecipeTrainer
-
 SCHEMA = "signalprop/checkpoint/1"
 MARKER = "complete.json"
 WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors", "training.json", "process-{}.json"
@@ -37,6 +34,32 @@ _TRAINER_STATE = "trainer_state.json"  # the Trainer reads it by this name
 _BLOCK = 1 << 20
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Training(Protocol):
+    """What of the Trainer belongs to a checkpoint. Names with an underscore are the Trainer's own.
+
+    Attributes:
+        live: the model that is trained, sharded where the run shards it. folder: where checkpoints are.
+    """
+
+    state: Any
+    args: Any
+    accelerator: Any
+    optimizer: Any
+    _globalstep_last_logged: int
+    _tr_loss: Any
+
+    @property
+    def live(self) -> nn.Module: ...
+
+    @property
+    def schedule(self) -> Any: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def seconds(self) -> float: ...
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -101,7 +124,7 @@ def _digest(path: Path) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None:
+def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
     """Write a checkpoint of the step that was just done; every process calls it.
 
     Args:
@@ -178,27 +201,6 @@ def mark(folder: Path, step: int) -> None:
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
     sync(folder)
-
-
-def adopt(folder: Path, step: int, keep: int) -> None:
-    """Make a checkpoint of what DeepSpeed has written; every process calls it when its part is there.
-
-    Raises:
-        InputError: the disk is full.
-    """
-    target = folder / f"checkpoint-{step}"
-
-    def commit() -> None:
-        if first():
-            (target / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-            mark(target, step)
-
-    gathered(None)  # the others have written too
-    problem = next((p for p in gathered(_problem(commit)) if p is not None), None)
-    if problem is not None:
-        raise InputError(f"cannot write the checkpoint {target}: {problem}; {_left(folder)}go on with --resume")
-    if first():
-        thin_out(folder, keep, step)
 
 
 def thin_out(folder: Path, keep: int, step: int) -> None:
@@ -299,7 +301,7 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 # --- optimizer, schedule, random states -------------------------------------------------------------------------------
 
 
-def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def _optimizer_of(trainer: Training) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The state's tensors as "parameter/field" (for the first process), and the groups with names of parameters."""
     optimizer = _plain(trainer.optimizer)
     names = _names(trainer.live)
@@ -338,7 +340,7 @@ def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
 
 
 @_of_a_run
-def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
+def load_optimizer(trainer: Training, checkpoint: Path) -> None:
     """Go on with the optimizer's and the schedule's state; every process calls it.
 
     Raises:
@@ -388,7 +390,7 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in unwrapped(model).named_parameters()}
 
 
-def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dict[str, Any]:
+def _training_state(trainer: Training, groups: list[dict[str, Any]]) -> dict[str, Any]:
     scaler = trainer.accelerator.scaler
     return {
         "optimizer": groups,
@@ -399,7 +401,7 @@ def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dic
     }
 
 
-def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
+def _process_state(trainer: Training) -> dict[str, Any]:
     """What every process has of its own: random states, and the loss that waits to be logged."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries draw from it
     version, numbers, gauss_next = random.getstate()

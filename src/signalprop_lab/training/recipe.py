@@ -245,18 +245,18 @@ class Parallel(Value):
 
     Attributes:
         fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's plugin.
-        deepspeed: path of a DeepSpeed configuration.
     """
 
     fsdp: bool = False
     fsdp_config: dict[str, Any] = Field(default_factory=dict)
-    deepspeed: str | None = None
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if self.fsdp and self.deepspeed:
-            raise ValueError("fsdp and deepspeed exclude each other")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier(cls, data: Any) -> Any:
+        """Recipes of runs before DeepSpeed went say that there was none."""
+        if isinstance(data, dict) and data.get("deepspeed", "") is None:
+            return {key: value for key, value in data.items() if key != "deepspeed"}
+        return data
 
 
 class Recipe(Value):

@@ -204,7 +204,7 @@ class _Run:
         self.guard = Guard(self.trainer, self.interrupts)
         callbacks: list[Any] = [self.guard, Metrics(Lines(self.metrics), per_step, unit)]
         signal = None
-        whole = not (recipe.parallel.fsdp or recipe.parallel.deepspeed)
+        whole = not recipe.parallel.fsdp
         if (recipe.cadence.signal or recipe.cadence.monitor) and not whole and self.main:
             print("signalprop: the signal is not measured while the model is sharded (parallel)", file=sys.stderr)
         if recipe.cadence.signal and whole:
