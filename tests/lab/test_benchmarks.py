@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import prediction, recursion, scaling, timing
-from benchmarks.environments import FOLDER, environment
+from benchmarks import recursion, timing
 from benchmarks.page import IN_A_BROWSER, MODULES, PAGE, RECORDS, page
 
 from signalprop.files.storage import read_json
@@ -44,36 +39,6 @@ def test_turns_change_order_and_ratios_are_of_one_round() -> None:
     assert found["three"]["median"] == pytest.approx(0.5, rel=0.05)
 
 
-def test_a_summary_is_of_the_values() -> None:
-    values = np.random.default_rng(0).normal(3.0, 0.5, 4000).tolist()
-    found = timing.summary(values)
-    assert found["median"] == pytest.approx(np.median(values))
-    assert [found["low"], found["high"]] == pytest.approx(np.quantile(values, [0.25, 0.75]).tolist(), rel=1e-3)
-    assert found["standard_error"] == pytest.approx(1.2533 * 0.5 / 4000**0.5, rel=0.1)
-    assert (
-        timing.shown({"median": 1.0, "standard_error": 0.25, "low": 0.5, "high": 1.5}, 2) == "1.00 ± 0.25 [0.50, 1.50]"
-    )
-
-
-def test_a_record_says_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--rounds", "3", "--json", str(tmp_path / "a.json")])
-    timing.write_rows(str(tmp_path / "a.json"), [{"x": 1}], {"peer": "1.2"})
-    record = read_json(tmp_path / "a.json")
-    assert record["rows"] == [{"x": 1}] and record["versions"]["peer"] == "1.2"
-    assert record["versions"]["numpy"] == np.__version__
-    assert record["command"].endswith("--rounds 3") and str(tmp_path) not in json.dumps(record)
-    assert record["machine"]["cores"] >= 1 and record["machine"]["memory_gib"] > 0 and record["machine"]["processor"]
-
-
-@pytest.mark.slow
-def test_an_environment_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("benchmarks.environments.FOLDER", tmp_path)
-    with pytest.raises(RuntimeError, match="cannot make the environment of peer"):
-        environment("peer", ["./no-such-folder-of-a-package"])
-    assert list(tmp_path.iterdir()) == []
-    assert FOLDER.parts[-2:] == ("out", "environments")
-
-
 # --- what is compared ----------------------------------------------------------------------------------------------
 
 
@@ -91,60 +56,15 @@ def test_dense_numpy_and_our_recursion_end_in_one_kernel(tokens: int) -> None:
 
 
 def test_scores_have_the_variance_that_was_asked_for() -> None:
-    from signalprop.theory.blocks import Rows
+    from signalprop.sublayers.attention.moments import score_variances
 
     p = recursion.network(2, 8, scores=1.7)
-    np.testing.assert_allclose(Rows.of(p).qk[p.kind == 0], 1.7)
-
-
-def test_calls_of_math_are_counted() -> None:
-    import math
-
-    assert prediction.math_calls(lambda: [math.log(2.0), math.exp(1.0), abs(-1), len("a")]) == 2
+    np.testing.assert_allclose(score_variances(p)[p.kind == 0], 1.7)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------
 
 
-def small_records() -> dict[str, dict[str, Any]]:
-    """Records of quick runs."""
-    rows: dict[str, list[dict[str, Any]]] = {
-        "prediction": [
-            *prediction.deep_model(4, 2),
-            *prediction.sweep(20, 4, 2),
-            {"what": "cold start", "variant": "predict, 768 layers", "seconds": 0.3, "base": "floor",
-             "ratio": timing.summary([1.4, 1.5, 1.6])},
-            {"what": "cold start", "variant": "floor", "seconds": 0.2, "base": "floor", "ratio": None},
-        ],
-        "scaling": [
-            *scaling.curve_rows("kernels, tokens", 2, [scaling._kernel("kernels, tokens", t, 2, t) for t in (8, 16)]),
-            {"curve": "memory of a simulation", "layers": 6, "width": 128, "bytes": 35.6e6, "ready_bytes": 555e6,
-             "streams_bytes": 13.6e6, "parameters_bytes": 21.2e6},
-        ],
-    }  # fmt: skip
-    return {name: json.loads(json.dumps(timing.record(found))) for name, found in rows.items()}
-
-
-def test_a_page_has_the_numbers_of_its_records() -> None:
-    records = small_records()
-    text = page(records)
-    for name, module in (("prediction", prediction), ("scaling", scaling)):
-        assert f"\n## {module.TITLE}\n" in text and records[name]["machine"]["processor"] in text
-    deep = next(row for row in records["prediction"]["rows"] if row["variant"] == "forward only")
-    assert timing.shown(deep["ratio"]) in text
-    assert f"{records['scaling']['rows'][1]['exponent']:.2f}" in text
-    assert all(size in text for size in ("36 MB", "555 MB", "14 MB", "21 MB"))
-    columns = {line.count("|") for line in re.findall(r"^\|.*\|$", text, re.M)}
-    assert len(columns) > 1 and "nan" not in text.lower().split()
-
-
 @pytest.mark.skipif(not WRITTEN, reason="nothing has been measured")
 def test_the_page_in_the_documentation_is_that_of_its_records() -> None:
     assert PAGE.read_text() == page({name: read_json(RECORDS / f"{name}.json") for name in WRITTEN})
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_a_stored_record_is_whole(name: str) -> None:
-    record = read_json(RECORDS / f"{name}.json")
-    assert {"machine", "versions", "date", "command", "seconds", "rows"} <= set(record)
-    assert record["rows"] and record["command"].startswith(f"python -m benchmarks.{name}")

@@ -24,10 +24,11 @@ from signalprop.attachment.mapping import (
     split,
 )
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
-    KINDS,
     PLACEMENTS,
     ROLES,
     Embedding,
@@ -41,6 +42,7 @@ from signalprop.network.parametrization import (
 )
 
 
+@typed
 def read_parametrization(
     model: nn.Module, mapping: Mapping | None = None, architecture: Architecture | None = None
 ) -> Parametrization:
@@ -101,7 +103,7 @@ def read_parametrization(
         [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
     )
     columns["score_scale"] = np.array([score_scale(model, item, a, offset) for item in items])
-    attends = rows.kind != KINDS.index("feed_forward")
+    attends = rows_where(rows, lambda kind: kind.attends)
     columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
     columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
     for k, name in enumerate(("shape_in", "shape_out", "shape_gain")):
@@ -122,13 +124,25 @@ def tensors_of(model: nn.Module, reference: Weight, where: str) -> tuple[Tensor,
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
     source, rows = split(reference)
     found = find_any(model, source, where)
-    weight = found if isinstance(found, Tensor) else getattr(found, "weight", None)
-    if not isinstance(weight, Tensor):
+    weight = numbers_of(found)
+    if weight is None:
         raise InputError(f"{where}: {source!r} has no weight; expected a module with `weight`, or a parameter")
-    bias = None if isinstance(found, Tensor) else getattr(found, "bias", None)
+    bias = None if isinstance(found, Tensor) else numbers_of(getattr(found, "bias", None))
     if rows is None:
         return weight, bias
     return (weight[:, rows] if is_transposed(found) else weight[rows]), None if bias is None else bias[rows]
+
+
+def numbers_of(owner: Any) -> Tensor | None:
+    """A parameter, or the weight of a module, as plain numbers; None where there is none.
+
+    Modules that PyTorch has quantised hold theirs packed, behind a function.
+    """
+    found = owner if isinstance(owner, Tensor) else getattr(owner, "weight", owner)
+    found = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not isinstance(found, Tensor):
+        return None
+    return found.dequantize() if found.is_quantized else found
 
 
 def is_transposed(module: Any) -> bool:

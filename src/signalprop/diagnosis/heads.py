@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from signalprop.attachment.mapping import SublayerMap, find_any, split
-from signalprop.attachment.parametrization_of import is_transposed
+from signalprop.attachment.parametrization_of import is_transposed, numbers_of
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.network.moments import FloatArray
 from signalprop.watching.recording import first_tensor
@@ -76,8 +76,12 @@ class HeadSums:
         if self.outputs is None or rows is not None or reference is None:
             return ()
         owner = find_any(model, reference, "output")
-        weight = getattr(owner, "weight", owner).detach().double().cpu()
-        parts = (weight.T if is_transposed(owner) else weight).unflatten(1, self.outputs.shape[:2]).transpose(0, 1)
+        weight = numbers_of(owner)
+        if weight is None:
+            return ()
+        wide = weight.detach().double().cpu()
+        flat = wide.T if is_transposed(owner) else wide
+        parts = flat.reshape(len(flat), *self.outputs.shape[:2]).transpose(0, 1)
         shares = ((parts @ self.outputs) * parts).sum((1, 2))
         total = float(shares.sum())
         return tuple(number(float(v) / total) for v in shares) if total > 0 else ()

@@ -26,14 +26,14 @@ from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
-from signalprop.network.layout import KINDS, PLACEMENTS, STACKS
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.watching.recording import Recorder, first_tensor, uncompiled
 from signalprop.watching.reduction import Padding, collect, moments
 
 # Tokens whose kernel's eigenvalues are taken: the work grows with their cube.
 _RANK_TOKENS = 512
-_ATTENTION, _CROSS, _FEED_FORWARD = (KINDS.index(kind) for kind in ("attention", "cross_attention", "feed_forward"))
 
 
 @dataclass
@@ -111,7 +111,7 @@ class _Observer:
                 self._on_site(indices)
             for row, item in enumerate(self.mapping.sublayers):
                 self._on_norm(row, item)
-                if self.places.layout.kind[row] == _ATTENTION:
+                if kind_of(self.places.layout, row).attends_itself:
                     self._handles += self.watch.hooks(self.model, row, item, self.mapping.architecture.n_heads)
         except BaseException:
             self.__exit__()
@@ -214,7 +214,7 @@ class _Observer:
                     factor = float(y.detach().float().flatten() @ expected) / size
                     self.factors.setdefault(row, []).append(factor)
 
-        cross = self.places.layout.kind[row] == _CROSS
+        cross = kind_of(self.places.layout, row).reads_memory
         reader = next(iter(reading_maps(self.model, item, cross=bool(cross))), None)
         if isinstance(reader, nn.Module):
             self._handles.append(norm.register_forward_pre_hook(enters, with_kwargs=True))
@@ -299,7 +299,7 @@ def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal
     enter, leave = (seen.points.get(i, Point()) for i in (places.stream_in[rows[0]], places.stream_out[rows[-1]]))
     unit_in, unit_out = mapping.sublayers[rows[0]].units[0] ** 2, mapping.sublayers[rows[-1]].units[2] ** 2
     tokens, first = leave.tokens, leave.first_tokens
-    attention = next((i for i in rows if table.kind[i] == _ATTENTION), -1)
+    attention = next((i for i in rows if kind_of(table, i).attends_itself), -1)
     heads = seen.watch.seen.get(attention, HeadSums())
     scale = math.sqrt(leave.squares / tokens) if tokens else 0.0
     added, n = seen.cosines.get(k, (0.0, 0.0))
@@ -312,8 +312,8 @@ def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal
         first_variance=number(unit_out * leave.first_variance / first) if first and leave.finite else None,
         token_correlation=number(leave.correlation / tokens) if tokens and leave.finite else None,
         effective_rank=seen.ranks.get(k),
-        attention_share=_share(seen, [i for i in rows if table.kind[i] != _FEED_FORWARD]),
-        feed_forward_share=_share(seen, [i for i in rows if table.kind[i] == _FEED_FORWARD]),
+        attention_share=_share(seen, [i for i in rows if kind_of(table, i).attends]),
+        feed_forward_share=_share(seen, [i for i in rows if not kind_of(table, i).attends]),
         alignment=number(added / n) if n else None,
         gradient=None if gradients is None else number(float(gradients[rows[-1]])),
         outlier=number(leave.largest / scale) if scale else None,

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from signalprop.attachment.mapping import Mapping, find_any, split
-from signalprop.attachment.parametrization_of import is_transposed, read_parametrization
+from signalprop.attachment.mapping import Mapping, find_any
+from signalprop.attachment.parametrization_of import read_parametrization, tensors_of
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import KINDS, ROLES, STACKS, layout, roles_of
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import ROLES, STACKS, layout, roles_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -80,16 +81,12 @@ def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for i, item in enumerate(mapping.sublayers):
         # roles of cross-attention have names of their own, since a layer holds both kinds
-        prefix = "cross_" if KINDS[rows.kind[i]] == "cross_attention" else ""
+        prefix = "cross_" if kind_of(rows, i).reads_memory else ""
         row = {}
         for role in ROLES:
             if role not in item.weights or not masks[role][i]:
                 continue
-            owner, taken = split(item.weights[role])
-            owner = find_any(model, owner, role)
-            weight = getattr(owner, "weight", owner).detach()
-            if taken is not None:
-                weight = weight[:, taken] if is_transposed(owner) else weight[taken]
+            weight = tensors_of(model, item.weights[role], role)[0].detach()
             row[f"{prefix}{role}"] = number(float(weight.float().square().mean(dtype=torch.float64).sqrt()))
         out.append(row)
     return out

@@ -13,11 +13,13 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, plan
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.moments import FloatArray
 from signalprop.watching.recording import first_tensor, uncompiled
 
 
+@typed
 def input_kernels(
     model: nn.Module, batch: Batch | Dictionary[str, Any], *, mapping: Mapping | None = None
 ) -> FloatArray:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from signalprop.attachment.mapping import Mapping, describe, find_any, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
-from signalprop.network.layout import ATTENTION_ROLES, FEED_FORWARD_ROLES, KINDS, PLACEMENTS, layout
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.network.parametrization import Distribution, Parametrization, fan
 
 
@@ -158,10 +159,7 @@ def expectations(
     a, rows = mapping.architecture, layout(mapping.architecture)
     for i, item in enumerate(mapping.sublayers):
         place = describe(rows, i)
-        roles = FEED_FORWARD_ROLES if KINDS[rows.kind[i]] == "feed_forward" else ATTENTION_ROLES
-        for role in roles:
-            if role == "gate" and not a.gated:
-                continue
+        for role in kind_of(rows, i).role_names(a):
             std, shape = float(p.weights[role][i]), p.distribution[role]
             entry = Expected(place, i, role, std=std, distribution=shape)
             inputs, outputs = fan(a, role)

@@ -18,6 +18,8 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
@@ -25,6 +27,7 @@ from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Applied, Record, take_off, the_record, vanilla_mapping
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
+from signalprop.repair.undoing import all_or_nothing
 
 Factor = float | Tensor  # one number, or one per output feature
 
@@ -63,6 +66,7 @@ class _Change:
         return (self.tensor.detach().double() + self.offset) * factor - self.offset
 
 
+@typed
 def fold(model: nn.Module) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 
@@ -81,25 +85,26 @@ def fold(model: nn.Module) -> nn.Module:
     Raises:
         InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can
             hold (the message names the sublayer): a skip multiplier that does not gauge away, a norm that was moved,
-            removed or added, values that bypass the attention. The model is then as it was.
+            removed or added, values that bypass the attention. The model is then as it was, as after an interrupt.
     """
     inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
     record = the_record(inner)
-    error = 0.0
+    error, changes = 0.0, []
     if record.mode != "absorbed":
         _refuse_what_is_not_there(inner, record)
         mapping = vanilla_mapping(inner)
         plan = _Folding(inner, mapping, record)
         changes = plan.changes()
         error = plan.eps_error
-        with torch.no_grad():
-            for change in changes:
-                change.tensor.copy_(change.value())
-        take_off(inner, record)
-    restore(inner)
-    config: Any = getattr(inner, "config", None)
-    if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
-        del config.signalprop
+    with torch.no_grad(), all_or_nothing(inner, [change.tensor for change in changes]):
+        for change in changes:
+            change.tensor.copy_(change.value())
+        if record.mode != "absorbed":
+            take_off(inner, record)
+        restore(inner)
+        config: Any = getattr(inner, "config", None)
+        if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
+            del config.signalprop
     if error > _NEGLIGIBLE:
         warnings.warn(
             f"fold: a checkpoint keeps one epsilon for all norms, so those that were matched to the stream are back at "
@@ -253,7 +258,7 @@ class _Folding:
             before = PLACEMENTS[rows.placement[i]] in ("pre", "sandwich")
             if item.norm is None or find(self.model, item.norm) is not norm or not before:
                 continue
-            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=rows.kind[i] == 1)}
+            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=kind_of(rows, i).reads_memory)}
         return list(found.values())
 
     def _mixing(self, module: Mixing, where: str) -> None:

@@ -17,9 +17,11 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, 
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, layout
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.initialisation import draw_table, draw_weights, set_gain, ties
@@ -33,7 +35,6 @@ from signalprop.repair.record import (
     path_of,
     reader_of,
     record_of,
-    take_off,
 )
 from signalprop.repair.shaped_models import (
     replace_activation,
@@ -44,12 +45,14 @@ from signalprop.repair.shaped_models import (
 from signalprop.repair.sites import confirm
 from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
 from signalprop.repair.tape import on_meta
+from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 
 Mode = Literal["gauge", "absorbed"]
 
 
+@typed
 def apply(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,
@@ -86,6 +89,9 @@ def apply(
     Returns:
         The Parametrization that the model now has.
 
+    Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
+    have a copy meanwhile (in memory, or in a temporary file where they take more than half of what is free).
+
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
             parametrization of another shape, or something that the model's forward code cannot be made to compute.
@@ -113,12 +119,15 @@ def apply(
         chosen = _profiled(model, mapping, chosen, data, inputs, seed)
     table = chosen if isinstance(chosen, Parametrization) else chosen(mapping.architecture, inputs)
     table = with_fixed_positions(model, mapping, table)
-    record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
-    record.pending = without_numbers and initialize
-    if initialize and not without_numbers:
-        draw_weights(model, record, seed)
-    elif mode == "absorbed" and not without_numbers:
-        _multiply_weights(model, record)
+    with all_or_nothing(model):
+        record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
+        record.pending = without_numbers and initialize
+        record.kept = not initialize
+        if initialize and not without_numbers:
+            with all_or_nothing(model, everything(model)):
+                draw_weights(model, record, seed)
+        elif mode == "absorbed" and not without_numbers:
+            _multiply_weights(model, record)
     return table
 
 
@@ -131,7 +140,7 @@ def install(
         mapping: of the model. by_hand: the same, where it was given by hand.
 
     Raises:
-        InputError: as `apply`; the model is then as it was.
+        InputError: as `apply`; the caller puts the model back (`all_or_nothing`).
     """
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(mapping, table, dtype=dtype, mode=mode)
@@ -146,11 +155,7 @@ def install(
     if mode == "absorbed":
         record.factors = absorbed_factors(model, mapping, plan, carriers)
     else:
-        try:
-            _Surgeon(model, mapping, table, record).operate(match_eps)
-        except BaseException:
-            take_off(model, record)
-            raise
+        _Surgeon(model, mapping, table, record).operate(match_eps)
     splice(model, applied_mixin(type(model)), signalprop_record=record)
     return record
 
@@ -199,16 +204,12 @@ def _profiled(
     table = chosen.profiling(mapping.architecture)
     if not (table.placement == layout(mapping.architecture).placement).all():
         raise InputError(f"scheme {chosen.name!r} profiles a model with its own norm placement; leave out data=")
-    kept = {name: q.detach().clone() for name, q in model.named_parameters()}
-    training = model.training
+    before = Saved(model, everything(model))
     try:
         draw_table(model, mapping, table, 0 if seed is None else seed)
         profile = measure(model.eval(), data, mapping=mapping, backward=False)
     finally:
-        model.train(training)
-        with torch.no_grad():
-            for name, q in model.named_parameters():
-                q.copy_(kept[name])
+        before.restore()
     return chosen.profiled(profile)
 
 
@@ -314,7 +315,7 @@ class _Surgeon:
         if row.score_ratio != 1:
             self.scale_scores(item, row.score_ratio, where)
         if row.input_scale != 1:
-            for reader in reading_maps(self.model, item, cross=self.rows.kind[i] == 1):
+            for reader in reading_maps(self.model, item, cross=kind_of(self.rows, i).reads_memory):
                 multiply(self.owner(reader, where), input_scale=row.input_scale)
         if row.treatment == "multiplied":
             multiply(carrier, branch_scale=row.scale)
@@ -373,7 +374,7 @@ class _Surgeon:
 
     def mix_values(self, i: int, item: SublayerMap, where: str) -> None:
         a, p = self.mapping.architecture, self.table
-        if self.rows.kind[i] == 1:
+        if kind_of(self.rows, i).reads_memory:
             raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
         values = self.values
         source, taken = split(item.weights["value"])
@@ -490,7 +491,7 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
                 f"{where}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
             )
         scale(find(model, carrier), row.scale)
-        for reader in reading_maps(model, item, cross=rows.kind[i] == 1):
+        for reader in reading_maps(model, item, cross=kind_of(rows, i).reads_memory):
             scale(reader, row.input_scale, bias=False)
         if row.norm_scale != 1 and item.norm is not None and id(find(model, item.norm)) not in scaled:
             norm = find(model, item.norm)
@@ -519,6 +520,6 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
 
 def _multiply_weights(model: nn.Module, record: Record) -> None:
     parameters = dict(model.named_parameters())
-    with torch.no_grad():
+    with torch.no_grad(), all_or_nothing(model, [parameters[name] for name in record.factors]):
         for name, factor in record.factors.items():
             parameters[name].mul_(factor)

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
+from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
 from signalprop.repair.record import carrier_of, record_of
@@ -44,9 +46,26 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
         True; False where nothing was checked because parameters are on the meta device.
 
     Raises:
-        InputError: the first sublayer that does not fit, a carrier that is missing or serves two sublayers, or a model
-            that does not run.
+        InputError: the first sublayer that does not fit, a carrier that is missing or serves two sublayers, a model
+            that does not run, or weights that are NaN or infinite.
     """
+    try:
+        return _confirmed(model, mapping, arguments)
+    except InputError:
+        refuse_not_finite(model)
+        raise
+
+
+def refuse_not_finite(model: nn.Module) -> None:
+    """Raise InputError where a parameter is NaN or infinite: what was computed with it says nothing of the mapping."""
+    for name, tensor in model.named_parameters():
+        if not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
+            raise InputError(
+                f"{name} holds NaN or infinite numbers; load weights that are finite, or draw new ones"
+            ) from None
+
+
+def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] | None) -> bool:
     outer, model = model, unwrapped(model)
     if record_of(model) is not None:
         raise InputError("this model carries a scheme already; confirm looks at models before apply")
@@ -56,7 +75,7 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
     if on_meta(model):
         return False
     readers = [
-        [m for m in reading_maps(model, item, cross=rows.kind[i] == 1) if isinstance(m, nn.Module)]
+        [m for m in reading_maps(model, item, cross=kind_of(rows, i).reads_memory) if isinstance(m, nn.Module)]
         for i, item in enumerate(items)
     ]
     norms = [None if item.norm is None else find(model, item.norm, describe(rows, i)) for i, item in enumerate(items)]
@@ -220,6 +239,7 @@ class Located:
     aliases: tuple[str, ...]
 
 
+@typed
 def locate(model: nn.Module, arguments: Dictionary[str, Any]) -> list[Located]:
     """The residual branches of a model of any family, in the order in which the stream meets them.
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from signalprop.attachment.mapping import Mapping, describe, find_any, split
 from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
-from signalprop.network.layout import ATTENTION_ROLES, FEED_FORWARD_ROLES, STACKS
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import STACKS
 from signalprop.network.parametrization import Distribution, Parametrization, fan, layout
 
 Rows = slice | Sequence[int]
@@ -82,12 +83,8 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
     rows = layout(mapping.architecture)
     for i, item in enumerate(mapping.sublayers):
         where = describe(rows, i)
-        attention = rows.kind[i] != 2
-        roles = ATTENTION_ROLES if attention else FEED_FORWARD_ROLES
         vectors = float(p.learning_rates["vectors"][i])
-        for role in roles:
-            if role == "gate" and not mapping.architecture.gated:
-                continue
+        for role in kind_of(rows, i).role_names(mapping.architecture):
             if role not in item.weights:
                 raise InputError(f"{where} {role}: the mapping names no weight of this role; expected one in `weights`")
             source, taken = split(item.weights[role])
@@ -95,6 +92,9 @@ def assignments(model: nn.Module, mapping: Mapping, p: Parametrization) -> list[
             transposed = is_transposed(owner)
             weight, bias = _of(owner)
             expected = fan(mapping.architecture, role)
+            if not isinstance(weight, Tensor):
+                kind = type(owner).__module__ + "." + type(owner).__name__
+                raise InputError(f"{where} {role}: {kind} has no tensor as weight (is it quantised?); expected one")
             shape = tuple(weight.shape) if taken is None else None
             if shape not in (None, expected, expected[::-1]) and weight.numel() != expected[0] * expected[1]:
                 name = names.get(id(weight), "the weight")

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from signalprop import checkpoint_loading
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
+from signalprop.files import checkpoint_loading
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.recipe import Tokenizer
 
@@ -86,7 +86,8 @@ def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:
     """The ids of each text, without special tokens around it."""
     source = iter(texts)
     while batch := list(islice(source, _TOGETHER)):
-        rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        with refusing("the tokenizer cannot read the text", "expected one that has its own unknown token"):
+            rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         for row in rows:
             yield np.array(row, np.int64)
 
@@ -103,6 +104,21 @@ def separator(tokenizer: Any) -> int | None:
         if isinstance(found, int):
             return found
     return None
+
+
+def begin_of(tokenizer: Any) -> int | None:
+    """The id that stands before a text, or None."""
+    for name in ("cls_token_id", "bos_token_id"):
+        found = getattr(tokenizer, name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def pad_of(tokenizer: Any) -> int:
+    """The id that fills texts up; 0 where there is none."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return pad if isinstance(pad, int) else 0
 
 
 def _wrapped(inner: Any) -> Any:
