@@ -202,10 +202,6 @@ def test_a_page_works_as_typed(
             RUN[block.language](reader, block.text)
 
 
-def test_the_tour_ends_with_a_page() -> None:
-    assert blocks("docs/tour.md")[-1].text.endswith("--out tour.html\n")
-
-
 def test_every_block_is_run_or_named() -> None:
     """A new block has to be of a language that is run, or to stand in NOT_RUN with a reason."""
     loose = [block for block in ALL if not (runs(block) or elsewhere(block) or named(block))]
