@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from signalprop.network.parametrization import Parametrization
 
+REPORT = "signalprop-comparison.html"
 # Tokens per sequence where nobody says how many, so that a default run takes about a minute.
 LONGEST = 128
 
@@ -51,7 +52,9 @@ def compare(
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
-    report: opt.Report = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help=f"Interactive report (default: {REPORT}).")
+    ] = None,
     no_report: opt.NoReport = False,
 ) -> None:
     """Predict and measure a model's signal, and say how they agree.
@@ -71,7 +74,7 @@ def compare(
     from signalprop.studies import study
 
     output.check_outputs(json_file, plot)
-    page = output.report_file(report, no_report, json_file)
+    page = output.report_file(report, no_report, json_file, REPORT)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
@@ -100,7 +103,8 @@ def compare(
             subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,
             backward=not no_gradient, progress=step,
         )  # fmt: skip
-    if output.write_outputs(result, json_file, plot):
+
+    def show() -> None:
         output.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo()
         output.echo(tables.agreement_table(result))
@@ -108,5 +112,13 @@ def compare(
             *findings.summary(result.predicted),
             f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}",
         ]
-        output.echo_findings(lines, findings.warnings(result.measured), json_file, plot)
-    output.write_report(page, [(result.predicted.scheme, result), *table])
+        output.echo_findings(lines, findings.warnings(result.measured))
+
+    output.deliver(
+        json_file,
+        result.to_json,
+        show,
+        output.picture(plot, result),
+        page=page,
+        items=lambda: [(result.predicted.scheme, result), *table],
+    )

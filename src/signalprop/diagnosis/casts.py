@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.mapping import Mapping, find_any, split
 from signalprop.data.batches import Batch
+from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
 from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
@@ -107,6 +109,7 @@ def casts(
     scaled: Sequence[bool] = (False, True),
     whole: LossResult | None = None,
     skip_first: int = 4,
+    kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> tuple[Cast, ...]:
     """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
@@ -116,6 +119,7 @@ def casts(
     Args:
         whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses
             count them all). Ratios are of the first sequence.
+        kept: where what is done stays, and what an interrupted call had done is found (see `diagnose`).
         progress: called with (combinations done, all).
 
     Raises:
@@ -132,21 +136,24 @@ def casts(
         (Format(name, scale), part) for name in formats for part in of for scale in scaled
         if not (scale and name == "bfloat16")
     ]  # fmt: skip
-    out = []
-    for done, (form, part) in enumerate(combinations):
+
+    def measured(form: Format, part: Of) -> Cast:
         with cast(model, mapping, form, part):
             found = loss(model, batches, mapping=mapping)
             noisy = _streams(model, first, mapping, skip_first) if layered else []
-        out.append(
-            Cast(
-                format=form.name,
-                of=part,
-                scaled=form.scaled,
-                loss=estimate(found),
-                increase=difference(found, whole),
-                signal_to_noise=tuple(ratio(x, y) for x, y in zip(clean, noisy, strict=True)),
-            )
+        return Cast(
+            format=form.name,
+            of=part,
+            scaled=form.scaled,
+            loss=estimate(found),
+            increase=difference(found, whole),
+            signal_to_noise=tuple(ratio(x, y) for x, y in zip(clean, noisy, strict=True)),
         )
+
+    out = []
+    for done, (form, part) in enumerate(combinations):
+        key = ("cast", form.name, part, form.scaled)
+        out.append(result_of(kept, key, Cast, partial(measured, form, part)))
         if progress is not None:
             progress(done + 1, len(combinations))
     return tuple(out)

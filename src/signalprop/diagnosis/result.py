@@ -249,7 +249,7 @@ class Diagnosis(Value):
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
             raise InputError(f"this is not a diagnosis that this version reads: {got}, expected schema {SCHEMA!r}")
-        return cls(**{str(key): _tuples(value) for key, value in data.items()})
+        return cls(**{str(key): tuples(value) for key, value in data.items()})
 
     @typed
     def save(self, path: str | Path) -> None:
@@ -276,10 +276,10 @@ class Diagnosis(Value):
         return [item for item in self.signal if item.layer in layers]
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """JSON has no tuples."""
     if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
+        return tuple(tuples(item) for item in value)
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: tuples(item) for key, item in value.items()}
     return value

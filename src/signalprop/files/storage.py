@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader, BytesIO, TextIOWrapper
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 
+# What a file system says that does not know fsync of a directory, or a directory that may be written but not read.
+_NOT_FOR_DIRECTORIES = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -170,8 +172,9 @@ def write_text(path: str | Path, text: str) -> None:
         sys.stdout.write(data.decode())
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write bytes to a file, whole or not at all: a failure midway leaves an old file as it was.
+def write_bytes(path: str | Path, *parts: bytes | memoryview) -> None:
+    """Write bytes (parts, one after the other) to a file, whole or not at all: a failure midway leaves an old file as
+    it was.
 
     A link is followed, and the permissions of an old file stay. A device or a pipe is written to as it is.
 
@@ -183,19 +186,19 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if target.exists() and not target.is_file():  # replacing /dev/null by a file would be a bad surprise
-            target.write_bytes(data)
+            target.write_bytes(b"".join(parts))
         else:
-            _replace(target, data)
+            _replace(target, parts)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot write {_shown(path)}: {_reason(error)}; choose another path") from None
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _replace(target: Path, parts: Iterable[bytes | memoryview]) -> None:
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
@@ -204,6 +207,7 @@ def _replace(target: Path, data: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    sync_names(target.parent)
 
 
 @contextmanager
@@ -220,12 +224,11 @@ def written_whole(out: Path) -> Iterator[Path]:
     try:
         beside.mkdir()
         yield beside
-        for path in beside.rglob("*"):
-            sync(path)
+        sync_tree(beside)
         if target.is_dir():
             target.rmdir()  # empty, or it was refused; one that was filled meanwhile stays
         beside.rename(target)
-        sync(target.parent)
+        sync_names(target.parent)
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.ENOTEMPTY:
@@ -259,8 +262,16 @@ def is_below(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
+def make_folder(path: Path) -> None:
+    """Make a directory and those above it, where they are missing; their names are on the disk afterwards."""
+    missing = [item for item in (path, *path.parents) if not item.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for item in reversed(missing):
+        sync_names(item.parent)
+
+
 def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to the disk."""
+    """Force a file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -268,9 +279,43 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_names(folder: Path) -> None:
+    """Force the names in a directory to the disk, where the file system lets one."""
+    try:
+        sync(folder)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_DIRECTORIES:
+            raise
+
+
+def sync_tree(folder: Path) -> None:
+    """Force all that a directory holds, and its names, to the disk."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_names(path)
+        else:
+            sync(path)
+    sync_names(folder)
+
+
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all; `-` is standard output. NaN and infinities become null."""
-    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+    """Write a value as JSON, whole or not at all; `-` is standard output. NaN and infinities become null.
+
+    There is a line for each member of the value, and for each record of a member that holds records.
+    """
+    write_text(path, _lines(finite(value)) + "\n")
+
+
+def _lines(value: Any, level: int = 0) -> str:
+    """JSON of a finite value, at this level of the whole."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not inside or level == 2 or (level == 1 and not any(isinstance(item, (dict, list)) for item in inside)):
+        return json.dumps(value, allow_nan=False)
+    names = [f"{json.dumps(str(key))}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    margin = "\n" + " " * level
+    lines = [f"{margin} {name}{_lines(item, level + 1)}" for name, item in zip(names, inside, strict=True)]
+    return f"{first}{','.join(lines)}{margin}{last}"
 
 
 def finite(value: Any) -> Any:

@@ -194,7 +194,7 @@ def trace(
     statistics = default_statistics(p.architecture) if inputs is None else inputs
     parts = [statistics] if kernel is not None else _sequences(p, statistics)
     head = None if top is None else _top_of(top, p.architecture.seq_len)
-    depths = _depths(p, at)
+    depths = depths_of(p, at)
     if matrices not in get_args(Matrices):
         raise InputError(f"matrices is {matrices!r:.40}; expected {', '.join(get_args(Matrices))}")
     stack = Stack(p)
@@ -315,7 +315,7 @@ def _first(where: NDArray[np.bool_]) -> int | None:
     return int(found[0]) if found.size else None
 
 
-def _depths(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
+def depths_of(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
     n = p.architecture.n_layers
     if at is None:
         return (0, *sorted({round(depth) for depth in np.geomspace(1, n, min(n, 11))}))

@@ -27,6 +27,7 @@ from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Applied, Record, take_off, the_record, vanilla_mapping
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
+from signalprop.repair.undoing import all_or_nothing
 
 Factor = float | Tensor  # one number, or one per output feature
 
@@ -84,25 +85,26 @@ def fold(model: nn.Module) -> nn.Module:
     Raises:
         InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can
             hold (the message names the sublayer): a skip multiplier that does not gauge away, a norm that was moved,
-            removed or added, values that bypass the attention. The model is then as it was.
+            removed or added, values that bypass the attention. The model is then as it was, as after an interrupt.
     """
     inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
     record = the_record(inner)
-    error = 0.0
+    error, changes = 0.0, []
     if record.mode != "absorbed":
         _refuse_what_is_not_there(inner, record)
         mapping = vanilla_mapping(inner)
         plan = _Folding(inner, mapping, record)
         changes = plan.changes()
         error = plan.eps_error
-        with torch.no_grad():
-            for change in changes:
-                change.tensor.copy_(change.value())
-        take_off(inner, record)
-    restore(inner)
-    config: Any = getattr(inner, "config", None)
-    if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
-        del config.signalprop
+    with torch.no_grad(), all_or_nothing(inner, [change.tensor for change in changes]):
+        for change in changes:
+            change.tensor.copy_(change.value())
+        if record.mode != "absorbed":
+            take_off(inner, record)
+        restore(inner)
+        config: Any = getattr(inner, "config", None)
+        if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
+            del config.signalprop
     if error > _NEGLIGIBLE:
         warnings.warn(
             f"fold: a checkpoint keeps one epsilon for all norms, so those that were matched to the stream are back at "

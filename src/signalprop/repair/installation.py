@@ -35,7 +35,6 @@ from signalprop.repair.record import (
     path_of,
     reader_of,
     record_of,
-    take_off,
 )
 from signalprop.repair.shaped_models import (
     replace_activation,
@@ -46,6 +45,7 @@ from signalprop.repair.shaped_models import (
 from signalprop.repair.sites import confirm
 from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
 from signalprop.repair.tape import on_meta
+from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 
@@ -89,6 +89,9 @@ def apply(
     Returns:
         The Parametrization that the model now has.
 
+    Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
+    have a copy meanwhile (in memory, or in a temporary file where they take more than half of what is free).
+
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
             parametrization of another shape, or something that the model's forward code cannot be made to compute.
@@ -116,13 +119,15 @@ def apply(
         chosen = _profiled(model, mapping, chosen, data, inputs, seed)
     table = chosen if isinstance(chosen, Parametrization) else chosen(mapping.architecture, inputs)
     table = with_fixed_positions(model, mapping, table)
-    record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
-    record.pending = without_numbers and initialize
-    record.kept = not initialize
-    if initialize and not without_numbers:
-        draw_weights(model, record, seed)
-    elif mode == "absorbed" and not without_numbers:
-        _multiply_weights(model, record)
+    with all_or_nothing(model):
+        record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
+        record.pending = without_numbers and initialize
+        record.kept = not initialize
+        if initialize and not without_numbers:
+            with all_or_nothing(model, everything(model)):
+                draw_weights(model, record, seed)
+        elif mode == "absorbed" and not without_numbers:
+            _multiply_weights(model, record)
     return table
 
 
@@ -135,7 +140,7 @@ def install(
         mapping: of the model. by_hand: the same, where it was given by hand.
 
     Raises:
-        InputError: as `apply`; the model is then as it was.
+        InputError: as `apply`; the caller puts the model back (`all_or_nothing`).
     """
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(mapping, table, dtype=dtype, mode=mode)
@@ -150,11 +155,7 @@ def install(
     if mode == "absorbed":
         record.factors = absorbed_factors(model, mapping, plan, carriers)
     else:
-        try:
-            _Surgeon(model, mapping, table, record).operate(match_eps)
-        except BaseException:
-            take_off(model, record)
-            raise
+        _Surgeon(model, mapping, table, record).operate(match_eps)
     splice(model, applied_mixin(type(model)), signalprop_record=record)
     return record
 
@@ -203,16 +204,12 @@ def _profiled(
     table = chosen.profiling(mapping.architecture)
     if not (table.placement == layout(mapping.architecture).placement).all():
         raise InputError(f"scheme {chosen.name!r} profiles a model with its own norm placement; leave out data=")
-    kept = {name: q.detach().clone() for name, q in model.named_parameters()}
-    training = model.training
+    before = Saved(model, everything(model))
     try:
         draw_table(model, mapping, table, 0 if seed is None else seed)
         profile = measure(model.eval(), data, mapping=mapping, backward=False)
     finally:
-        model.train(training)
-        with torch.no_grad():
-            for name, q in model.named_parameters():
-                q.copy_(kept[name])
+        before.restore()
     return chosen.profiled(profile)
 
 
@@ -523,6 +520,6 @@ def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: t
 
 def _multiply_weights(model: nn.Module, record: Record) -> None:
     parameters = dict(model.named_parameters())
-    with torch.no_grad():
+    with torch.no_grad(), all_or_nothing(model, [parameters[name] for name in record.factors]):
         for name, factor in record.factors.items():
             parameters[name].mul_(factor)

@@ -25,7 +25,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
-from signalprop.files.storage import finite, opened, read_json, write_bytes, write_json
+from signalprop.files.storage import finite, make_folder, opened, read_json, write_bytes, write_json
 from signalprop.files.validation import Value, typed
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
@@ -34,6 +34,7 @@ from signalprop.repair.initialisation import whole
 from signalprop.repair.installation import install
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, record_of, the_record
+from signalprop.repair.undoing import all_or_nothing, everything
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
@@ -206,13 +207,24 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
     require("safetensors", "models")
     from safetensors.torch import save as serialised
 
-    write_bytes(path, serialised(tensors, metadata={_ENTRY: name, "format": "pt"}))
+    data = serialised(tensors, metadata={_ENTRY: name, "format": "pt"})
+    write_bytes(path, *_with_sorted_metadata(data))
+
+
+def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
+    """Header and numbers of a file of safetensors, whose library leaves the order of the metadata to chance."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text, memoryview(data)[8 + size :]
 
 
 def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
     if directory.is_file():
         raise InputError(f"{directory} is a file; expected a directory, or a path for a new one")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     own = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     shared = {name: first[id(tensor)] for name, tensor in own.items() if first.setdefault(id(tensor), name) != name}
@@ -271,11 +283,12 @@ def load(
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
     where = mapping_for(model, mapping)
-    record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
-    record.kept = document.weights == "kept"
-    if document.kind == "module":
-        _fill_module(folder, document, model)
-    _fill_added(folder, added, model, record)
+    with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
+        record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+        record.kept = document.weights == "kept"
+        if document.kind == "module":
+            _fill_module(folder, document, model)
+        _fill_added(folder, added, model, record)
     return model
 
 
