@@ -258,10 +258,12 @@ def _sample_embedding(case: Case, generator: Generator) -> Sample:
 
 def _predict_embedding(case: Case) -> list[Moments]:
     tables, position, segment = case["tables"], float(case["tables"] >= 2), float(case["tables"] == 3)
-    a = Architecture(
-        n_layers=1, d_model=32, vocab_size=case["vocabulary"], seq_len=case["length"], n_segments=2 * (tables == 3),
-        positions="learned" if tables >= 2 else "none", embedding_dropout=case["p"],
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "n_layers": 1, "d_model": 32, "vocab_size": case["vocabulary"], "seq_len": case["length"],
+        "n_segments": 2 * (tables == 3), "positions": "learned" if tables >= 2 else "none",
+        "embedding_dropout": case["p"],
+    }  # fmt: skip
+    a = Architecture(**fields)
     inputs = InputStatistics(
         token_correlation=zipf_token_correlation(case["vocabulary"]), segment_correlation=segment_correlation()
     )
@@ -329,7 +331,8 @@ def _predict_dropout(case: Case) -> list[Moments]:
 
 
 def _predict_norm(case: Case, *, norm: Literal["layernorm", "rmsnorm"]) -> list[Moments]:
-    a = Architecture(n_layers=1, d_model=case["width"], n_heads=1, norm=norm, norm_eps=0.0)
+    fields: dict[str, Any] = {"n_layers": 1, "d_model": case["width"], "n_heads": 1, "norm": norm, "norm_eps": 0.0}
+    a = Architecture(**fields)
     read, r, divisor = network.read_normed(a, 1.0, log(case["variance"]), case["r"], case["mean"])
     return [Moments(0.0, read, r), Moments(0.0, case["g_variance"] * exp(-divisor), case["g_r"])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,23 +40,24 @@ def _draw_branch(rng: np.random.Generator) -> Case:
 def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: float) -> tuple[Parametrization, int]:
     """A network that holds a sublayer of the kind, and its row."""
     across = kind.reads_memory
-    a = Architecture(
-        kind="encoder-decoder" if across else "encoder",
-        n_layers=1,
-        branches=(("attention",), (kind.name,)) if across else (kind.name,),
-        d_model=case["width"],
-        d_ff=case["width"],
-        n_heads=4,
-        seq_len=case["length"],
-        gated=case["gated"],
-        activation=case["activation"],
-        dropout=case["p"],
-        attention_dropout=0.0,
-        norm_placement=placement,
-        norm_eps=0.0,
-        positions="none",
-        head="none",
-    )
+    fields: dict[str, Any] = {
+        "kind": "encoder-decoder" if across else "encoder",
+        "n_layers": 1,
+        "branches": (("attention",), (kind.name,)) if across else (kind.name,),
+        "d_model": case["width"],
+        "d_ff": case["width"],
+        "n_heads": 4,
+        "seq_len": case["length"],
+        "gated": case["gated"],
+        "activation": case["activation"],
+        "dropout": case["p"],
+        "attention_dropout": 0.0,
+        "norm_placement": placement,
+        "norm_eps": 0.0,
+        "positions": "none",
+        "head": "none",
+    }
+    a = Architecture(**fields)
     p = blank(a, "verify")
     std = {role.name: role.fan(a)[0] ** -0.5 for role in kind.roles}
     if kind.attends:
