@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, plan
+from signalprop.attachment.attached import attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import groups, layer_modules
@@ -124,9 +123,8 @@ class SignalMonitor:
         self.warnings: list[Departure] = []
         self.steps = steps_done
         self.active = not _other_rank()
-        self._outer, self._model = model, unwrapped(model)
-        self._mapping = mapping_for(self._model, mapping)
-        self._plan = plan(self._model, self._mapping)
+        self._attached = attach(model, mapping)
+        self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
         self._batch, self._given = batch, start
         self._writer, self._log, self._path, self._scheme = writer, log, jsonl, scheme
         self._file: TextIO | None = None
@@ -198,7 +196,7 @@ class SignalMonitor:
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        recorder = Recorder(self._outer, self._mapping, self._plan, backward=True)
+        recorder = Recorder(self._attached, backward=True)
         with ExitStack() as stack:
             stack.callback(recorder.detach)
             # before the recorder's own hook on the model, which reads the padding that this one leaves there

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.live_model import is_compiled, unwrapped
-from signalprop.attachment.mapping import Mapping, Plan, describe, number
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.live_model import is_compiled
+from signalprop.attachment.mapping import describe, number
 from signalprop.errors import InputError
 from signalprop.watching.reduction import Padding, Rows, Sums, moments
 
@@ -37,11 +38,11 @@ class Recorder:
         shapes: (batch, tokens) of the stream by stack.
     """
 
-    def __init__(self, model: nn.Module, mapping: Mapping, plan: Plan, *, backward: bool) -> None:
-        self.model = unwrapped(model)
-        self._outer = model
-        self.mapping = mapping
-        self.plan = plan
+    def __init__(self, attached: Attached, *, backward: bool) -> None:
+        self.attached = attached
+        self.model, self._outer = attached.model, attached.outer
+        self.mapping = mapping = attached.mapping
+        self.plan = plan = attached.plan
         self.backward = backward
         self.forward: dict[int, Result] = {}
         self.gradient: dict[int, Result] = {}
