@@ -4,20 +4,46 @@
     python -m benchmarks NAME ...        # some, also those in a browser; the page takes the others from their records
     python -m benchmarks --page          # only the page
 
-Each is a process of its own, on one thread, and writes docs/benchmarks/NAME.json. `benchmarks.accuracy` and
-others have commands of their own.
+Each is a process of its own, on one thread, and writes docs/benchmarks/NAME.json. `benchmarks.accuracy` and others have
+commands of their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
+from typing import Any
 
+from benchmarks.environments import environment
 from benchmarks.page import IN_A_BROWSER, MODULES, RECORDS, ROOT, write_page
+from benchmarks.timing import one_thread, record
+from signalprop.files.storage import write_json
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def measure(name: str) -> None:
+    """Measure one in this process, and write its record."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    one_thread()
+    parts = []
+    for part in module.measured():
+        print(part, end="\n\n", flush=True)
+        parts.append(part)
+    write_json(RECORDS / f"{name}.json", record(name, "\n\n".join(parts)))
+
+
+def in_a_process(name: str) -> None:
+    """Measure one in a process of its own, and in an environment of its own where it needs one."""
+    own: Any = getattr(importlib.import_module(f"benchmarks.{name}"), "ENVIRONMENT", None)
+    python, variables = sys.executable, os.environ | ONE_THREAD
+    if own is not None:
+        python = str(environment(*own[:2]))
+        variables |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), **own[2]}
+    subprocess.run([python, "-m", "benchmarks", "--here", name], check=True, cwd=ROOT, env=variables)
 
 
 def main() -> None:
@@ -26,16 +52,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in known]
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     RECORDS.mkdir(exist_ok=True)
     for name in given.names or ([] if given.page else MODULES):
-        print(f"== {name}", flush=True)
-        run = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(RECORDS / f"{name}.json")]
-        subprocess.run(run, check=True, cwd=ROOT, env=os.environ | ONE_THREAD)
-    write_page()
+        if given.here:
+            measure(name)
+        else:
+            print(f"== {name}", flush=True)
+            in_a_process(name)
+    if not given.here:
+        write_page()
 
 
 if __name__ == "__main__":

@@ -1,27 +1,22 @@
 """What shaped attention costs: beside plain attention, and its kernel recursion beside dense products.
 
-    python -m benchmarks.attention [--rounds 16] [--json FILE]
-
 On a GPU in bfloat16, where there is one; else on one thread, CPU time.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import signalprop as sp
-from benchmarks.page import table
-from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import compared, take_turns
 from signalprop.kernels import schedules
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, kernel_step, uniform_kernel
 from signalprop.models.shaping import Positions, shaped_attention, torch_shape
@@ -33,7 +28,7 @@ DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 TITLE = "Shaped attention"
 ABOUT = f"""
-`python -m benchmarks.attention`: causal attention with B and D (E-SPA, U-SPA; made anew in every pass), over plain
+`python -m benchmarks attention`: causal attention with B and D (E-SPA, U-SPA; made anew in every pass), over plain
 causal `scaled_dot_product_attention`: forward and backward of {HEADS} heads of width {WIDTH} over {TOKENS} tokens
 (several sequences of 512, or one of 2048). Beside it the same call with its causal mask as a tensor, which is what a
 bias costs at least. Models: forward and backward of a built decoder (12 layers, width 256, 4 heads) over two sequences
@@ -70,12 +65,6 @@ def clock() -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
     return time.process_time()
-
-
-def compared(steps: dict[str, Callable[[], Any]], rounds: int, base: str) -> dict[str, dict[str, float]]:
-    """The time of every step over that of `base`, and the `seconds` of that one."""
-    seconds = take_turns(steps, rounds, clock=clock)
-    return {base: {"seconds": statistics.median(seconds[base])}, **ratios(seconds, base)}
 
 
 def attention_steps(length: int) -> dict[str, Callable[[], None]]:
@@ -132,49 +121,20 @@ def model_steps() -> dict[str, Callable[[], None]]:
     return steps
 
 
-def kernel_rows(rounds: int) -> list[dict[str, Any]]:
-    """Steps of a kernel at T = 2048, and 100 blocks at T = 1024."""
-    rows: list[dict[str, Any]] = []
-    for name in ("e-spa", "u-spa"):
-        shape, k = middle(name), uniform_kernel(0.02, 2048)
-        a = shape.matrix(2048)
-        steps = {"dense": lambda a=a, k=k: a @ k @ a.T, "step": lambda shape=shape, k=k: kernel_step(shape, k)}
-        found = compared(steps, rounds, "dense")
-        rows.append({"what": "kernel step", "name": name, "length": 2048, **found["dense"], **found["step"]})
-        began, k = time.process_time(), np.eye(1024)
-        for block in stack(name, 100):
-            k = kernel_step(block, k)
-        rows.append({"what": "100 blocks", "name": name, "length": 1024, "seconds": time.process_time() - began})
-    return rows
+def kernel_steps() -> str:
+    """Steps of a kernel at T = 2048, over the dense product."""
+    k = uniform_kernel(0.02, 2048)
+    shapes = {name: middle(name) for name in ("e-spa", "u-spa")}
+    a = shapes["e-spa"].matrix(2048)
+    steps: dict[str, Callable[[], Any]] = {"dense": lambda: a @ k @ a.T}
+    steps |= {name: lambda shape=shape: kernel_step(shape, k) for name, shape in shapes.items()}
+    return compared("A step of a kernel of 2048 tokens.", take_turns(steps, 8), "dense")
 
 
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The tables of the page."""
-    cells = []
-    for row in rows:
-        seconds = f"{1000 * row['seconds']:.1f} ms" if "seconds" in row else ""
-        cells.append([row["what"], str(row["length"]), row["name"], shown(row) if "median" in row else "", seconds])
-    columns = ["what", "tokens", "how", "time over plain (kernel step: over dense)", "plain, dense, all blocks"]
-    return "\n\n".join([table(columns, cells), READING])
-
-
-def main() -> None:
-    """Command line of the benchmark."""
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=16)
-    arguments = parser.parse_args()
-    one_thread()
-    rows: list[dict[str, Any]] = []
-    few = max(5, arguments.rounds // 2)
-    measured = [("attention", n, attention_steps(n), arguments.rounds) for n in (512, 2048)]
-    measured.append(("model", 256, model_steps(), few))
-    for what, length, steps, rounds in measured:
-        for name, found in compared(steps, rounds, "plain").items():
-            rows.append({"what": what, "length": length, "device": DEVICE.type, "name": name, **found})
-    rows += kernel_rows(few)
-    print(section(rows))
-    write_rows(arguments.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+def measured() -> Iterator[str]:
+    """The section of the page."""
+    for length in (512, 2048):
+        seconds = take_turns(attention_steps(length), 16, clock=clock)
+        yield compared(f"Attention over {length} tokens ({DEVICE.type}).", seconds, "plain")
+    yield compared("A decoder of 12 layers, 256 tokens.", take_turns(model_steps(), 8, clock=clock), "plain")
+    yield kernel_steps()

@@ -1,16 +1,14 @@
 """How soon the explorer shows a change: from the event of a control to the drawn frame, in headless Chromium.
 
-`python -m benchmarks.explore` starts the explorer and a browser without graphics hardware, changes the dropout many
-times (a value that was never asked for) and reads the page's own measure of each redraw. On a busy machine the times
-are those of the machine: CPU time, of the server and of all processes of Chromium, tells what a change costs, and
-`chrt -r 1 python -m benchmarks.explore` gives the two first call on the processors. `--picture` takes the picture of
-the documentation instead.
+The dropout is changed many times (to a value that was never asked for); the page's own measure of each redraw is read.
+On a busy machine the times are those of the machine: CPU time, of the server and of all processes of Chromium, tells
+what a change costs. `python -m benchmarks.explore` takes the picture of the documentation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +16,8 @@ import psutil
 from tests.browser import Page, browser
 from tests.exploring import choose, explorer, settle
 
-from benchmarks.page import table
 from benchmarks.pictures import keep
-from benchmarks.timing import command_line, one_thread, summary, write_rows
+from benchmarks.timing import summary, table
 
 TITLE = "The explorer in a browser"
 ABOUT = """
@@ -48,41 +45,6 @@ WARM_UP = 8  # changes that are not counted
 _DROPOUTS = (round(0.1 + 1e-4 * k, 4) for k in itertools.count(1))  # none twice: the server remembers
 
 
-def main() -> None:
-    """Print the table, or take the picture."""
-    parser = command_line(__doc__)
-    parser.add_argument("--picture", action="store_true", help="take the documentation's picture instead")
-    parser.add_argument("--changes", type=int, default=25, help="of every case")
-    given = parser.parse_args()
-    one_thread()
-    rows = []
-    with explorer() as running, browser() as page:
-        page.open(running.address)
-        if given.picture:
-            take_picture(page)
-            return
-        server = psutil.Process(running.process.pid)
-        for name, case in CASES.items():
-            rows.append({"case": name, **measured(page, case, given.changes, server)})
-    print(section(rows))
-    write_rows(given.json, rows)
-
-
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of a record."""
-    lines = []
-    for row in rows:
-        redraw = row["redraw"]
-        kernels = f"{sorted(row['kernels'])[len(row['kernels']) // 2]:.0f}" if row["kernels"] else ""
-        others = (f"{row[key]:.0f}" for key in ("best", "worst", "server", "server_cpu", "browser_cpu"))
-        lines.append(
-            [row["case"], f"{redraw['median']:.0f} [{redraw['low']:.0f}, {redraw['high']:.0f}]", *others, kernels]
-        )
-    header = ["what changes", "redraw: median [quartiles]", "best", "worst", "the server in it", "CPU, server",
-              "CPU, Chromium", "token kernels"]  # fmt: skip
-    return table(header, lines)
-
-
 def take_picture(page: Page) -> None:
     """Two pinned schemes and a third at 192 post-norm layers."""
     choose(page, n_layers=192, norm_placement="post")
@@ -96,7 +58,7 @@ def take_picture(page: Page) -> None:
     keep(page, "explore")
 
 
-def measured(page: Page, case: dict[str, Any], changes: int, server: psutil.Process) -> dict[str, Any]:
+def changed(page: Page, case: dict[str, Any], changes: int, server: psutil.Process) -> dict[str, Any]:
     """Milliseconds of one case: redraws, the server's share of the median one, CPU time per change, and where token
     kernels follow the first curves, how long they took.
     """
@@ -145,5 +107,25 @@ def cpu_time(processes: list[psutil.Process]) -> float:
     return total
 
 
+def measured(changes: int = 25) -> Iterator[str]:
+    """The section of the page."""
+    lines = []
+    with explorer() as running, browser() as page:
+        page.open(running.address)
+        server = psutil.Process(running.process.pid)
+        for name, case in CASES.items():
+            row = changed(page, case, changes, server)
+            redraw = row["redraw"]
+            kernels = f"{sorted(row['kernels'])[len(row['kernels']) // 2]:.0f}" if row["kernels"] else ""
+            others = (f"{row[key]:.0f}" for key in ("best", "worst", "server", "server_cpu", "browser_cpu"))
+            times = f"{redraw['median']:.0f} [{redraw['low']:.0f}, {redraw['high']:.0f}]"
+            lines.append([name, times, *others, kernels])
+    header = ["what changes", "redraw: median [quartiles]", "best", "worst", "the server in it", "CPU, server",
+              "CPU, Chromium", "token kernels"]  # fmt: skip
+    yield table(header, lines)
+
+
 if __name__ == "__main__":
-    main()
+    with explorer() as running, browser() as page:
+        page.open(running.address)
+        take_picture(page)

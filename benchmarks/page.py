@@ -3,9 +3,10 @@
 A benchmark is a module of MODULES or IN_A_BROWSER. It has
 
     TITLE           heading of its section
-    ABOUT           Markdown: what was measured, and how
-    section(rows)   Markdown: tables made of the rows of its record, and what their numbers mean
-    main()          takes `--json FILE` and writes a record there (`benchmarks.timing.write_rows`)
+    ABOUT           Markdown: what is measured, and how
+    measured()      measures; gives its tables and sentences, in Markdown, one after the other
+    READING         Markdown: what the numbers mean (where there is something to say)
+    ENVIRONMENT     name and requirements of an environment of its own (where it needs one), and variables
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import table
 from signalprop.files.storage import read_json, write_text
 
 MODULES = (
@@ -55,10 +57,11 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
         records: by module, in the order of their sections.
     """
-    found = [(name, importlib.import_module(f"benchmarks.{name}"), record) for name, record in records.items()]
     parts = [INTRODUCTION, *_machines(records), "## What ran", _runs(records)]
-    for _, module, record in found:
-        parts += [f"## {module.TITLE}", module.ABOUT.strip(), module.section(record["rows"]).strip()]
+    for name, record in records.items():
+        module = importlib.import_module(f"benchmarks.{name}")
+        parts += [f"## {module.TITLE}", module.ABOUT.strip(), record["section"]]
+        parts += [module.READING.strip()] if hasattr(module, "READING") else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -66,13 +69,6 @@ def write_page() -> None:
     """The page of the records that there are."""
     files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *IN_A_BROWSER)}
     write_text(PAGE, page({name: read_json(file) for name, file in files.items() if file.is_file()}))
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    from signalprop_lab.training.tables import markdown_table
-
-    return markdown_table(header, rows)
 
 
 def _machines(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -92,11 +88,6 @@ def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
     for record in records.values():
         load = record["machine"]["load_average"]
         used = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-        cells = [
-            f"`{record['command']}`",
-            record["date"],
-            f"{record['seconds']:.0f} s",
-            f"{load['start']}, {load['end']}",
-        ]
-        rows.append([*cells, used])
+        took, loads = f"{record['seconds']:.0f} s", f"{load['start']}, {load['end']}"
+        rows.append([f"`{record['command']}`", record["date"], took, loads, used])
     return table(["command", "date", "took", "load average before, after", "versions"], rows)

@@ -1,7 +1,4 @@
-"""Speed of the closed-form prediction: one deep model, a sweep of 10,000, and the command's cold start.
-
-python -m benchmarks.prediction [--json FILE]
-"""
+"""Speed of the closed-form prediction: one deep model, a sweep of 10,000, and the command's cold start."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import compared, take_turns
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
@@ -64,23 +61,6 @@ def bare_calls(n: int) -> None:
         log(1.25)
 
 
-def deep_model(n_layers: int = 768, rounds: int = 25) -> list[dict[str, Any]]:
-    """One prediction, forward and backward, beside its floor."""
-    p = network(n_layers)
-    calls = math_calls(lambda: predict_moments(p, INPUTS))
-    seconds = take_turns(
-        {
-            "prediction": lambda: predict_moments(p, INPUTS),
-            "prediction again": lambda: predict_moments(p, INPUTS),
-            "forward only": lambda: predict_moments(p, INPUTS, backward=False),
-            "with what every layer adds (`sp.predict`)": lambda: predict(p, INPUTS),
-            "floor": lambda: bare_calls(calls),
-        },
-        rounds,
-    )
-    return _rows("deep model", seconds, "prediction", layers=n_layers, math_calls=calls)
-
-
 def members(size: int, n_layers: int) -> Parametrization:
     """A sweep over branch multipliers and query weights."""
     base = network(n_layers)
@@ -97,7 +77,60 @@ def result_bytes(profile: Profile) -> int:
     return sum(a.nbytes for a in arrays.values())
 
 
-def sweep(size: int = 10_000, n_layers: int = 96, rounds: int = 5) -> list[dict[str, Any]]:
+def children_cpu() -> float:
+    """CPU seconds of the processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def cold_start(rounds: int = 9) -> dict[str, list[float]]:
+    """CPU time of the command in fresh processes, beside importing its dependencies alone.
+
+    Bytecode is cached, as it is once a package has been installed by pip.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+        def process(*arguments: str) -> Callable[[], Any]:
+            variables = environment | {"PYTHONPYCACHEPREFIX": cache}
+            return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=variables)
+
+        command = ["-m", "signalprop", "predict", "tgs", "--layers"]
+        return take_turns(
+            {
+                "predict, 768 layers": process(*command, "768"),
+                "predict, 2 layers": process(*command, "2"),
+                "signalprop --version": process("-m", "signalprop", "--version"),
+                "python alone": process("-c", "pass"),
+                "floor": process("-c", DEPENDENCIES),
+            },
+            rounds,
+            clock=children_cpu,
+        )
+
+
+def deep_model(n_layers: int = 768, rounds: int = 25) -> str:
+    """One prediction, forward and backward, beside its floor."""
+    p = network(n_layers)
+    calls = math_calls(lambda: predict_moments(p, INPUTS))
+    seconds = take_turns(
+        {
+            "prediction": lambda: predict_moments(p, INPUTS),
+            "prediction again": lambda: predict_moments(p, INPUTS),
+            "forward only": lambda: predict_moments(p, INPUTS, backward=False),
+            "with what every layer adds (`sp.predict`)": lambda: predict(p, INPUTS),
+            "floor": lambda: bare_calls(calls),
+        },
+        rounds,
+    )
+    each = 1e6 * float(np.median(seconds["prediction"])) / (2 * n_layers)
+    return compared(
+        f"Deep model: {n_layers} layers, {each:.0f} µs per sublayer; the floor makes {calls:,} calls.",
+        seconds, "prediction",
+    )  # fmt: skip
+
+
+def sweep(size: int = 10_000, n_layers: int = 96, rounds: int = 5) -> str:
     """All members at once, beside one member (times their number) and beside writing the result down."""
     many, one = members(size, n_layers), network(n_layers)
     n_bytes = result_bytes(predict_moments(many, INPUTS))
@@ -111,52 +144,13 @@ def sweep(size: int = 10_000, n_layers: int = 96, rounds: int = 5) -> list[dict[
         rounds,
     )
     seconds["one by one"] = [size * own for own in seconds["one by one"]]
-    return _rows("sweep", seconds, "sweep", layers=n_layers, members=size, result_bytes=n_bytes)
+    each = 1e6 * float(np.median(seconds["sweep"])) / size / (2 * n_layers)
+    return compared(
+        f"Sweep: {n_layers} layers, {size:,} members, {each:.2f} µs per member and sublayer; the floor writes "
+        f"{n_bytes / 1e6:.0f} MB.",
+        seconds, "sweep",
+    )  # fmt: skip
 
-
-def children_cpu() -> float:
-    """CPU seconds of the processes that this one has waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def cold_start(rounds: int = 9) -> list[dict[str, Any]]:
-    """CPU time of the command in fresh processes, beside importing its dependencies alone.
-
-    Bytecode is cached, as it is once a package has been installed by pip.
-    """
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-
-        def process(*arguments: str) -> Callable[[], Any]:
-            variables = environment | {"PYTHONPYCACHEPREFIX": cache}
-            return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=variables)
-
-        command = ["-m", "signalprop", "predict", "tgs", "--layers"]
-        seconds = take_turns(
-            {
-                "predict, 768 layers": process(*command, "768"),
-                "predict, 2 layers": process(*command, "2"),
-                "signalprop --version": process("-m", "signalprop", "--version"),
-                "python alone": process("-c", "pass"),
-                "floor": process("-c", DEPENDENCIES),
-            },
-            rounds,
-            clock=children_cpu,
-        )
-    return _rows("cold start", seconds, "floor")
-
-
-def _rows(what: str, seconds: Mapping[str, Sequence[float]], base: str, **facts: Any) -> list[dict[str, Any]]:
-    found = ratios(seconds, base)
-    return [
-        {"what": what, "variant": name, "seconds": float(np.median(values)), "base": base, "ratio": found.get(name),
-         **facts}
-        for name, values in seconds.items()
-    ]  # fmt: skip
-
-
-# --- the page ------------------------------------------------------------------------------------------------------
 
 TITLE = "Predictions"
 ABOUT = """\
@@ -171,62 +165,8 @@ The closed form (fidelity `moments`), which needs no PyTorch. CPU time.
   makes one model class."""
 
 
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Tables and what they say."""
-    from benchmarks.page import table
-
-    titles = {"deep model": "Deep model", "sweep": "Sweep", "cold start": "Cold start"}
-    parts = []
-    for what, title in titles.items():
-        mine = [row for row in rows if row["what"] == what]
-        first = mine[0]
-        facts = [f"{first[key]:,} {key}" for key in ("layers", "members") if key in first]
-        cells = [
-            [row["variant"], _seconds(row["seconds"]), "" if row["ratio"] is None else shown(row["ratio"])]
-            for row in mine
-        ]
-        parts += [
-            f"{title}{': ' + ', '.join(facts) if facts else ''}. {_said(what, mine)}",
-            table(["variant", "time", f"over *{first['base']}*"], cells),
-        ]
-    return "\n\n".join(parts)
-
-
-def _said(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    ratio = {row["variant"]: row["ratio"]["median"] for row in rows if row["ratio"] is not None}
-    first = rows[0]
-    if what == "deep model":
-        each = 1e6 * first["seconds"] / (2 * first["layers"])
-        return (
-            f"{each:.0f} µs per sublayer, {1 / ratio['floor']:.1f} times the floor of {first['math_calls']:,} calls: "
-            "the rest is arithmetic between them and calls of our own functions."
-        )
-    if what == "sweep":
-        each = 1e6 * first["seconds"] / first["members"] / (2 * first["layers"])
-        return (
-            f"{each:.2f} µs per member and sublayer, {ratio['one by one']:.0f} times as fast as one by one, "
-            f"{1 / ratio['floor']:.0f} times the floor of {first['result_bytes'] / 1e6:.0f} MB: every number that is "
-            "written down has taken dozens of array operations."
-        )
-    return f"{ratio['predict, 768 layers']:.2f} times the imports that it cannot do without."
-
-
-def _seconds(value: float) -> str:
-    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def main() -> None:
-    """Command line of the module."""
-    options = command_line(__doc__).parse_args()
-    one_thread()
-    rows = []
-    for measure in (deep_model, sweep, cold_start):
-        for row in measure():
-            rows.append(row)
-            ratio = "" if row["ratio"] is None else f"{shown(row['ratio'])} of {row['base']}"
-            print(f"{row['what']:10}  {row['variant']:42} {_seconds(row['seconds']):>10}  {ratio}", flush=True)
-    write_rows(options.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+def measured() -> Iterator[str]:
+    """The section of the page."""
+    yield deep_model()
+    yield sweep()
+    yield compared("Cold start.", cold_start(), "floor")

@@ -1,27 +1,20 @@
 """Token kernels through an infinitely wide transformer: ours beside neural-tangents and beside dense NumPy.
 
-    python -m benchmarks.recursion [--tokens 128 512 2048] [--json FILE]
-
 The network: pre-norm layers of uniform attention (queries of zero) and a ReLU feed-forward, no biases; float64, one
-thread, CPU time. All variants start from the same kernel of one sequence, (T, T), and their results are compared before
-anything is timed. It runs in an environment of its own, which holds neural-tangents and reads our sources.
+thread, CPU time. All variants start from the same kernel of one sequence, (T, T). It runs in an environment of its own,
+which holds neural-tangents and reads our sources.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from benchmarks.environments import ROOT, environment
-from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import compared, take_turns
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
@@ -37,6 +30,16 @@ REQUIREMENTS = (
     "numpy>=2",
     "pydantic>=2.7",
     "threadpoolctl>=3",
+)
+ENVIRONMENT = (
+    "neural-tangents",
+    REQUIREMENTS,
+    {
+        "JAX_ENABLE_X64": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",  # its import brings TensorFlow, which reports on GPUs
+    },
 )
 LAYERS, WIDTH = 4, 64
 EPSILON = 1e-12  # of the norms; neural-tangents' own
@@ -142,43 +145,34 @@ def peer(n_layers: int, x: FloatArray, *, attention: bool = True) -> tuple[Calla
     return run, time.process_time() - began
 
 
-def rows_of(tokens: int, rounds: int, n_layers: int = LAYERS) -> list[dict[str, Any]]:
-    """Times of all variants over ours, with attention and without."""
+def comparison(tokens: int, rounds: int, attention: bool, n_layers: int = LAYERS) -> str:
+    """Times of all variants over ours, and how far apart their last kernels are."""
     x = np.random.default_rng(0).normal(size=(tokens, WIDTH)) + 0.3
     kernel = x @ x.T / WIDTH
-    rows = []
-    for attention in (True, False):
-        make = ours if attention else our_feed_forwards
-        theirs, compiling = peer(n_layers, x, attention=attention)
-        variants = {
-            BASE: make(network(n_layers, tokens), kernel),
-            "ours again": make(network(n_layers, tokens), kernel),
-            "dense NumPy": dense(n_layers, kernel, attention=attention),
-            "neural-tangents": theirs,
-        }
-        expected = variants[BASE]()
-        apart = {name: float(np.abs(run() / expected - 1).max()) for name, run in variants.items()}
-        if attention:
-            variants["ours, scores of variance 1"] = ours(network(n_layers, tokens, scores=1.0), kernel)
-        out = np.empty_like(kernel)
+    make = ours if attention else our_feed_forwards
+    theirs, compiling = peer(n_layers, x, attention=attention)
+    variants = {
+        BASE: make(network(n_layers, tokens), kernel),
+        "ours again": make(network(n_layers, tokens), kernel),
+        "dense NumPy": dense(n_layers, kernel, attention=attention),
+        "neural-tangents": theirs,
+    }
+    expected = variants[BASE]()
+    apart = {name: f"{np.abs(run() / expected - 1).max():.1e}" for name, run in variants.items() if name != BASE}
+    if attention:
+        variants["ours, scores of variance 1"] = ours(network(n_layers, tokens, scores=1.0), kernel)
+    out = np.empty_like(kernel)
 
-        def moved(out: FloatArray = out, times: int = n_layers * (1 + attention)) -> None:
-            for _ in range(times):
-                np.copyto(out, kernel)
+    def moved() -> FloatArray:
+        for _ in range(n_layers * (1 + attention)):
+            np.copyto(out, kernel)
+        return out
 
-        variants["floor"] = moved
-        seconds = take_turns(variants, rounds)
-        for name, found in ratios(seconds, BASE).items():
-            rows.append({
-                "tokens": tokens, "layers": n_layers, "attention": attention, "variant": name, "over_ours": found,
-                "seconds": float(np.median(seconds[name])), "ours_seconds": float(np.median(seconds[BASE])),
-                "largest_relative_difference": apart.get(name),
-                "compiling_seconds": compiling if name == "neural-tangents" else None,
-            })  # fmt: skip
-    return rows
+    variants["floor"] = moved
+    title = f"T = {tokens}, {'with attention' if attention else 'feed-forwards only'}."
+    columns = {"kernel apart by": apart, "compiling": {"neural-tangents": f"{compiling:.1f} s"}}
+    return compared(title, take_turns(variants, rounds), BASE, **columns)
 
-
-# --- the page ------------------------------------------------------------------------------------------------------
 
 TITLE = "Kernel recursion"
 ABOUT = f"""\
@@ -195,70 +189,16 @@ and a ReLU feed-forward at infinite width, forward only. Three programs compute 
 The floor copies the kernel once per sublayer (8 T² bytes read, 8 T² written). A ratio above 1 is slower than ours."""
 
 
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Tables and what they say."""
-    from benchmarks.page import table
-
-    parts = []
-    for attention in (True, False):
-        cells = []
-        for row in (row for row in rows if row["attention"] == attention):
-            apart, compiling = row["largest_relative_difference"], row["compiling_seconds"]
-            cells.append([
-                str(row["tokens"]), row["variant"], f"{1000 * row['seconds']:.1f} ms", shown(row["over_ours"]),
-                "" if apart is None else f"{apart:.1e}", "" if compiling is None else f"{compiling:.1f} s",
-            ])  # fmt: skip
-        header = ["T", "variant", "time", "over ours", "kernel apart by", "compiling"]
-        parts += ["With attention:" if attention else "Feed-forwards only:", table(header, cells)]
-    for name in ("neural-tangents", "dense NumPy"):
-        said = [f"{_place(row)} {_beside(row['over_ours']['median'])}" for row in rows if row["variant"] == name]
-        parts.append(f"{name} takes {'; '.join(said)}.")
-    parts.append(
-        "*Kernel apart by*: largest relative difference of an entry of the last kernel from ours. With attention, "
-        "dense products grow as T³ and ours as T²; without, all three make a few passes of elementwise functions, and "
-        "ours pays for a table that serves every activation, where the others have ReLU's own formula. *Scores of "
-        "variance 1*: what ours takes where queries are random, for which the others have no closed form."
-    )
-    return "\n\n".join(parts)
+READING = """\
+*Kernel apart by*: largest relative difference of an entry of the last kernel from ours. With attention, dense products
+grow as T³ and ours as T²; without, all three make a few passes of elementwise functions, and ours pays for a table that
+serves every activation, where the others have ReLU's own formula. *Scores of variance 1*: what ours takes where queries
+are random, for which the others have no closed form."""
 
 
-def _place(row: Mapping[str, Any]) -> str:
-    return f"at T = {row['tokens']}{'' if row['attention'] else ' without attention'}"
-
-
-def _beside(ratio: float) -> str:
-    return f"{ratio:.1f} times as long as ours" if ratio > 1 else f"1/{1 / ratio:.1f} of our time, ahead of us"
-
-
-def main() -> None:
-    """Command line of the module."""
-    parser = command_line(__doc__)
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(ROUNDS))
-    options = parser.parse_args()
-    if importlib.util.find_spec("neural_tangents") is None:
-        python = environment("neural-tangents", REQUIREMENTS)
-        variables = {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-            "JAX_ENABLE_X64": "1",
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-            "TF_CPP_MIN_LOG_LEVEL": "3",  # its import brings TensorFlow, which reports on GPUs
-        }
-        run = [str(python), "-m", "benchmarks.recursion", *sys.argv[1:]]
-        sys.exit(subprocess.run(run, env=os.environ | variables).returncode)
-    one_thread()
-    import jax
-    import neural_tangents
-
+def measured() -> Iterator[str]:
+    """The section of the page."""
     warnings.filterwarnings("ignore", category=UserWarning, module="neural_tangents")  # on what FanIn assumes
-    rows = []
-    for tokens in options.tokens:
-        for row in rows_of(tokens, ROUNDS.get(tokens, 5)):
-            rows.append(row)
-            print(f"T {tokens:4} {'attention' if row['attention'] else 'no attention':12} {row['variant']:27} "
-                  f"{1000 * row['seconds']:9.2f} ms  {shown(row['over_ours'])} of ours", flush=True)  # fmt: skip
-    write_rows(options.json, rows, {"neural-tangents": neural_tangents.__version__, "jax": jax.__version__})
-
-
-if __name__ == "__main__":
-    main()
+    for attention in (True, False):
+        for tokens, rounds in ROUNDS.items():
+            yield comparison(tokens, rounds, attention)

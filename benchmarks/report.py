@@ -1,9 +1,9 @@
 """Size of the interactive report, and how soon it answers its reader in headless Chromium.
 
-`python -m benchmarks.report` writes reports of 6 schemes at 2 fidelities (moments, and kernels of 64 tokens) and opens
-each in fresh browsers and again in the same ones, which have compiled the plotting library by then. On a busy machine
-the times are those of the machine; `chrt -r 1 python -m benchmarks.report` gives the browser first call on the
-processors. CPU time is that of all processes of Chromium. `--pictures` takes the pictures of the documentation instead.
+Reports of 6 schemes at 2 fidelities (moments, and kernels of 64 tokens) are opened in fresh browsers and again in the
+same ones, which have compiled the plotting library by then. On a busy machine the times are those of the machine; `chrt
+-r 1` before the command gives the browser first call on the processors. `python -m benchmarks.report` takes the
+documentation's pictures.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 from tests.browser import Page, browser
 
-from benchmarks.page import table
 from benchmarks.pictures import keep
-from benchmarks.timing import command_line, one_thread, write_rows
+from benchmarks.timing import table
 from signalprop.data.batches import default_batch, default_statistics
 from signalprop.kernels.trace import trace
 from signalprop.measurement import measure
@@ -42,54 +40,6 @@ DEPTHS = (24, 192, 768)
 BROWSERS = 3
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 MARKS = ("built", "inflated", "loaded", "ready")
-
-
-def main() -> None:
-    """Print the table, or take the pictures."""
-    parser = command_line(__doc__)
-    parser.add_argument("--pictures", action="store_true", help="take the documentation's pictures instead")
-    parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS, help="layers of the reports")
-    given = parser.parse_args()
-    one_thread()
-    if given.pictures:
-        take_pictures()
-        return
-    rows = []
-    for n_layers in given.depths:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "report.html")
-            items = profiles(n_layers)
-            begun = time.process_time()
-            write_report(file, items)
-            rows.append({"layers": n_layers, "bytes": file.stat().st_size, "writing": time.process_time() - begun,
-                         "openings": [opened(file) for _ in range(BROWSERS)]})  # fmt: skip
-        print(section(rows[-1:]), flush=True)
-    write_rows(given.json, rows)
-
-
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of a record."""
-    lines = []
-    for row in rows:
-        cold, warm = ([found[which] for found in row["openings"]] for which in ("first", "again"))
-        lines.append(
-            [str(row["layers"]), f"{row['bytes'] / 1e6:.2f}", f"{row['writing']:.2f}", *(
-                text for found in (cold, warm) for text in (
-                    " ".join(f"{item['ready'] / 1000:.2f}" for item in found),
-                    f"{statistics.median(item['cpu'] for item in found):.2f}",
-                )
-            )]
-        )  # fmt: skip
-    header = [
-        "layers",
-        "size (MB)",
-        "writing (CPU s)",
-        "first openings (s)",
-        "CPU (s)",
-        "later openings (s)",
-        "CPU (s)",
-    ]
-    return table(header, lines)
 
 
 def profiles(n_layers: int) -> dict[str, Profile]:
@@ -160,5 +110,33 @@ def picture(page: Page, file: Path, name: str, width: int, height: int, section:
     keep(page, name)
 
 
+def measured() -> Iterator[str]:
+    """The section of the page."""
+    rows = []
+    for n_layers in DEPTHS:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "report.html")
+            items = profiles(n_layers)
+            begun = time.process_time()
+            write_report(file, items)
+            writing = time.process_time() - begun
+            openings = [opened(file) for _ in range(BROWSERS)]
+            row = [str(n_layers), f"{file.stat().st_size / 1e6:.2f}", f"{writing:.2f}"]
+            for which in ("first", "again"):
+                row.append(" ".join(f"{found[which]['ready'] / 1000:.2f}" for found in openings))
+                row.append(f"{statistics.median(found[which]['cpu'] for found in openings):.2f}")
+            rows.append(row)
+    header = [
+        "layers",
+        "size (MB)",
+        "writing (CPU s)",
+        "first openings (s)",
+        "CPU (s)",
+        "later openings (s)",
+        "CPU (s)",
+    ]
+    yield table(header, rows)
+
+
 if __name__ == "__main__":
-    main()
+    take_pictures()

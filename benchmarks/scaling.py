@@ -1,15 +1,14 @@
 """How time and memory grow: predictions, sweeps, token kernels, simulations.
 
-    python -m benchmarks.scaling [--json FILE]
-
 CPU time, one thread; memory is the largest of a process of its own, less that of a process that only gets ready.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from benchmarks.memory import peak
 from benchmarks.prediction import INPUTS, members, network
 from benchmarks.recursion import network as kernel_network
 from benchmarks.recursion import ours as kernel_recursion
-from benchmarks.timing import command_line, one_thread, summary, take_turns, write_rows
+from benchmarks.timing import duration, table, take_turns
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.cost import count_parameters, train_flops
@@ -97,26 +96,23 @@ def _simulation(curve: str, at: int, n_layers: int, width: int) -> Case:
     return Case(curve, at, lambda: simulate(p, n_seeds=1, batch_size=4), multiply)
 
 
-def curve_rows(curve: str, rounds: int, points: Sequence[Case]) -> list[dict[str, Any]]:
+def curve(title: str, rounds: int, points: Sequence[Case]) -> str:
     """Seconds of every point, its share of the floor's, and the exponent of its growth from the point before."""
-    actions: dict[str, Callable[[], Any]] = {}
-    for point in points:
-        actions[f"{point.at}"] = point.run
-        if point.floor is not None:
-            actions[f"{point.at} floor"] = point.floor
+    actions: dict[str, Callable[[], Any]] = {f"{point.at}": point.run for point in points}
+    actions |= {f"{point.at} floor": point.floor for point in points if point.floor is not None}
     seconds = take_turns(actions, rounds)
-    rows: list[dict[str, Any]] = []
-    for point in points:
-        own, floor = seconds[f"{point.at}"], seconds.get(f"{point.at} floor")
-        found = summary([a / b for a, b in zip(own, floor, strict=True)]) if floor else None
-        rows.append({"curve": curve, "at": point.at, "seconds": summary(own), "over_floor": found,
-                     "exponent": exponent(rows[-1], point.at, own) if rows else None})  # fmt: skip
-    return rows
-
-
-def exponent(before: Mapping[str, Any], at: int, seconds: Sequence[float]) -> float:
-    """k where time grew as (what grows)^k from one point to the next."""
-    return math.log(float(np.median(seconds)) / before["seconds"]["median"]) / math.log(at / before["at"])
+    found = [float(np.median(seconds[f"{point.at}"])) for point in points]
+    pairs = itertools.pairwise(zip(found, points, strict=True))
+    grown = ["", *(f"{math.log(b / a) / math.log(q.at / p.at):.2f}" for (a, p), (b, q) in pairs)]
+    rows = []
+    for point, one, exponent in zip(points, found, grown, strict=True):
+        floor = seconds.get(f"{point.at} floor")
+        shares = [own / least for own, least in zip(seconds[f"{point.at}"], floor, strict=True)] if floor else []
+        over = f"{np.median(shares):.1f}" if shares else ""
+        rows.append([f"{point.at:,}", duration(one), f"{1e6 * one / point.at:,.1f} µs", exponent, over])
+    what, unit = title.split(", ")
+    header = [unit, "time", f"per unit of {unit}", "exponent", "over the floor"]
+    return f"{what.capitalize()}:\n\n{table(header, rows)}"
 
 
 # --- memory of a simulation ------------------------------------------------------------------------------------------
@@ -132,25 +128,24 @@ simulate(p, INPUTS, n_seeds=1, batch_size=SEQUENCES)
 """
 
 
-def memory_rows(repeats: int = 2) -> Iterator[dict[str, Any]]:
+def memory(repeats: int = 2) -> str:
     """Largest memory of simulations beyond that of one of a single layer of width 64."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def most(n_layers: int, width: int) -> float:
         arguments = ["-c", _SIMULATE, str(n_layers), str(width)]
-        return float(np.median([peak(arguments, env=environment)[0] for _ in range(repeats)]))
+        return float(np.median([peak(arguments, env=os.environ | {"OMP_NUM_THREADS": "1"})[0] for _ in range(repeats)]))
 
-    ready = most(1, 64)
-    shapes = [(n, 128) for n in (6, 24, 96)] + [(24, width) for width in (256, 512)]
-    for n_layers, width in shapes:
+    ready, rows = most(1, 64), []
+    for n_layers, width in [(n, 128) for n in (6, 24, 96)] + [(24, width) for width in (256, 512)]:
         a = simulated(n_layers, width)
         stream = SEQUENCES * a.seq_len * width * 4  # bytes, float32
-        parameters = count_parameters(a)["total"] * 4
-        yield {
-            "curve": "memory of a simulation", "layers": n_layers, "width": width,
-            "bytes": most(n_layers, width) - ready, "ready_bytes": ready,
-            "streams_bytes": (2 * n_layers + 1) * stream, "parameters_bytes": parameters,
-        }  # fmt: skip
+        sizes = (most(n_layers, width) - ready, (2 * n_layers + 1) * stream, count_parameters(a)["total"] * 4)
+        rows.append([str(n_layers), str(width), *(f"{size / 1e6:.0f} MB" for size in sizes)])
+    return (
+        f"Memory of a simulation, {SEQUENCES} sequences of 128 tokens, forward and backward, beyond a process that has "
+        f"simulated one layer of width 64 ({ready / 1e6:.0f} MB). It keeps the stream that enters every sublayer "
+        "(*stream inputs*) and one sublayer's weights at a time, never all *parameters*:\n\n"
+    ) + table(["layers", "width", "largest memory", "stream inputs", "parameters"], rows)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------
@@ -162,61 +157,10 @@ kernels by tokens (4 layers) and by layers (256 tokens), and of one simulated ne
 width (12 layers), forward and backward. *Exponent*: k where the time grew as (what grows)^k from the line above.
 Floors: of kernels, copying one per sublayer; of simulations, its floating-point operations done as products of square
 matrices of 512."""
-_UNITS = {"prediction, layers": "layers", "sweep, members": "members", "kernels, tokens": "tokens",
-          "kernels, layers": "layers", "simulation, layers": "layers", "simulation, width": "width"}  # fmt: skip
 
 
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Tables and what they say."""
-    from benchmarks.page import table
-
-    parts = []
-    for curve, unit in _UNITS.items():
-        mine = [row for row in rows if row["curve"] == curve]
-        if not mine:
-            continue
-        floor = any(row["over_floor"] for row in mine)
-        cells = []
-        for row in mine:
-            s = row["seconds"]
-            time = f"{1000 * s['median']:,.1f} ± {1000 * s['standard_error']:.1f} ms"
-            grown = "" if row["exponent"] is None else f"{row['exponent']:.2f}"
-            line = [f"{row['at']:,}", time, f"{1e6 * s['median'] / row['at']:,.1f} µs", grown]
-            cells.append([*line, *([f"{row['over_floor']['median']:.1f}"] if floor else [])])
-        header = [unit, "time", f"per unit of {unit}", "exponent", *(["over the floor"] if floor else [])]
-        parts += [f"{curve.partition(',')[0].capitalize()}:", table(header, cells)]
-    memory = [row for row in rows if row["curve"] == "memory of a simulation"]
-    if memory:
-        cells = [
-            [str(row["layers"]), str(row["width"]), *(f"{row[key] / 1e6:.0f} MB" for key in
-             ("bytes", "streams_bytes", "parameters_bytes"))]
-            for row in memory
-        ]  # fmt: skip
-        header = ["layers", "width", "largest memory", "stream inputs", "parameters"]
-        parts += [
-            f"Memory of a simulation, {SEQUENCES} sequences of 128 tokens, forward and backward, beyond a process that "
-            f"has simulated one layer of width 64 ({memory[0]['ready_bytes'] / 1e6:.0f} MB). It keeps the stream that "
-            "enters every sublayer (*stream inputs*) and one sublayer's weights at a time, never all *parameters*:",
-            table(header, cells),
-        ]
-    return "\n\n".join(parts)
-
-
-def main() -> None:
-    """Command line of the module."""
-    options = command_line(__doc__).parse_args()
-    one_thread()
-    rows = []
-    for curve, rounds, points in cases():
-        for row in curve_rows(curve, rounds, points):
-            rows.append(row)
-            floor = "" if row["over_floor"] is None else f"  {row['over_floor']['median']:.1f} times the floor"
-            print(f"{curve:20} {row['at']:6,} {1000 * row['seconds']['median']:10,.1f} ms{floor}", flush=True)
-    for row in memory_rows():
-        rows.append(row)
-        print(f"{row['curve']} {row['layers']} x {row['width']}: {row['bytes'] / 1e6:.0f} MB", flush=True)
-    write_rows(options.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+def measured() -> Iterator[str]:
+    """The section of the page."""
+    for title, rounds, points in cases():
+        yield curve(title, rounds, points)
+    yield memory()

@@ -1,13 +1,9 @@
-"""Tokens per second of a training step: the model that signalprop builds against others of its shape.
-
-python -m benchmarks.throughput [--rounds 10] [--families ...] [--modes eager compiled] [--device cpu] [--json FILE]
-"""
+"""Tokens per second of a training step: the model that signalprop builds against others of its shape."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +13,7 @@ from torch import nn
 
 import signalprop as sp
 from benchmarks.models import copied, hugging_face, loaded
-from benchmarks.page import table
-from benchmarks.timing import command_line, one_thread, ratios, shown, take_turns, write_rows
+from benchmarks.timing import compared, take_turns
 
 VOCABULARY = 1000
 
@@ -42,12 +37,12 @@ FAMILIES = {"gpt2": "GPT-2", "bert": "BERT", "llama": "Llama"}
 
 TITLE = "Training throughput"
 ABOUT = f"""
-`python -m benchmarks.throughput`: a whole training step (forward, cross-entropy, backward, fused AdamW; vocabulary of
+`python -m benchmarks throughput`: a whole training step (forward, cross-entropy, backward, fused AdamW; vocabulary of
 {VOCABULARY:,}, no dropout) of a built model over the Hugging Face model of its shape, one thread, CPU time. Hugging
 Face, Hugging Face again (the control) and built take turns; with GPT-2 also the decoder in the manner of nanoGPT
 (`benchmarks.models.Decoder`: one map for query, key and value, `scaled_dot_product_attention`, GELU). There all have
 the same weights, and compute the same logits, which is checked first. Llama keeps no cache of keys and values.
-Compiled: the whole model, by inductor. Ratios are of speed: above 1 is faster than Hugging Face.
+Compiled: the whole model, by inductor.
 """
 READING = """\
 The floor is the matrix products: 6 × parameters × tokens operations per step, four fifths of the time and more, and the
@@ -69,8 +64,6 @@ def step(model: nn.Module, name: str, ids: torch.Tensor) -> Callable[[], None]:
         F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if ids.is_cuda:
-            torch.cuda.synchronize()
 
     return run
 
@@ -107,66 +100,26 @@ def models(family: str, shape: Shape) -> dict[str, tuple[nn.Module, str]]:
     return {name: (model.train(), argument) for name, (model, argument) in out.items()}
 
 
-def compare(family: str, shape: Shape, mode: str, rounds: int, device: str) -> dict[str, Any]:
-    """A row of the table."""
+def compare(family: str, shape: Shape, mode: str, rounds: int = 10) -> str:
+    """Steps of all models of a shape."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    ids = torch.randint(3, VOCABULARY, (shape.batch, shape.tokens)).to(device)
+    ids = torch.randint(3, VOCABULARY, (shape.batch, shape.tokens))
     steps = {}
     for name, (model, argument) in models(family, shape).items():
         if mode == "compiled":
             model.compile()
-        steps[name] = step(model.to(device), argument, ids)
-    seconds = take_turns(steps, rounds, clock=time.process_time if device == "cpu" else time.perf_counter, warm_up=2)
-    faster = ratios({name: [1 / own for own in values] for name, values in seconds.items()}, "Hugging Face")
+        steps[name] = step(model, argument, ids)
+    seconds = take_turns(steps, rounds, warm_up=2)
     count = shape.batch * shape.tokens
-    return {
-        "family": family,
-        "shape": vars(shape),
-        "mode": mode,
-        "tokens_per_second": {name: count / statistics.median(values) for name, values in seconds.items()},
-        "faster": faster,
-    }
+    speed = {name: f"{count / statistics.median(values):,.0f}" for name, values in seconds.items()}
+    return compared(f"{FAMILIES[family]}, {shape}, {mode}.", seconds, "Hugging Face", **{"tokens/s": speed})
 
 
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of the page."""
-    cells = [
-        [
-            FAMILIES[row["family"]],
-            str(Shape(**row["shape"])),
-            row["mode"],
-            f"{row['tokens_per_second']['Hugging Face']:,.0f}",
-            *(
-                shown(row["faster"][name]) if name in row["faster"] else ""
-                for name in ("built", "nanoGPT-style", "Hugging Face again")
-            ),
-        ]
-        for row in rows
-    ]
-    header = ["model", "shape", "mode", "Hugging Face, tokens/s", "built", "nanoGPT-style", "Hugging Face again"]
-    return "\n\n".join([table(header, cells), READING])
-
-
-def main() -> None:
-    """Command line of the benchmark."""
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
-    parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    one_thread()
-    rows = []
-    runs = [("eager", family, shape) for family in options.families for shape in SHAPES[:1]]
-    runs += [("eager", options.families[0], shape) for shape in SHAPES[1:]]
-    runs += [("compiled", options.families[0], SHAPES[1])]  # compiling takes longer than the steps: the one of 4 layers
-    for mode, family, shape in runs:
-        if mode in options.modes:
-            rows.append(compare(family, shape, mode, options.rounds, options.device))
-            print(section(rows[-1:]).partition("\n\n")[0], flush=True)
-    write_rows(options.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+def measured() -> Iterator[str]:
+    """The section of the page."""
+    for family in FAMILIES:
+        yield compare(family, SHAPES[0], "eager")
+    for shape in SHAPES[1:]:
+        yield compare("gpt2", shape, "eager")
+    yield compare("gpt2", SHAPES[1], "compiled")  # compiling takes longer than the steps: the one of 4 layers

@@ -1,11 +1,10 @@
-"""Times of variants that take turns, what is made of them, and the record that a benchmark writes.
+"""Times of variants that take turns, what is made of them, and the record that a benchmark leaves.
 
-A record is {"machine", "versions", "date", "command", "rows"}; `benchmarks.page` writes docs/benchmarks.md from them.
+A record is {"machine", "versions", "date", "command", "seconds", "section"}; the section is Markdown.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import math
 import os
@@ -20,18 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.files.storage import write_json
-
-PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers")
+PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers", "neural-tangents", "jax",
+            "torch-module-monitor", "unit-scaling")  # fmt: skip
 _BEGAN = time.time()
 _LOAD_AT_START = os.getloadavg()[0]
-
-
-def command_line(doc: str | None) -> argparse.ArgumentParser:
-    """The parser of a benchmark that is its module's docstring and `--json FILE`."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to this file")
-    return parser
 
 
 def one_thread() -> None:
@@ -83,19 +74,41 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     """Median, quartiles, and the standard error of the median (1.253 s / sqrt(n), normal errors)."""
     low, median, high = statistics.quantiles(values, n=4)
     spread = (high - low) / 1.349  # a standard deviation that outliers do not move
-    return {
-        "median": median,
-        "low": low,
-        "high": high,
-        "standard_error": 1.253 * spread / math.sqrt(len(values)),
-        "n": len(values),
-    }
+    error = 1.253 * spread / math.sqrt(len(values))
+    return {"median": median, "low": low, "high": high, "standard_error": error, "n": len(values)}
 
 
 def shown(found: Mapping[str, float], digits: int = 3) -> str:
     """A summary as a cell of a table: median ± standard error [quartiles]."""
     numbers = {key: f"{found[key]:.{digits}f}" for key in ("median", "standard_error", "low", "high")}
     return "{median} ± {standard_error} [{low}, {high}]".format(**numbers)
+
+
+def duration(seconds: float) -> str:
+    """In milliseconds, or from one second on in seconds."""
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    from signalprop_lab.training.tables import markdown_table
+
+    return markdown_table(header, rows)
+
+
+def compared(title: str, seconds: Mapping[str, Sequence[float]], base: str, **more: Mapping[str, str]) -> str:
+    """A table: the time of every variant, and what it is of that of `base`.
+
+    Args:
+        more: further columns, by variant.
+    """
+    over = ratios(seconds, base)
+    rows = [
+        [name, duration(statistics.median(values)), shown(over[name]) if name in over else "",
+         *(column.get(name, "") for column in more.values())]
+        for name, values in seconds.items()
+    ]  # fmt: skip
+    return f"{title}\n\n{table(['variant', 'time', f'over *{base}*', *more], rows)}"
 
 
 def machine() -> dict[str, Any]:
@@ -113,42 +126,25 @@ def versions() -> dict[str, str]:
     """Of Python, of NumPy's BLAS, and of the packages that this process has loaded."""
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
     found = {"python": platform.python_version(), "blas": f"{blas['name']} {blas['version']}"}
-    return found | {name: metadata.version(name) for name in PACKAGES if name in sys.modules and _installed(name)}
+    for name in PACKAGES:
+        if name.replace("-", "_") in sys.modules:
+            try:
+                found[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:  # read from its sources
+                continue
+    return found
 
 
-def command() -> str:
-    """The command that started this process, without where its record goes."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    words = ["python", "-m", module.name.removesuffix(".__main__")] if module else ["python", Path(sys.argv[0]).name]
-    arguments = iter(sys.argv[1:])
-    for argument in arguments:
-        if argument == "--json":
-            next(arguments, None)
-        elif not argument.startswith("--json="):
-            words.append(argument)
-    return " ".join(words)
-
-
-def record(rows: Sequence[Mapping[str, Any]], peers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The rows of a benchmark with all that they depend on.
-
-    Args:
-        peers: versions of packages that ran in environments of their own.
-    """
+def record(name: str, section: str) -> dict[str, Any]:
+    """A benchmark's section of the page, with all that its numbers depend on."""
     return {
         "machine": machine(),
-        "versions": versions() | dict(peers or {}),
+        "versions": versions(),
         "date": datetime.date.today().isoformat(),
-        "command": command(),
+        "command": f"python -m benchmarks {name}",
         "seconds": round(time.time() - _BEGAN, 1),
-        "rows": list(rows),
+        "section": section,
     }
-
-
-def write_rows(path: str | None, rows: Sequence[Mapping[str, Any]], peers: Mapping[str, str] | None = None) -> None:
-    """Write the record of a benchmark as JSON, where a file is named."""
-    if path:
-        write_json(path, record(rows, peers))
 
 
 def _processor() -> str:
@@ -159,12 +155,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
-
-
-def _installed(package: str) -> bool:
-    """Whether it has a version: a package read from its sources has none."""
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -7,17 +7,19 @@ source tree and finds any other call that loads.
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError, release, require
 from signalprop.files.checkpoint_folder import check_code, check_folder, check_kernels, json_object
+from signalprop.files.model_size import check_counts, check_gguf, check_model
 
 _TOKENIZERS = frozenset(
     ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"]
@@ -40,6 +42,7 @@ def configuration_of(family: str, **fields: Any) -> Any:
         InputError: a field asks for a kernel of the hub. Else whatever transformers raises.
     """
     check_kernels(fields, f"the configuration of {family}")
+    check_counts(fields, f"the configuration of {family}")
     return require("transformers", "models").AutoConfig.for_model(family, **fields)
 
 
@@ -68,17 +71,29 @@ def pretrained(cls: Any, place: str | Path, *, trust_remote_code: bool = False, 
     Args:
         cls: a class of a model, one of transformers' own (`model_class`) or an auto class.
         options: of `from_pretrained`.
+
+    Raises:
+        InputError: the model does not fit into memory, or its weights have other shapes than its configuration says.
+            Else whatever transformers raises.
     """
+    transformers = require("transformers", "models")
     with _looked_through(place, trust_remote_code) as found:
-        return cls.from_pretrained(place, use_safetensors=True, **found, **options)
+        if not trust_remote_code:
+            config = transformers.AutoConfig.from_pretrained(place, **found)
+            check_model(lambda: _made(cls, config), place, _itemsize(config, options))
+        return _matching(cls, place, place, use_safetensors=True, **found, **options)
 
 
 def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """A model of a class with fresh weights, as its configuration says."""
+    """A model of a class with fresh weights, as its configuration says.
+
+    Raises:
+        InputError: it does not fit into memory. Else whatever transformers raises.
+    """
     with _never_asked():
-        if hasattr(cls, "_from_config"):
-            return cls._from_config(config)
-        return cls.from_config(config, trust_remote_code=trust_remote_code)
+        if not trust_remote_code:
+            check_model(lambda: _made(cls, config), "this configuration", _itemsize(config, {}))
+        return _made(cls, config, trust_remote_code)
 
 
 def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
@@ -101,7 +116,10 @@ def tokenizer_file(path: Path) -> Any:
 def gguf_model(path: Path, **options: Any) -> Any:
     """The model in a GGUF file; nothing that lies beside it is read. `options`: of `from_pretrained`."""
     transformers = require("transformers", "models")
-    model = _gguf(path, transformers.AutoModelForCausalLM, options)
+    cls = transformers.AutoModelForCausalLM
+    config = _gguf(path, transformers.AutoConfig.from_pretrained)
+    check_model(lambda: _made(cls, config), path, _itemsize(config, options))
+    model = _gguf(path, partial(_matching, cls, path), config=config, **options)
     model.config._name_or_path = model.name_or_path = str(path.parent)
     return model
 
@@ -114,7 +132,7 @@ def gguf_tokenizer(path: Path) -> Any:
     """
     for name in ("config.json", "tokenizer_config.json"):
         check_code(path.parent / name)
-    return _gguf(path, require("transformers", "models").AutoTokenizer, {})
+    return _gguf(path, require("transformers", "models").AutoTokenizer.from_pretrained)
 
 
 def data_set(name: str, configuration: str | None, **options: Any) -> Any:
@@ -183,11 +201,50 @@ def _never_asked() -> Iterator[None]:
         module.TIME_OUT_REMOTE_CODE = kept
 
 
-def _gguf(path: Path, cls: Any, options: dict[str, Any]) -> Any:
+def _made(cls: Any, config: Any, trust_remote_code: bool = False) -> Any:
+    config = copy.deepcopy(config)  # some classes write into it
+    if hasattr(cls, "_from_config"):
+        return cls._from_config(config)
+    return cls.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _itemsize(config: Any, options: dict[str, Any]) -> float:
+    """Bytes of each of a model's numbers, at least, where it is loaded with these options."""
+    name = next((str(options[key]) for key in ("dtype", "torch_dtype") if options.get(key)), "auto")
+    if name == "auto":
+        if getattr(config, "quantization_config", None):
+            return 0.5
+        name = str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32")
+    return {"float64": 8, "float32": 4}.get(name.removeprefix("torch."), 2)
+
+
+def _matching(cls: Any, where: str | Path, place: str | Path, **options: Any) -> Any:
+    """`from_pretrained`, which by itself says where weights have other shapes in a report that is silenced."""
+    informed = options.pop("output_loading_info", False)
+    tolerant = options.pop("ignore_mismatched_sizes", False)
+    try:
+        model, found = cls.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    except RuntimeError as error:
+        if "above report" not in str(error):
+            raise
+        raise InputError(f"the weights in {where} cannot be converted to those of a {cls.__name__}") from None
+    others = sorted(found["mismatched_keys"])
+    if others and not tolerant:
+        name, there, wanted = others[0]
+        more = f" (and so {len(others) - 1} more)" if len(others) > 1 else ""
+        raise InputError(
+            f"{name} has the shape {tuple(there)} in the weights and {tuple(wanted)} by the configuration{more}; the "
+            f"two in {where} are not of one model, or config.json was changed"
+        )
+    return (model, found) if informed else model
+
+
+def _gguf(path: Path, load: Callable[..., Any], **options: Any) -> Any:
     """transformers would read configurations and adapters beside the file, so it sees the file alone."""
+    check_gguf(path)
     with tempfile.TemporaryDirectory() as alone, _never_asked(), redirect_stderr(io.StringIO()):
         os.symlink(path.resolve(), Path(alone) / path.name)
-        return cls.from_pretrained(alone, gguf_file=path.name, trust_remote_code=False, **options)
+        return load(alone, gguf_file=path.name, trust_remote_code=False, **options)
 
 
 @cache

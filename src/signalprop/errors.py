@@ -34,6 +34,13 @@ class InputError(ValueError):
         super().__init__(as_line(message))
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says on its first line, and on the next ones where that ends with a colon; else its name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return " ".join(lines[: last + 1]) or type(error).__name__
+
+
 class MissingExtra(ImportError):
     """An optional dependency is not installed; the message names the extra and the command that installs it."""
 

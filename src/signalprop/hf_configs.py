@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
 from signalprop.files.checkpoint_folder import check_links
+from signalprop.files.model_size import check_counts
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 
@@ -86,6 +87,7 @@ def _load(source: Any) -> tuple[Config, str]:
                 "dictionary, or path of a directory or config.json"
             )
         source = source.to_dict()
+    check_counts(dict(source), "the configuration")
     names = source.get("architectures")
     return source, class_name or (str(names[0]) if isinstance(names, (list, tuple)) and names else "")
 

@@ -229,7 +229,7 @@ class TestGguf:
         with pytest.raises(InputError, match=r"cannot read .*none.gguf: there is no such file"):
             load(tmp_path / "none.gguf")
         (tmp_path / "bad.gguf").write_bytes(b"not one")
-        with pytest.raises(InputError, match=r"cannot load the model in .*bad.gguf") as caught:
+        with pytest.raises(InputError, match=r"cannot read .*bad.gguf: it is not a GGUF") as caught:
             load(tmp_path / "bad.gguf")
         assert "\n" not in str(caught.value)
         monkeypatch.setitem(sys.modules, "gguf", None)

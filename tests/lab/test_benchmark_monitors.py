@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from benchmarks import monitors, probe_overhead
 from benchmarks.memory import peak
 from benchmarks.models import copied, hugging_face, loaded
 from benchmarks.throughput import built_as
-from torch import nn
-
-from signalprop.measurement import measure
 
 
 @pytest.fixture
@@ -68,17 +63,6 @@ def test_a_twin_has_the_parameters_and_other_modules(steps: monitors.Steps) -> N
     pairs = list(zip(twin.parameters(), steps.model.parameters(), strict=True))
     assert pairs and all(a is b for a, b in pairs)
     assert not {id(m) for m in twin.modules()} & {id(m) for m in steps.model.modules()}
-
-
-def test_a_silenced_network_has_the_points_and_no_products() -> None:
-    row = probe_overhead.silent_row((2, 16, 2, 4), 2)
-    assert row["tensors"] == 5 + 4 + 5
-    assert all(math.isfinite(found["median"]) for found in row["added_milliseconds"].values())
-    steps = monitors.Steps(2, 16, 1, 2, 4, vocab_size=16, prepare=probe_overhead.silenced)
-    assert not any(isinstance(module, nn.Linear) for module in steps.model.blocks.modules())
-    ids = steps.ids
-    profile = measure(steps.model, {"ids": ids}, loss=lambda logits: logits.square().mean())
-    assert profile.forward["branch"].variance == pytest.approx(0.01 * profile.forward["stream_in"].variance, rel=1e-5)
 
 
 def test_the_largest_memory_of_a_process() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +54,24 @@ def test_a_summary_is_of_the_values() -> None:
     )
 
 
-def test_a_record_says_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--rounds", "3", "--json", str(tmp_path / "a.json")])
-    timing.write_rows(str(tmp_path / "a.json"), [{"x": 1}], {"peer": "1.2"})
-    record = read_json(tmp_path / "a.json")
-    assert record["rows"] == [{"x": 1}] and record["versions"]["peer"] == "1.2"
+def test_a_table_has_the_ratios_of_its_variants() -> None:
+    seconds = {"a": [1.0, 2.0, 4.0], "b": [2.0, 4.0, 8.0]}
+    text = timing.compared("Title.", seconds, "a", more={"b": "x"})
+    title, _, header, _, one, other = text.splitlines()
+    assert title == "Title." and [cell.strip() for cell in header.split("|")][1:5] == [
+        "variant",
+        "time",
+        "over *a*",
+        "more",
+    ]
+    assert [cell.strip() for cell in one.split("|")][1:5] == ["a", "2.00 s", "", ""]
+    assert [cell.strip() for cell in other.split("|")][1:5] == ["b", "4.00 s", "2.000 ± 0.000 [2.000, 2.000]", "x"]
+
+
+def test_a_record_says_what_it_depends_on() -> None:
+    record = timing.record("prediction", "| a |")
+    assert record["section"] == "| a |" and record["command"] == "python -m benchmarks prediction"
     assert record["versions"]["numpy"] == np.__version__
-    assert record["command"].endswith("--rounds 3") and str(tmp_path) not in json.dumps(record)
     assert record["machine"]["cores"] >= 1 and record["machine"]["memory_gib"] > 0 and record["machine"]["processor"]
 
 
@@ -106,34 +116,15 @@ def test_calls_of_math_are_counted() -> None:
 # --- the page ------------------------------------------------------------------------------------------------------
 
 
-def small_records() -> dict[str, dict[str, Any]]:
-    """Records of quick runs."""
-    rows: dict[str, list[dict[str, Any]]] = {
-        "prediction": [
-            *prediction.deep_model(4, 2),
-            *prediction.sweep(20, 4, 2),
-            {"what": "cold start", "variant": "predict, 768 layers", "seconds": 0.3, "base": "floor",
-             "ratio": timing.summary([1.4, 1.5, 1.6])},
-            {"what": "cold start", "variant": "floor", "seconds": 0.2, "base": "floor", "ratio": None},
-        ],
-        "scaling": [
-            *scaling.curve_rows("kernels, tokens", 2, [scaling._kernel("kernels, tokens", t, 2, t) for t in (8, 16)]),
-            {"curve": "memory of a simulation", "layers": 6, "width": 128, "bytes": 35.6e6, "ready_bytes": 555e6,
-             "streams_bytes": 13.6e6, "parameters_bytes": 21.2e6},
-        ],
-    }  # fmt: skip
-    return {name: json.loads(json.dumps(timing.record(found))) for name, found in rows.items()}
-
-
-def test_a_page_has_the_numbers_of_its_records() -> None:
-    records = small_records()
-    text = page(records)
+def test_a_page_has_the_sections_of_its_records() -> None:
+    sections = {
+        "prediction": f"{prediction.deep_model(4, 2)}\n\n{prediction.sweep(20, 4, 2)}",
+        "scaling": scaling.curve("kernels, tokens", 2, [scaling._kernel("kernels, tokens", t, 2, t) for t in (8, 16)]),
+    }
+    text = page({name: json.loads(json.dumps(timing.record(name, found))) for name, found in sections.items()})
     for name, module in (("prediction", prediction), ("scaling", scaling)):
-        assert f"\n## {module.TITLE}\n" in text and records[name]["machine"]["processor"] in text
-    deep = next(row for row in records["prediction"]["rows"] if row["variant"] == "forward only")
-    assert timing.shown(deep["ratio"]) in text
-    assert f"{records['scaling']['rows'][1]['exponent']:.2f}" in text
-    assert all(size in text for size in ("36 MB", "555 MB", "14 MB", "21 MB"))
+        assert f"\n## {module.TITLE}\n" in text and sections[name] in text
+    assert "Deep model: 4 layers" in text and "20 members" in text and timing.machine()["processor"] in text
     columns = {line.count("|") for line in re.findall(r"^\|.*\|$", text, re.M)}
     assert len(columns) > 1 and "nan" not in text.lower().split()
 
@@ -146,5 +137,5 @@ def test_the_page_in_the_documentation_is_that_of_its_records() -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_stored_record_is_whole(name: str) -> None:
     record = read_json(RECORDS / f"{name}.json")
-    assert {"machine", "versions", "date", "command", "seconds", "rows"} <= set(record)
-    assert record["rows"] and record["command"].startswith(f"python -m benchmarks.{name}")
+    assert {"machine", "versions", "date", "command", "seconds", "section"} <= set(record)
+    assert record["section"] and record["command"] == f"python -m benchmarks {name}"

@@ -69,7 +69,7 @@ def _directory(source: str, config_only: bool) -> Path:
         InputError: there is neither.
     """
     from signalprop.checkpoint_loading import fetched
-    from signalprop.errors import InputError
+    from signalprop.errors import InputError, first_line
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
@@ -77,7 +77,7 @@ def _directory(source: str, config_only: bool) -> Path:
     try:
         return fetched(source, files)
     except Exception as error:  # of many kinds: no network, no such name, no permission
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(
             f"there is no directory {source}, and no model of that name can be fetched: {reason}"
         ) from None

@@ -12,8 +12,8 @@ import numpy as np
 
 from signalprop.cli.options import shortened
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, text_batch, word_ids
-from signalprop.diagnosis.loading import first_line, folder_of
-from signalprop.errors import InputError, require
+from signalprop.diagnosis.loading import folder_of
+from signalprop.errors import InputError, first_line, require
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 

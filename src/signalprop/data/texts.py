@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.checkpoint_loading import data_set
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import check_regular, opened
 
 PIECE = 1 << 16  # characters that are tokenized at a time
@@ -233,7 +233,6 @@ def _dataset(source: str) -> Iterator[tuple[str, Any]]:
         for number, row in enumerate(rows, 1):
             yield f"row {number}", row
     except Exception as error:  # datasets and what it stands on have many kinds of their own
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
-            f"cannot read the data set {source!r}: {lines[0][:200]}; expected a file, or a data set on the hub"
+            f"cannot read the data set {source!r}: {first_line(error)[:200]}; expected a file, or a data set on the hub"
         ) from None

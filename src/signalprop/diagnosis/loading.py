@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from signalprop import checkpoint_loading
-from signalprop.errors import InputError, release, require
+from signalprop.errors import InputError, first_line, release, require
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import check_regular
 
@@ -130,6 +130,8 @@ def read_model(
         if missing and _only_head(loaded, missing):
             loaded, found = checkpoint_loading.pretrained(transformers.AutoModel, place, **trust, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
+    except InputError as error:
+        raise InputError(f"{error}{f'; {hint}' if hint and not random_init else ''}") from None
     except Exception as error:
         hint = "" if random_init else f"; {hint}" if hint else ""
         raise InputError(_why(f"cannot load the model in {place}", place, error) + hint) from None
@@ -166,6 +168,11 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     try:  # without the files that the family's own class asks for
         return checkpoint_loading.tokenizer_file(folder_of(source) / "tokenizer.json")
     except Exception:
+        if path.suffix.lower() == ".gguf":
+            raise InputError(
+                f"cannot read the tokenizer in {path}: {first_line(reason)}; put the tokenizer.json of the "
+                "model that it was made of beside it"
+            ) from None
         raise InputError(_why(f"cannot read the tokenizer of {source}", place, reason)) from None
 
 
@@ -176,12 +183,6 @@ def quiet() -> None:
     logging: Any = transformers.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def first_line(error: Exception) -> str:
-    """What an error says on its first line, or its name."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def folder_of(source: str | Path) -> Path:
@@ -207,6 +208,8 @@ def _gguf(path: Path, dtype: Precision) -> nn.Module:
     options = {_dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
     try:
         model = checkpoint_loading.gguf_model(path, **options)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"cannot load the model in {path}: {first_line(error)}") from None
     model.hf_quantizer = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
+from signalprop.files.model_size import check_counts
 from signalprop.files.storage import check_regular, read_json
 
 _IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # transformers' and PyTorch's own
@@ -53,6 +54,7 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
     json_object(folder / "generation_config.json")  # in place of a damaged one transformers takes defaults, silently
     configurations = sorted(folder.glob("config*.json"))  # transformers chooses among several by its version
     for file in configurations:
+        check_counts(json_object(file), file)
         for key, value in _entries(json_object(file)):
             names = value if isinstance(value, list) else [value]
             if key == "configuration_files" and any(folder / str(name) not in configurations for name in names):

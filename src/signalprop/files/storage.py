@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader, BytesIO, TextIOWrapper
@@ -141,17 +141,16 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
     raise InputError(f"cannot read {_shown(path)}: {reason}; expected {wanted}")
 
 
-def check_arrays(arrays: Any, path: str | Path, wanted: Collection[str] | None = None) -> None:
+def check_arrays(arrays: Any, path: str | Path) -> None:
     """Refuse a packed NumPy file (.npz) whose arrays are larger than memory: a small file can unpack to a large one.
 
     Args:
-        arrays: the opened file. wanted: those that are to be read; default: all.
+        arrays: the opened file.
 
     Raises:
         InputError: they do not fit.
     """
-    sizes = {item.filename.removesuffix(".npy"): item.file_size for item in arrays.zip.infolist()}
-    size = sum(n for name, n in sizes.items() if wanted is None or name in wanted)
+    size = sum(item.file_size for item in arrays.zip.infolist())
     check_fits(size, f"reading the arrays of {_shown(path)} ({size:,} bytes unpacked)", "give smaller arrays")
 
 

@@ -31,7 +31,7 @@ Verdict = Literal["ok", "off", "missing", "twice"]
 VERDICTS: tuple[Verdict, ...] = ("ok", "off", "missing", "twice")
 FALSE_ALARM = 1e-4  # chance that a right model fails
 _SHAPE = ["shape_in", "shape_out", "shape_gain"]
-_EXACT = 1e-6  # relative, of numbers that are not drawn: a product of float32 numbers
+_EXACT = 1e-6  # relative, of multipliers that Python or float32 holds: a product of a few float32 numbers
 
 
 @dataclass(frozen=True)
@@ -114,13 +114,14 @@ class Check:
     def summary(self) -> str:
         """One line: whether all is well, and the first thing that is not."""
         wrong, total = self.wrong, len(self.rows)
+        what = "weights and multipliers" if any(row.path for row in self.rows) else "multipliers"
         if not wrong:
-            return f"{self.model} carries scheme {self.scheme!r}: all {total} weights and multipliers are right"
+            return f"{self.model} carries scheme {self.scheme!r}: all {total} {what} are right"
         first = wrong[0]
         numbers = f"{first.measured:.4g} instead of {first.wanted:.4g}" if first.measured and first.wanted else ""
         why = "; ".join(part for part in (numbers, first.note) if part)
         return (
-            f"{self.model} does not carry scheme {self.scheme!r}: {len(wrong)} of {total} weights and multipliers are "
+            f"{self.model} does not carry scheme {self.scheme!r}: {len(wrong)} of {total} {what} are "
             f"wrong, first {first.place} {first.name}{f' ({first.path})' if first.path else ''}: {why or first.verdict}"
         )
 
@@ -144,7 +145,9 @@ def check(
     multipliers are compared as they stand. Fused maps are taken apart by rows. A tied head is the token table.
 
     A model that carries a scheme (`signalprop.apply`) is looked at in the units of the Parametrization, its multipliers
-    as its modules hold them now. Learning rates belong to the optimizer and are not looked at.
+    as its modules hold them now. Learning rates belong to the optimizer and are not looked at, nor are weights that
+    were kept when the scheme was applied: it says nothing of them. Gains and multipliers that tensors hold may be off
+    by the rounding of the tensor's type, and of the one that the checkpoint keeps.
 
     Args:
         scheme: a name (with `options`), a scheme, or the very numbers.
@@ -162,14 +165,22 @@ def check(
     check_shape(vanilla.architecture, table.architecture)
     absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
     found, others = expectations(model, mapping, table, absorbed)
+    kept = record is not None and record.kept
+    if kept:
+        found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
+        others = []
     drawn = sum(item.std > 0 for item in found)
     deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
     places = _places(mapping)
-    rows = [(item.row, _judged(item, places, deviations)) for item in found]
-    rows += _multipliers(model, mapping, table, record, places)
+    coarsest = _coarsest(model)
+    rows = [(item.row, _judged(item, places, deviations, coarsest)) for item in found]
+    rows += _multipliers(model, mapping, table, record, places, coarsest)
     last = len(mapping.sublayers)
     rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
     notes = []
+    if kept:
+        left = "multipliers alone were" if not absorbed else "its record alone was"
+        notes.append(f"not checked: the weights, which are not the scheme's but were kept when it was applied; {left}")
     if others:
         more = f" and {len(others) - 6} more" if len(others) > 6 else ""
         notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
@@ -212,7 +223,16 @@ def _places(mapping: Mapping) -> list[dict[str, Any]]:
     return [*out, {"stack": None, "layer": None, "kind": None}]
 
 
-def _judged(item: Expected, places: list[dict[str, Any]], deviations: float) -> Row:
+def _coarsest(model: nn.Module) -> float:
+    """The largest epsilon of the types that the model's numbers have or, in its checkpoint, had."""
+    config: Any = getattr(model, "config", None)
+    names = [getattr(config, name, None) for name in ("dtype", "torch_dtype")] if config is not None else []
+    kept = [getattr(torch, str(name).removeprefix("torch."), None) for name in names]
+    types = {q.dtype for q in model.parameters()} | {dtype for dtype in kept if isinstance(dtype, torch.dtype)}
+    return max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=0.0)
+
+
+def _judged(item: Expected, places: list[dict[str, Any]], deviations: float, coarsest: float) -> Row:
     where = {"place": item.place, **places[-1]} if item.row is None else places[item.row]
     offset = item.offset
     wanted = item.std if item.constant is None else item.constant
@@ -230,7 +250,7 @@ def _judged(item: Expected, places: list[dict[str, Any]], deviations: float) -> 
         note = problem or shape_note(seen, item.distribution)
     else:
         row["measured"] = measured = math.copysign(math.hypot(seen.mean + offset, seen.std), seen.mean + offset)
-        tolerance = max(SMALLEST, torch.finfo(item.tensor.dtype).eps) * (abs(wanted) + abs(offset))
+        tolerance = max(SMALLEST, coarsest) * (abs(wanted) + abs(offset))
         problem = note = _constant(seen, measured, wanted, tolerance)
     if item.twice:
         return Row(**row, verdict="twice", note=f"the same numbers as {item.twice}")
@@ -248,7 +268,12 @@ def _constant(seen: Sample, measured: float, wanted: float, tolerance: float) ->
 
 
 def _multipliers(
-    model: nn.Module, mapping: Mapping, p: Parametrization, record: Record | None, places: list[dict[str, Any]]
+    model: nn.Module,
+    mapping: Mapping,
+    p: Parametrization,
+    record: Record | None,
+    places: list[dict[str, Any]],
+    coarsest: float,
 ) -> list[tuple[int | None, Row]]:
     """(sublayer, row) of every multiplier, placement and end."""
     rows: list[tuple[int | None, Row]] = []
@@ -256,9 +281,11 @@ def _multipliers(
     # what absorbed mode multiplied into the weights is carried by them, and judged there
     held = record.parametrization if record is not None and record.mode == "absorbed" else None
 
-    def put(row: int | None, place: str, name: str, wanted: float, measured: float) -> None:
+    def put(row: int | None, place: str, name: str, wanted: float, measured: float, roundings: int = 0) -> None:
+        # rounding to a type changes a number by half of its epsilon at most, relatively
+        tolerance = _EXACT + roundings * coarsest / 2
         where = {"place": place, **places[-1]} if row is None else places[row]
-        same = math.isclose(wanted, measured, rel_tol=_EXACT, abs_tol=1e-12)
+        same = math.isclose(wanted, measured, rel_tol=tolerance, abs_tol=1e-12)
         found = Row(**where, name=name, wanted=wanted, measured=measured, verdict="ok" if same else "off")
         rows.append((row, found))
 
@@ -276,7 +303,7 @@ def _multipliers(
         names += _SHAPE if KINDS[table.kind[i]] == "attention" and (shaped or p.shaping.kind != "none") else []
         now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(model, item, mapping, record, i)
         for name in names:
-            put(i, "", name, float(getattr(p, name)[i]), now[name])
+            put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(item, name))
         if not attends:
             differ(i, "activation", _activation(model, item, mapping, record, i), p.architecture.activation)
         differ(i, "norm placement", PLACEMENTS[table.placement[i]], PLACEMENTS[p.placement[i]])
@@ -319,6 +346,13 @@ def _now(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record |
     if norm is not None and norm is not carrier:
         out["norm_scale"] = float(getattr(norm, "branch_scale", 1.0))
     return out
+
+
+def _roundings(item: SublayerMap, name: str) -> int:
+    """How many numbers of tensors, each rounded to its type, are multiplied in one of a sublayer's multipliers."""
+    if name == "score_scale":
+        return sum(norm is not None for norm in (item.query_norm, item.key_norm))
+    return int(isinstance(getattr(item, {"branch": "multiplier"}.get(name, name), None), torch.Tensor))
 
 
 def _activation(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record | None, i: int) -> str:

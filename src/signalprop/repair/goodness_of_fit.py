@@ -87,8 +87,8 @@ def fault(seen: Sample, wanted: float, shape: Distribution, deviations: float) -
     ratio = seen.std / wanted
     low, high = std_bounds(seen.n, KURTOSIS.get(shape, seen.kurtosis or 3.0), deviations)
     if not (low <= ratio <= high or abs(ratio - 1) <= SMALLEST):
-        if ratio == 0:
-            return "zeros"
+        if ratio == 0:  # all equal
+            return f"all are {seen.mean:.4g}" if seen.mean else "zeros"
         return f"{ratio:.4g} times what is wanted" if ratio > 1 else f"{1 / ratio:.4g} times too small"
     if abs(seen.mean) > max(deviations / math.sqrt(max(seen.n, 1)), SMALLEST) * wanted:
         return "the mean is not 0"

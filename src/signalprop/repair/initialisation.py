@@ -41,7 +41,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     draw_weights(model, record, seed)
     if record.pending:
         _refuse(name for name, q in model.named_parameters() if not_numbers(q))
-    record.pending = False
+    record.pending = record.kept = False
 
 
 def _refuse_garbage(model: nn.Module, record: Record) -> None:

@@ -115,6 +115,7 @@ def apply(
     table = with_fixed_positions(model, mapping, table)
     record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
     record.pending = without_numbers and initialize
+    record.kept = not initialize
     if initialize and not without_numbers:
         draw_weights(model, record, seed)
     elif mode == "absorbed" and not without_numbers:

@@ -33,6 +33,7 @@ class Record:
         eps_error: bound on the relative change of a norm's output where they were not.
         ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
         pending: the weights have not been drawn yet (the model was on the meta device).
+        kept: the weights are those that the model had before; the scheme has drawn none.
     """
 
     parametrization: Parametrization
@@ -47,6 +48,7 @@ class Record:
     eps_error: float = 0.0
     ties: tuple[tuple[str, ...], ...] = ()
     pending: bool = False
+    kept: bool = False
 
 
 class Applied(Splice):

@@ -23,7 +23,7 @@ from signalprop import checkpoint_loading
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, require
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import finite, opened, read_json, write_bytes, write_json
 from signalprop.files.validation import Value
@@ -49,6 +49,7 @@ class _Document(Value):
         id: digest of the rest and of the added tensors, which the other files repeat.
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
+        weights: `drawn` by the scheme, or `kept`, as they were before.
     """
 
     model_config = ConfigDict(title=RECORD)
@@ -61,6 +62,7 @@ class _Document(Value):
     parametrization: dict[str, Any]
     tensors: list[str]
     shared: dict[str, str] = Field(default_factory=dict)
+    weights: Literal["drawn", "kept"] = "drawn"
 
 
 # --- saving ----------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ def _document(
         "parametrization": record.parametrization.to_json(),
         "tensors": sorted(tensors),
         "shared": shared or {},
-    }
+    } | ({"weights": "kept"} if record.kept else {})
     document = finite(document)
     return document | {"id": _digest(document, tensors)}
 
@@ -267,6 +269,7 @@ def load(
         model = _from_pretrained(folder, document, options)
     where = mapping_for(model, mapping)
     record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+    record.kept = document.weights == "kept"
     if document.kind == "module":
         _fill_module(folder, document, model)
     _fill_added(folder, added, model, record)
@@ -318,7 +321,7 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
     except InputError:
         raise
     except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot load the weights in {folder}: {reason}") from None
     finally:
         transformers.logging.set_verbosity(verbosity)
@@ -385,7 +388,7 @@ def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"cannot read {path}: {reason}") from None
     if found != name:
         raise InputError(f"{path} and {RECORD} are not of one checkpoint: another model was saved over it")

@@ -44,9 +44,26 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
         True; False where nothing was checked because parameters are on the meta device.
 
     Raises:
-        InputError: the first sublayer that does not fit, a carrier that is missing or serves two sublayers, or a model
-            that does not run.
+        InputError: the first sublayer that does not fit, a carrier that is missing or serves two sublayers, a model
+            that does not run, or weights that are NaN or infinite.
     """
+    try:
+        return _confirmed(model, mapping, arguments)
+    except InputError:
+        refuse_not_finite(model)
+        raise
+
+
+def refuse_not_finite(model: nn.Module) -> None:
+    """Raise InputError where a parameter is NaN or infinite: what was computed with it says nothing of the mapping."""
+    for name, tensor in model.named_parameters():
+        if not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
+            raise InputError(
+                f"{name} holds NaN or infinite numbers; load weights that are finite, or draw new ones"
+            ) from None
+
+
+def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] | None) -> bool:
     outer, model = model, unwrapped(model)
     if record_of(model) is not None:
         raise InputError("this model carries a scheme already; confirm looks at models before apply")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from signalprop.attachment.live_model import evaluating, placed
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
-from signalprop.errors import InputError
+from signalprop.errors import InputError, first_line
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.watching.recording import first_tensor, uncompiled
@@ -69,7 +69,7 @@ class Tape:
             return InputError(f"{what}; mend the mapping")
         if isinstance(self.error, InputError):
             return self.error
-        reason = (str(self.error).strip().splitlines() or [""])[0]
+        reason = first_line(self.error)
         return InputError(
             f"the model does not run on a tiny batch ({type(self.error).__name__}: {reason}); give arguments=, the "
             "keyword arguments of its forward"

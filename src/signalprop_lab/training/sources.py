@@ -12,7 +12,7 @@ from typing import Any
 
 from signalprop.checkpoint_loading import data_set, saved_data_set
 from signalprop.data.texts import characters, lines_of
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import check_regular
 from signalprop_lab.training.recipe import Data
 
@@ -248,8 +248,7 @@ class _Reading:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, (InputError, ImportError)):
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise InputError(f"cannot read {self._name}: {lines[0][:200]}") from None
+            raise InputError(f"cannot read {self._name}: {first_line(error)[:200]}") from None
 
 
 def text_in(row: Mapping[str, Any], column: str, where: str) -> str:
