@@ -179,6 +179,7 @@ class Attached:
     Attributes:
         outer: the model as it was given. model: without its wrappers. mapping, layout: of the model.
         rows: one per sublayer. ends: embedding and head.
+        layers: the module of every layer, or its modules where it is not one; empty where the mapping does not say.
     """
 
     outer: nn.Module
@@ -187,6 +188,7 @@ class Attached:
     layout: Layout
     rows: tuple[AttachedRow, ...]
     ends: AttachedEnds
+    layers: tuple[nn.Module | tuple[nn.Module, ...], ...] = ()
 
     @cached_property
     def plan(self) -> Plan:
@@ -229,7 +231,11 @@ def attach(model: nn.Module, mapping: Mapping | None = None) -> Attached:
             f"the mapping has {len(items)} sublayers, its architecture {len(table.kind)}; give one each, in order"
         )
     rows = tuple(_row(model, table, i, item) for i, item in enumerate(items))
-    return Attached(outer, model, mapping, table, rows, _ends(model, mapping))
+    layers = tuple(
+        tuple(find(model, one, "layer") for one in item) if isinstance(item, tuple) else find(model, item, "layer")
+        for item in mapping.layers
+    )
+    return Attached(outer, model, mapping, table, rows, _ends(model, mapping), layers)
 
 
 def is_transposed(module: Any) -> bool:

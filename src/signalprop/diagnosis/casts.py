@@ -24,7 +24,7 @@ from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of
-from signalprop.watching.recording import first_tensor, uncompiled
+from signalprop.watching.hooks import first_tensor, uncompiled
 
 Of = Literal["weights", "activations", "both"]
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dictionary
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -139,7 +139,6 @@ class SignalMonitor:
                 "Parametrization of the same model"
             )
         self._recorder: Recorder | None = None
-        self._hooks: ExitStack | None = None
         self._watch: Watch | None = None
         self._inputs: InputStatistics | None = None
         self._sampling: int | None = None
@@ -196,23 +195,14 @@ class SignalMonitor:
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        recorder = Recorder(self._attached, backward=True)
-        with ExitStack() as stack:
-            stack.callback(recorder.detach)
-            # before the recorder's own hook on the model, which reads the padding that this one leaves there
-            handle = self._model.register_forward_pre_hook(
-                lambda model, args, kwargs: self._arguments.see(recorder, model, args, kwargs), with_kwargs=True
-            )
-            stack.callback(handle.remove)
-            recorder.attach()
-            self._hooks = stack.pop_all()
+        recorder = Recorder(self._attached, backward=True, begins=self._arguments.see)
+        recorder.attach()
         self._recorder, self._sampling = recorder, step
 
     def detach(self) -> None:
         """Take the hooks off; what they saw stays for `end`."""
-        if self._hooks is not None:
-            self._hooks.close()
-            self._hooks = None
+        if self._recorder is not None:
+            self._recorder.detach()
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:
@@ -221,6 +211,7 @@ class SignalMonitor:
         try:
             yield
         except BaseException:
+            self.detach()
             self._recorder = self._sampling = None
             raise
         finally:

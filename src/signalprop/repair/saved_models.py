@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from signalprop import checkpoint_loading
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.attached import attach
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, first_line, require
@@ -267,8 +267,7 @@ def load(
         if model is not None:
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
-    where = mapping_for(model, mapping)
-    record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+    record = install(attach(model, mapping), table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
     record.kept = document.weights == "kept"
     if document.kind == "module":
         _fill_module(folder, document, model)
