@@ -20,10 +20,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "constraints-dev.txt"
 # PyTorch needs setuptools from Python 3.12 on; whoever resolves under 3.11 would not find it.
-WANTED = ("--editable", ".[dev]", "setuptools")
+WANTED = (".[dev]", "setuptools")
+OLDEST = "3.11.0"  # the Python for which versions are chosen: some packages leave the first patch releases behind
 HEADER = """\
 # The exact versions that `make demo`, `make test` and CI install; users are free (see the bounds in pyproject.toml).
-# `make constraints` wrote them under Python {python} on {platform}; `make test` tests them. What is installed of them
+# `make constraints` chose them for Python {python} on {platform}; `make test` tests them. What is installed of them
 # differs with Python (3.11 to 3.13) and platform, as the packages' markers say.
 """
 
@@ -43,12 +44,13 @@ def main() -> None:
         report = Path(folder) / "report.json"
         subprocess.run(
             [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", report,
+             "--target", Path(folder) / "nothing", "--python-version", OLDEST, "--only-binary", ":all:",
              "--constraint", torch, *WANTED],
             check=True,
             cwd=ROOT,
         )  # fmt: skip
         lines = pinned(json.loads(report.read_text(encoding="utf-8")))
-    header = HEADER.format(python=sys.version.split()[0], platform=sys.platform)
+    header = HEADER.format(python=OLDEST, platform=sys.platform)
     FILE.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
     print(f"{FILE.name}: {len(lines)} packages; now `make test`")
 

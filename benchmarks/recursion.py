@@ -19,6 +19,7 @@ from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
@@ -92,8 +93,8 @@ def our_feed_forwards(p: Parametrization, kernel: FloatArray) -> Callable[[], Fl
 
     def run() -> FloatArray:
         state = State(kernel)
-        for i in np.flatnonzero(p.kind == 2).tolist():
-            state, *_ = stack.step(i, state, state)
+        for i in np.flatnonzero(~rows_where(p, lambda kind: kind.attends)).tolist():
+            _, state = stack.sublayer(i, state, None)
         return state.absolute()
 
     return run

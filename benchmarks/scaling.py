@@ -22,7 +22,7 @@ from benchmarks.recursion import ours as kernel_recursion
 from benchmarks.timing import duration, table, take_turns
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
-from signalprop.network.cost import count_parameters, train_flops
+from signalprop.results.cost import count_parameters, train_flops
 from signalprop.schemes import scheme
 from signalprop.theory.network import predict_moments
 

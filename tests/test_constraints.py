@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from benchmarks.constraints import pinned
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
@@ -65,6 +66,16 @@ def test_it_keeps_every_bound_of_everybody() -> None:
     assert broken == []
 
 
+def test_each_version_is_for_every_python_that_we_support() -> None:
+    supported = [f"{line.rpartition(' ')[2]}.0" for line in PROJECT["classifiers"] if ":: 3." in line]
+    assert supported[0] == "3.11.0" and PROJECT["requires-python"] == ">=3.11"
+    held = [distribution(name) for name in {canonicalize_name(item.name) for _, item in closure("dev")}]
+    bounds = {item.name: item.metadata["Requires-Python"] or "" for item in held}
+    assert {
+        name: bound for name, bound in bounds.items() if [*SpecifierSet(bound).filter(supported)] != supported
+    } == {}
+
+
 def test_this_environment_is_made_of_it() -> None:
     """Where it is not: `make test` in a clone without .venv."""
     held = {name: version(name).partition("+")[0] for name in {canonicalize_name(r.name) for _, r in closure("dev")}}
@@ -91,7 +102,7 @@ def test_make_installs_exact_versions_in_a_folder_whose_path_has_spaces(target: 
     programs.mkdir(parents=True)
     for name in ("Makefile", "constraints-dev.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder / name)
-    for name in ("python", "ruff", "mypy", "signalprop"):
+    for name in ("python", "ruff", "mypy", "lint-imports", "signalprop"):
         (programs / name).write_text('#!/bin/sh\necho "$0 $*" "[$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT]" >> called\n')
         (programs / name).chmod(0o755)
     env = {"PATH": os.environ["PATH"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOOR = "src/signalprop/checkpoint_loading.py"
+DOOR = "src/signalprop/files/checkpoint_loading.py"
 # Calls that can run what a file brings, or fetch what it names. `load` of these modules; the others of anything.
 LOADS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "marshal", "shelve", "torch", "yaml", "jit", "hub"}
 CALLS = {

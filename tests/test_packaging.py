@@ -96,7 +96,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     package = {name for name in found if ".dist-info/" not in name}
     expected = {
         path.relative_to(SOURCE).as_posix()
-        for path in (SOURCE / "signalprop").rglob("*")
+        for path in SOURCE.glob("signalprop*/**/*")
         if path.is_file() and path.suffix != ".pyc"
     }
     assert package == expected
@@ -130,7 +130,7 @@ def test_the_changelog_is_about_this_version_and_its_formats() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## \[?(\d[\w.]*)", changelog, re.MULTILINE)[0] == PROJECT["version"]
     listed = changelog.split("### File formats")[1].split("###")[0]
-    code = "".join(path.read_text(encoding="utf-8") for path in (SOURCE / "signalprop").rglob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("signalprop*/**/*.py"))
     schemas = set(re.findall(r'"signalprop/([\w-]+)/1"', code))
     assert len(schemas) > 15 and set(re.findall(r"`([\w-]+)`", listed)) == schemas
     assert set(re.findall(r'"signalprop/[\w-]+/(\d+)"', code)) == {"1"}

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from signalprop.monitoring.trainer import SignalCallback
     from signalprop.repair import apply, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
+    from signalprop.studies import study
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,7 @@ __all__ = [
     "save",
     "scheme",
     "simulate",
+    "study",
     "trace",
 ]
 
@@ -88,6 +90,7 @@ _NEEDS_TORCH = {
     "measure": "signalprop.measurement",
     "read_parametrization": "signalprop.attachment.parametrization_of",
     "simulate": "signalprop.measurement.simulation",
+    "study": "signalprop.studies",
     "apply": "signalprop.repair",
     "check": "signalprop.repair.checks",
     "fold": "signalprop.repair",

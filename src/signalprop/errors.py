@@ -7,6 +7,8 @@ terminal is told to hide text.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 _LONGEST, _END = 1000, 200  # characters of a message, and how many of them are its end, where it was cut
@@ -43,6 +45,24 @@ def first_line(error: BaseException) -> str:
 
 class MissingExtra(ImportError):
     """An optional dependency is not installed; the message names the extra and the command that installs it."""
+
+
+@contextmanager
+def refusing(what: str, advice: str) -> Iterator[None]:
+    """Whatever a library raises within is bad input: `what`, its own reason, `advice`. Too little memory is not.
+
+    Raises:
+        InputError: instead of the library's error, which is its cause.
+    """
+    try:
+        yield
+    except (InputError, MissingExtra, MemoryError):
+        raise
+    except BaseException as error:
+        panics = type(error).__name__ == "PanicException"  # of libraries in Rust: not an Exception
+        if not (panics or isinstance(error, Exception)) or "memory" in str(error):
+            raise
+        raise InputError(f"{what} ({type(error).__name__}: {error}); {advice}") from error
 
 
 def release(version: str) -> tuple[int, int]:

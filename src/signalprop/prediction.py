@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError, require
 from signalprop.files.limits import check_fits
+from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -17,6 +18,7 @@ _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 
+@typed
 def predict(
     parametrization: Parametrization,
     inputs: InputStatistics | None = None,
@@ -145,9 +147,11 @@ def _is_shaped(p: Parametrization) -> bool:
 
 def _left_out(p: Parametrization) -> str:
     """What to say of shaped attention whose scores are not zero at the start; '' where there is nothing to say."""
+    from signalprop.network.kinds import rows_where
+
     if not _is_shaped(p):
         return ""
-    attends = (p.kind == 0) & (p.attention_gain != 0)
+    attends = rows_where(p, lambda kind: kind.attends_itself) & (p.attention_gain != 0)
     if not (attends & (p.weights["query"] > 0) & (p.weights["key"] > 0)).any():
         return ""
     return (
@@ -158,12 +162,13 @@ def _left_out(p: Parametrization) -> str:
 
 def _scores(p: Parametrization) -> FloatArray:
     """Variance of the scores of every attention that reads a normed stream."""
+    from signalprop.network.kinds import rows_where
     from signalprop.network.parametrization import PLACEMENTS
-    from signalprop.theory.blocks import Rows
+    from signalprop.sublayers.attention.moments import score_variances
 
     raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
-    scores: FloatArray = Rows.of(p).qk * p.norm_output**4 * (p.attention_gain != 0)
-    return scores[..., (p.kind != 2) & ~raw]
+    scores: FloatArray = score_variances(p) * p.norm_output**4 * (p.attention_gain != 0)
+    return scores[..., rows_where(p, lambda kind: kind.attends) & ~raw]
 
 
 def _small_scores(p: Parametrization) -> bool:

@@ -162,12 +162,12 @@ def test_failures_and_interruptions(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("signalprop.network.cost.count_parameters", fail)
+    monkeypatch.setattr("signalprop.results.cost.count_parameters", fail)
     status, out, err = command("compute", "tgs")
     assert (status, out) == (1, "")
     assert err == "signalprop: RuntimeError: out of luck (SIGNALPROP_DEBUG=1 shows where)\n"
     monkeypatch.setenv("SIGNALPROP_DEBUG", "1")
     with pytest.raises(RuntimeError):
         run(["compute", "tgs"])
-    monkeypatch.setattr("signalprop.network.cost.count_parameters", interrupt)
+    monkeypatch.setattr("signalprop.results.cost.count_parameters", interrupt)
     assert command("compute", "tgs") == (130, "", "signalprop: interrupted\n")

@@ -13,7 +13,7 @@ import pytest
 
 from commandline import TINY, Command
 from signalprop import __version__
-from signalprop.cli.loading import model_batch, pooled
+from signalprop.cli.loading import model_batch
 from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
@@ -22,6 +22,7 @@ from signalprop.report.findings import summary, warnings
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
+from signalprop.studies import pooled
 
 
 def result_of(command: Command, *arguments: str) -> Any:
@@ -256,9 +257,8 @@ def test_a_seed_makes_a_measurement_repeatable(command: Command, name: str) -> N
 
 
 def test_large_networks_are_simulated_layer_by_layer(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
 
-    monkeypatch.setattr(sys.modules["signalprop.cli.compare"], "LARGE", 1)
+    monkeypatch.setattr("signalprop.studies.LARGE", 1)
     result = result_of(command, "compare", "tgs", *TINY, "--seeds", "2")
     assert result["measured"]["source"] == "simulated"
     assert result["measured"]["n_seeds"] == 2

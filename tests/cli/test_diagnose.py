@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -163,6 +164,141 @@ class TestSaving:
     ) -> None:
         err = refused("diagnose", root / "llama", *(a.format(root=root) for a in arguments))
         assert message in err and "signal:" not in err
+
+
+class TestInterrupted:
+    """What took a pass over the data is not lost, whatever ends the work."""
+
+    ASKED = (*SMALL, "--remove", "--greedy", "2", "--cast", "int8")
+    PASSES = 3 + 2 + 6  # single layers, pairs with the cheapest one, casts
+
+    @staticmethod
+    def stop_after(monkeypatch: pytest.MonkeyPatch, passes: int, error: BaseException) -> list[int]:
+        """Have the work end after so many passes; the list says how many there were."""
+        from signalprop.diagnosis import casts, removal
+
+        done: list[int] = []
+
+        def counted(function: Any) -> Any:
+            def call(*args: Any, **options: Any) -> Any:
+                if len(done) == passes:
+                    raise error
+                done.append(1)
+                return function(*args, **options)
+
+            return call
+
+        monkeypatch.setattr(removal, "without", counted(removal.without))
+        monkeypatch.setattr(casts, "cast", counted(casts.cast))
+        return done
+
+    @pytest.mark.parametrize(
+        ("passes", "error", "status"), [(2, KeyboardInterrupt(), 130), (4, SystemExit(143), 143), (7, ValueError(), 1)]
+    )
+    def test_it_goes_on(
+        self, command: Command, root: Path, tmp_path: Path, passes: int, error: BaseException, status: int
+    ) -> None:
+        file, partial = tmp_path / "d.json", tmp_path / "d.json.partial"
+        asked = ["diagnose", str(root / "llama"), *self.ASKED, "--json", str(file)]
+        with pytest.MonkeyPatch.context() as patch:
+            self.stop_after(patch, passes, error)
+            ended = command(*asked)
+        assert ended.status == status and not file.exists()
+        assert f"{passes} results kept in {partial}; --resume goes on from there" in ended.err
+        partial.write_text(partial.read_text() + '{"key": "half of a li')
+        before = partial.read_text()
+        refused = command(*asked)
+        assert refused.status == 2 and "go on with --resume, or remove it" in refused.err
+        assert partial.read_text() == before
+        with pytest.MonkeyPatch.context() as patch:
+            done = self.stop_after(patch, 100, error)
+            assert command(*asked, "--resume").status == 0
+        assert len(done) == self.PASSES - passes and not partial.exists()
+        assert json.loads(file.read_text()) == result_of(command, root / "llama", *self.ASKED)
+
+    def test_results_of_something_else(self, command: Command, root: Path, tmp_path: Path) -> None:
+        file, partial = tmp_path / "d.json", tmp_path / "d.json.partial"
+        with pytest.MonkeyPatch.context() as patch:
+            self.stop_after(patch, 2, KeyboardInterrupt())
+            command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(file))
+        before = partial.read_text()
+        for changed, name in (
+            ([root / "other", *self.ASKED], "source"),
+            ([root / "llama", *self.ASKED, "--data", root / "book.txt", "--tokens", "96"], "text"),
+            ([root / "llama", *self.ASKED, "--dtype", "bfloat16"], "type"),
+        ):
+            ended = command("diagnose", *map(str, changed), "--json", str(file), "--resume")
+            assert ended.status == 2 and f"is of another diagnosis ({name}: " in ended.err
+            assert partial.read_text() == before
+        for text in ("", "x", "[]", '{"schema": "other"}\n', before.splitlines()[0] + '\n{"key": 1}\n'):
+            partial.write_text(text)
+            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(file), "--resume")
+            assert ended.status == 2 and str(partial) in ended.err and "Traceback" not in ended.err
+
+    def test_without_a_file_for_json(self, command: Command, root: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            self.stop_after(patch, 1, KeyboardInterrupt())
+            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--no-report")
+        assert ended.status == 130 and "1 result kept in signalprop-diagnosis.partial;" in ended.err
+        assert Path("signalprop-diagnosis.partial").exists()
+        assert command("diagnose", str(root / "llama"), *self.ASKED, "--no-report", "--resume").status == 0
+        assert not Path("signalprop-diagnosis.partial").exists()
+
+    @pytest.mark.filterwarnings("always::UserWarning")  # the command line makes a line of it
+    def test_where_nothing_can_be_kept(self, command: Command, root: Path, tmp_path: Path) -> None:
+        from signalprop.diagnosis.kept import Kept
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Kept, "_append", full)
+            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(tmp_path / "d.json"))
+        assert ended.status == 0 and ended.err.count("are not kept in") == 1 and "No space left" in ended.err
+        assert json.loads((tmp_path / "d.json").read_text())["removal"]["single"]
+
+
+class TestNothingIsThrownAway:
+    @pytest.mark.parametrize("against", ["{root}/none", "{root}/book.txt", "{tmp}/bad.json", "{root}/vit"])
+    def test_the_other_model_is_read_before_the_work(
+        self, refused: Refused, root: Path, tmp_path: Path, against: str
+    ) -> None:
+        (tmp_path / "bad.json").write_text("{}")
+        named = against.format(root=root, tmp=tmp_path)
+        err = refused("diagnose", root / "llama", *SMALL, "--remove", "--json", tmp_path / "o.json", "--against", named)
+        assert "signal:" not in err and not (tmp_path / "o.json").exists()
+
+    @pytest.mark.parametrize("more", [["--cast", "fp4"], ["--greedy", "3"], ["--task", "none.jsonl"]])
+    def test_so_is_the_first(self, refused: Refused, root: Path, more: list[str]) -> None:
+        assert "signal:" not in refused("diagnose", root / "llama", *SMALL, *more, "--against", root / "other")
+
+    def test_a_picture_that_fails_costs_nothing_else(
+        self, command: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from signalprop.report import diagnosis_plots
+
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError("x")
+
+        monkeypatch.setattr(diagnosis_plots, "diagnosis_figure", fail)
+        ended = command(
+            "diagnose", str(root / "llama"), *SMALL, "--json", str(tmp_path / "d.json"),
+            "--plot", str(tmp_path / "d.png"),
+            "--report", str(tmp_path / "d.html"), "--prune", "1", "--save", str(tmp_path / "pruned"),
+        )  # fmt: skip
+        assert ended.status == 1 and ended.err.splitlines()[-1].startswith("signalprop: ZeroDivisionError: x")
+        assert Diagnosis.load(tmp_path / "d.json").signal and "3 layers" in ended.out
+        assert (tmp_path / "d.html").exists() and (tmp_path / "pruned" / "config.json").exists()
+        assert re.findall(r"^(json|saved|plot) ", ended.out, re.MULTILINE) == ["json", "saved"]
+
+    def test_the_report_of_compare_stays(self, command: Command, root: Path) -> None:
+        pytest.importorskip("plotly")
+        report = Path("signalprop-comparison.html")
+        small = ["--layers", "2", "--d-model", "32", "--vocab-size", "200", "--seq-len", "12", "--seeds", "1"]
+        assert command("compare", "tgs", *small).status == 0
+        before = report.read_bytes()
+        assert command("diagnose", str(root / "llama"), *SMALL).status == 0
+        assert report.read_bytes() == before and Path("signalprop-diagnosis.html").exists()
 
 
 class TestMistakes:

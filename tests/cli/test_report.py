@@ -16,7 +16,7 @@ from reported import write_run
 from signalprop.files.storage import read_json
 
 pytest.importorskip("plotly")
-DEFAULT = "signalprop-report.html"
+DEFAULT = "signalprop-comparison.html"
 
 
 def data_of(file: Path) -> dict[str, object]:

@@ -25,9 +25,9 @@ import signalprop as sp
 from applied import seal
 from damage import check_command, commanded
 from gguf_file import write_gguf
-from signalprop import checkpoint_loading
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
+from signalprop.files import checkpoint_loading
 from signalprop_lab.training import tokenizers
 
 KERNEL = "somebody/kernel"

@@ -19,7 +19,8 @@ from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_tokens
 from signalprop.schemes import scheme
-from signalprop.theory import blocks, logs
+from signalprop.sublayers.feed_forward import moments as feed_forward
+from signalprop.theory import logs
 from signalprop.theory.embedding import activated
 from signalprop.theory.head import coincidences
 from signalprop.theory.network import predict_moments, returned
@@ -74,7 +75,7 @@ def test_gated_feed_forwards(name: str) -> None:
     p = scheme("fixed", std=0.3)(a).with_columns(
         weight__up=[0.0, 0.2], bias__gate=[0.0, 0.4], bias__up=[0.0, 0.1], bias__down=[0.0, 0.6]
     )
-    rows, shape = blocks.Rows.of(p), blocks.shape_of(a, 0)
+    made = feed_forward.of(p, 0)
     second, r = 1.7, 0.35
     act = activation(name)
     gate, gate_shared = 16 * 0.09 * second + 0.16, 16 * 0.09 * second * r + 0.16
@@ -84,11 +85,11 @@ def test_gated_feed_forwards(name: str) -> None:
         return expectation(lambda x, y: f(x) * f(y), gate, correlation)
 
     f, slope, c = act.function, act.derivative, gate_shared / gate
-    found = blocks.feed_forward(rows, 1, shape, second, r)
+    found = made.forward(1, (second, r))
     keep, down = 0.8, 40 * 0.09
     assert found.variance == pytest.approx((down * moment(f, 1.0) * up + 0.36) / keep, rel=1e-9)
     assert found.covariance == pytest.approx(down * moment(f, c) * up_shared + 0.36, rel=1e-9)
-    back = blocks.feed_forward_backward(rows, np.array([1]), shape, np.array([second]), np.array([r]))
+    back = made.backward(np.array([1]), (np.array([second]), np.array([r]))).stream
     own = 16 * 0.04 * moment(f, 1.0) + 16 * 0.09 * up * moment(slope, 1.0)
     shared = 16 * 0.04 * moment(f, c) + 16 * 0.09 * up_shared * moment(slope, c)
     # d_model sigma_down^2 over d_ff hidden features, of which each sees d_model inputs: d_ff / d_model in all

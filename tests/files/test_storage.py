@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -23,6 +24,29 @@ def refused(call: Any) -> str:
         call()
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | int]]:
+    """What is forced to the disk (by its inode) and renamed (to which name), in its order."""
+    done: list[tuple[str, str | int]] = []
+    fsync, replace, rename = os.fsync, os.replace, Path.rename
+
+    def forced(descriptor: int) -> None:
+        done.append(("fsync", os.fstat(descriptor).st_ino))
+        fsync(descriptor)
+
+    def replaced(source: Any, target: Any) -> None:
+        done.append(("replace", Path(target).name))
+        replace(source, target)
+
+    def renamed(self: Path, target: Any) -> Path:
+        done.append(("rename", Path(target).name))
+        return rename(self, target)
+
+    monkeypatch.setattr(storage.os, "fsync", forced)
+    monkeypatch.setattr(storage.os, "replace", replaced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    return done
 
 
 class TestReading:
@@ -102,6 +126,45 @@ class TestWriting:
         with pytest.raises(KeyboardInterrupt):
             write_text(tmp_path / "a.txt", "new")
         assert (tmp_path / "a.txt").read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
+
+    def test_names_are_on_the_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A rename that a power cut undoes has written nothing: the directory is forced to the disk after it."""
+        done = watched(monkeypatch)
+        write_text(tmp_path / "a.txt", "x")
+        assert done[-2:] == [("replace", "a.txt"), ("fsync", tmp_path.stat().st_ino)]
+        done.clear()
+        with storage.written_whole(tmp_path / "out") as beside:
+            (beside / "inner").mkdir()
+            (beside / "inner" / "b").write_text("x")
+            (beside / "a").write_text("x")
+        out = tmp_path / "out"
+        wanted = {("fsync", path.stat().st_ino) for path in (out, *out.rglob("*"))}
+        at = done.index(("rename", "out"))
+        assert set(done[:at]) == wanted and done[at + 1 :] == [("fsync", tmp_path.stat().st_ino)]
+
+    def test_new_directories_are_on_the_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        done = watched(monkeypatch)
+        storage.make_folder(tmp_path / "one" / "two")
+        assert done == [("fsync", folder.stat().st_ino) for folder in (tmp_path, tmp_path / "one")]
+        storage.make_folder(tmp_path / "one" / "two")
+        assert len(done) == 2
+
+    @pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+    def test_a_file_system_that_does_not_force_names(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        real = os.fsync
+
+        def forced(descriptor: int) -> None:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            real(descriptor)
+
+        monkeypatch.setattr(storage.os, "fsync", forced)
+        if number == errno.EINVAL:
+            write_text(tmp_path / "a.txt", "x")
+        else:
+            assert os.strerror(number) in refused(lambda: write_text(tmp_path / "a.txt", "x"))
 
     def test_where_nothing_can_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")

@@ -170,7 +170,7 @@ def stack_of(gated: bool, act: str = "gelu") -> Stack:
 def test_feed_forwards_of_positions_of_all_sizes_by_sampling(gated: bool, act: str) -> None:
     """Forward kernel and backward factor: means over pre-activations drawn from their kernel, five standard errors."""
     stack, draws, n = stack_of(gated, act), 200_000, 6
-    rng, rows, i = np.random.default_rng(5), stack.rows, 1
+    rng, rows, i = np.random.default_rng(5), stack.branches[1].made.at(1), 1
     x = rng.normal(size=(n, 16)) * np.geomspace(0.2, 3, n)[:, None]
     kernel = x @ x.T / 16
 
@@ -178,10 +178,10 @@ def test_feed_forwards_of_positions_of_all_sizes_by_sampling(gated: bool, act: s
         return np.linalg.cholesky(kernel * weight + bias) @ rng.normal(size=(n, draws))
 
     f = activation(act)
-    up = sampled(rows.up[i], rows.up_bias[i])
-    gate = sampled(rows.gate[i], rows.gate_bias[i]) if gated else up
+    up = sampled(rows.up, rows.up_bias)
+    gate = sampled(rows.gate, rows.gate_bias) if gated else up
     hidden, slope = f.function(gate) * (up if gated else 1.0), f.derivative(gate)
-    back = float(rows.down_back[i]) * rows.wide
+    back = rows.down_back * rows.up_back / rows.up
 
     def check(theory: np.ndarray, pairs: Any) -> None:
         for a in range(n):
@@ -190,20 +190,17 @@ def test_feed_forwards_of_positions_of_all_sizes_by_sampling(gated: bool, act: s
                 error = sample.std() / math.sqrt(draws)
                 assert abs(sample.mean() - theory[a, b]) < 5 * error + 1e-12, (a, b)
 
-    check(stack.branch(i, kernel), lambda a, b: rows.down[i] * hidden[a] * hidden[b] + rows.down_bias[i])
+    check(stack.branches[i].forward(i, kernel), lambda a, b: rows.down * hidden[a] * hidden[b] + rows.down_bias)
     if gated:
         check(
-            stack.feed_forward_back(i, kernel),
+            stack.branches[i].backward(i, kernel, np.ones((n, n))),
             lambda a, b: (
                 back
-                * (
-                    rows.up[i] * f.function(gate[a]) * f.function(gate[b])
-                    + rows.gate[i] * (up * slope)[a] * (up * slope)[b]
-                )
+                * (rows.up * f.function(gate[a]) * f.function(gate[b]) + rows.gate * (up * slope)[a] * (up * slope)[b])
             ),
         )
     else:
-        check(stack.feed_forward_back(i, kernel), lambda a, b: back * rows.up[i] * slope[a] * slope[b])
+        check(stack.branches[i].backward(i, kernel, np.ones((n, n))), lambda a, b: back * rows.up * slope[a] * slope[b])
 
 
 TOKENS, LAYERS = 512, 36
@@ -221,7 +218,8 @@ def deep(name: str, act: str, norm: bool = False) -> Parametrization:
 
 def behind(p: Parametrization) -> dict[int, np.ndarray]:
     """Kernels behind blocks 9, 18 and 36, from independent tokens."""
-    steps = Stack(p).run(State(np.eye(TOKENS)), 0, p.n_sublayers)
+    steps: list[tuple[int, State, State, State]] = []
+    Stack(p).run(State(np.eye(TOKENS)), range(p.n_sublayers), lambda *found: steps.append(found))
     return {(i + 1) // 2: stream.absolute() for i, _, _, stream, _ in steps if (i + 1) / 2 in (9, 18, 36)}
 
 

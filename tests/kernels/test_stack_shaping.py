@@ -71,7 +71,9 @@ def table(shaping: Shaping, *, feed_forward: bool = False, **fields: Any) -> Par
 
 def kernels(p: Parametrization, start: np.ndarray) -> list[np.ndarray]:
     """The stream's kernel behind every sublayer."""
-    return [stream.absolute() for _, _, _, stream, _ in Stack(p).run(State(start), 0, p.n_sublayers)]
+    out: list[np.ndarray] = []
+    Stack(p).run(State(start), range(p.n_sublayers), lambda *found: out.append(found[3].absolute()))
+    return out
 
 
 def uniform(correlation: float = 0.0, target: float = 0.0) -> InputStatistics:
@@ -313,7 +315,10 @@ def test_calibrated_branches_have_diagonal_one(
         skip=skips, branch=np.where(attends, math.sqrt(1 - skip**2), p.branch), bias__value=bias, bias__output=0.0
     )
     stack, start = Stack(p), uniform_kernel(repeats, TOKENS)
-    for i, _, branch, stream, _ in stack.run(State(start), 0, p.n_sublayers):
+    seen: list[tuple[int, State, State, State]] = []
+    stack.run(State(start), range(p.n_sublayers), lambda *found: seen.append(found))
+    assert len(seen) == p.n_sublayers
+    for i, _, branch, stream in seen:
         if attends[i]:
             assert isinstance(stack.shapes[i][0], Calibrated)
             np.testing.assert_allclose(np.diagonal(branch.absolute()), 1, rtol=1e-9)
@@ -395,7 +400,10 @@ def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
         out = np.concatenate(heads, 1) @ w_o
         outs[draw], backs[draw] = out @ out.T / d, returned @ returned.T / d
     kernel, gradient = x @ x.T / d, g @ g.T / d
-    for samples, theory in ((outs, stack.branch(i, kernel)), (backs, stack.branch_back(i, kernel, gradient))):
+    for samples, theory in (
+        (outs, stack.branches[i].forward(i, kernel)),
+        (backs, stack.branches[i].backward(i, kernel, gradient)),
+    ):
         error = samples.std(0, ddof=1) / math.sqrt(draws)
         assert (np.abs(samples.mean(0) - theory) < 5 * error + 1e-12).all()
 
@@ -407,7 +415,7 @@ def test_a_value_bias_is_mixed_as_values_are() -> None:
     assert shape is not None
     rows = shape.rescale(TOKENS)
     wanted = shape.matrix(TOKENS) @ shape.matrix(TOKENS).T + 0.25 * np.outer(rows, rows)
-    np.testing.assert_allclose(Stack(p).branch(2, np.eye(TOKENS)), wanted, atol=1e-10)
+    np.testing.assert_allclose(Stack(p).branches[2].forward(2, np.eye(TOKENS)), wanted, atol=1e-10)
 
 
 # --- JSON and errors -----------------------------------------------------------------------------------------------

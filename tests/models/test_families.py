@@ -25,7 +25,7 @@ from signalprop.data.batches import Batch, default_statistics
 from signalprop.models import Transformer, build, ends
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import batch_tensors
-from signalprop.network.cost import count_parameters
+from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
 
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not

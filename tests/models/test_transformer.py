@@ -21,7 +21,7 @@ from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.activations import TORCH_FUNCTIONS, torch_activation
 from signalprop.models.ends import sinusoidal_table
-from signalprop.models.sublayers import Surroundings
+from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import batch_tensors
 from signalprop.models.weights import draw
 from signalprop.network import activations

@@ -317,6 +317,27 @@ def test_files_and_writers(tmp_path: Path) -> None:
         assert all(name.startswith("probe/") for name in line)
 
 
+def test_logs_that_fail_do_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full:
+        def add_scalar(self, *_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    model, seen, path = gpt2(), Seen(), tmp_path / "folder" / "signal.jsonl"
+    path.parent.mkdir()
+    monitor = SignalMonitor(model, every=1, writer=Full(), jsonl=path, log=seen)
+    path.unlink()
+    path.parent.rmdir()
+    with monitor:
+        train(model, 2, monitor)
+        path.parent.mkdir()
+        train(model, 1, monitor)
+    assert sorted(seen) == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3]
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("the writer failed (OSError: [Errno 28]" in line for line in said) == 1
+    assert sum("not written to" in line for line in said) == 1 and len(said) == 2
+
+
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -18,7 +18,7 @@ from signalprop.prediction import predict
 from signalprop.results.profile import Profile, Series
 from signalprop.schemes import scheme
 from signalprop.schemes.residual import fan_in_std
-from signalprop.theory.blocks import Rows
+from signalprop.sublayers.attention import moments as attention
 from strategies import architectures
 
 GROUPED = Architecture(
@@ -82,7 +82,7 @@ class TestFanIn:
     def test_a_factor_on_scores_goes_into_the_queries(self) -> None:
         for factor in (None, 1.0, 0.01):
             a = GROUPED.replace(attention_scale=factor)
-            assert Rows.of(scheme("stable-resnet")(a)).qk[0] == pytest.approx(1.0)
+            assert attention.of(scheme("stable-resnet")(a), 0).at(0).qk == pytest.approx(1.0)
 
 
 class TestGates:
@@ -276,9 +276,9 @@ class TestNoci:
     def test_scores_and_values_grow_with_the_heads(self, n_heads: int) -> None:
         """TGS v1 appendix F: C_1 is n_heads, far more than the feed-forward's C_2 = 1/2 (no dropout)."""
         a = encoder(1, n_heads=n_heads, dropout=0.0)
-        rows = Rows.of(scheme("noci")(a))
-        assert rows.qk[0] == pytest.approx(n_heads**2)
-        assert (rows.value * rows.output)[0] == pytest.approx(n_heads)
+        row = attention.of(scheme("noci")(a), 0).at(0)
+        assert row.qk == pytest.approx(n_heads**2)
+        assert row.value * row.output == pytest.approx(n_heads)
         assert predicted("noci", a).forward["branch"].variance[1] == pytest.approx(0.5, rel=1e-4)
 
     def test_depth_scaling_bounds_the_stream(self) -> None:

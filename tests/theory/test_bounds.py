@@ -1,4 +1,4 @@
-"""Bounds and laws of depth: against the paper's numbers, exact solutions, norms of matrices, and built networks."""
+"""Laws of depth: against the paper's numbers, exact solutions, and built networks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop import read_parametrization
 from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.models.sublayers import make_sublayer, torch_shapes
-from signalprop.models.transformer import build, surroundings
+from signalprop.models.transformer import surroundings
 from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -24,17 +23,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
-from signalprop.theory.bounds import (
-    depth_bounds,
-    growth_exponent,
-    growth_fit,
-    log_bound_rate,
-    log_jacobian_bound,
-    nearness,
-    theorem_constants,
-    variance_bounds,
-    variance_recursion,
-)
+from signalprop.theory.bounds import growth_exponent, growth_fit, nearness, variance_range
 from signalprop.theory.network import predict_moments
 from strategies import architectures, schemes, statistics, table_or_none
 
@@ -56,178 +45,6 @@ def scaled_init(p: Parametrization) -> Parametrization:
     """W_O and W_down divided by sqrt(2L)."""
     shrink = 1 / math.sqrt(2 * p.architecture.n_layers)
     return p.with_columns(weight__output=p.weights["output"] * shrink, weight__down=p.weights["down"] * shrink)
-
-
-# --- Lemmas 1 and 3 ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("layer", "ratio"), [(1000, 0.9958), (100_000, 0.99991)])
-def test_the_printed_recursion_grows_with_the_square_of_depth(layer: int, ratio: float) -> None:
-    found = variance_recursion(layer, form="printed")[layer - 1] / (layer**2 / 4)
-    assert found == pytest.approx(ratio, abs=5e-5 if layer < 10_000 else 5e-6)
-
-
-@given(st.floats(0.1, 10.0), st.floats(0.01, 100.0))
-def test_a_constant_in_the_printed_recursion_only_rescales_it(c: float, start: float) -> None:
-    mine = variance_recursion(50, start * c**2, increment=c**2, form="printed")
-    np.testing.assert_allclose(mine, c**2 * variance_recursion(50, start, form="printed"), rtol=1e-12)
-
-
-def test_the_printed_recursion_of_lemma_3_is_the_layer_itself() -> None:
-    np.testing.assert_allclose(variance_recursion(500, scaled=True, form="printed"), np.arange(1, 502), rtol=1e-12)
-    from_far = variance_recursion(100_000, 1e-4, scaled=True, form="printed")
-    assert from_far[-1] / 100_001 == pytest.approx(1, abs=0.02)
-
-
-def test_corrected_recursions_are_linear_and_logarithmic() -> None:
-    np.testing.assert_allclose(variance_recursion(9, 2.0, increment=3.0), 2 + 3 * np.arange(10))
-    lns = variance_recursion(10_000, 2.0, increment=3.0, scaled=True)
-    assert lns[-1] == pytest.approx(2 + 3 * (math.log(10_000) + np.euler_gamma), abs=1e-3)
-
-
-@given(st.floats(1e-6, 1e4), st.floats(1e-3, 1e3), st.booleans(), st.integers(1, 300))
-def test_corrected_bounds_hold_for_every_correlation_of_branch_and_stream(
-    start: float, c2: float, scaled: bool, n: int
-) -> None:
-    low, high = variance_bounds(n, start, increment=c2, scaled=scaled)
-    for correlation in (0.0, 0.3, 1.0):
-        v = [start]
-        for layer in range(1, n + 1):
-            b = c2 / (layer if scaled else 1)
-            v.append(v[-1] + b + 2 * correlation * math.sqrt(v[-1] * b))
-        assert (np.array(v) >= low * (1 - 1e-9)).all() and (np.array(v) <= high * (1 + 1e-9)).all()
-    assert (variance_recursion(n, start, increment=c2, scaled=scaled, form="printed") <= high * (1 + 1e-9)).all()
-
-
-def test_the_printed_upper_bound_fails_below_variance_one() -> None:
-    """(22): the square root is of 1 / sigma_1, and should be of its square; harmless from sigma_1 = 1 on."""
-    for start, holds in ((1.0, True), (4.0, True), (0.04, False), (4e-4, False)):
-        _, high = variance_bounds(12, start, form="printed")
-        assert (variance_recursion(12, start, form="printed") <= high * (1 + 1e-12)).all() == holds
-    recursion = variance_recursion(2, 4e-4, form="printed")[1]
-    assert (recursion, variance_bounds(2, 4e-4, form="printed")[1][1]) == pytest.approx((0.0204, 0.003228), rel=1e-3)
-
-
-def test_printed_lower_bounds_are_square_roots() -> None:
-    """After (23), and (50): sum(1/k - 1/2k) is half a harmonic number, so its exponential grows as sqrt(L), not L."""
-    low, _ = variance_bounds(100_000, form="printed")
-    assert math.log(low[-1] / low[9_999]) / math.log(10) == pytest.approx(0.5, abs=1e-4)
-    np.testing.assert_array_equal(low, variance_bounds(100_000, scaled=True, form="printed")[0])
-    _, high = variance_bounds(100_000, scaled=True, form="printed")
-    assert high[-1] > 3000 * variance_recursion(100_000, scaled=True, form="printed")[-1]  # (41) is loose
-
-
-@pytest.mark.parametrize(
-    "arguments", [(0, 1.0, 1.0), (3, -1.0, 1.0), (3, 1.0, -1.0), (3, 1.0, [1.0, 2.0]), (3, math.nan, 1.0)]
-)
-def test_bad_recursions_are_refused(arguments: tuple[Any, ...]) -> None:
-    n, start, increment = arguments
-    for function in (variance_recursion, variance_bounds):
-        with pytest.raises(InputError, match="expected at least one layer"):
-            function(n, start, increment=increment)
-
-
-# --- Theorems 1 and 2 ----------------------------------------------------------------------------------------------
-
-
-def test_constants_are_those_of_the_reference() -> None:
-    found = theorem_constants(*WIDTHS["130m"], 256, 0.02)
-    assert found.feed_forward == pytest.approx(2.13, abs=5e-3)
-    assert found.attention == pytest.approx(498.9, abs=0.05)
-    wanted = {"130m": (501.0, 1062.5), "350m": (1075, 3047), "1b": (7326, 41574)}
-    for name, (a, b) in wanted.items():
-        constants = theorem_constants(*WIDTHS[name], 256, 0.02)
-        assert (constants.a, constants.b) == pytest.approx((a, b), rel=1e-3)
-    printed = theorem_constants(*WIDTHS["130m"], 256, 0.02, form="printed")
-    assert (printed.a, printed.b) == pytest.approx((8.2e5, 327), rel=5e-3)
-    assert printed.feed_forward == pytest.approx(7.5e-8, rel=5e-3)
-
-
-def test_the_printed_bound_on_the_feed_forward_is_violated() -> None:
-    """(30) divides by (sqrt d + sqrt f)^2, (29) multiplies: d = 64, f = 172, s = 0.02."""
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        product = rng.normal(0, 0.02, (64, 172)) @ rng.normal(0, 0.02, (172, 64))
-        norm = np.linalg.norm(product, 2)
-        assert norm == pytest.approx(0.095, rel=0.12)
-        corrected = theorem_constants(64, 172, 4, 16, 64, 0.02)
-        printed = theorem_constants(64, 172, 4, 16, 64, 0.02, form="printed")
-        assert norm < corrected.feed_forward == pytest.approx(0.178, abs=5e-4)
-        assert printed.feed_forward == pytest.approx(9.0e-7, rel=5e-3)
-        assert np.linalg.norm(np.eye(64) + product, 2) > 1 + 1e4 * printed.feed_forward
-
-
-@given(st.lists(st.floats(0.001, 1.0), min_size=6, max_size=6))
-def test_constants_by_role_are_the_coefficients_of_the_product(stds: list[float]) -> None:
-    by_role = dict(zip(("query", "key", "value", "output", "up", "down"), stds, strict=True))
-    c = theorem_constants(96, 256, 4, 24, 32, by_role)
-    for sigma in (0.02, 1.0, 7.0):
-        product = (1 + c.feed_forward / sigma) * (1 + c.attention / sigma)
-        assert product == pytest.approx(1 + c.a / sigma + c.b / sigma**2, rel=1e-12)
-    columns = theorem_constants(96, 256, 4, 24, 32, {role: np.full(3, s) for role, s in by_role.items()})
-    np.testing.assert_allclose(columns.a, float(c.a))
-
-
-def test_bad_constants_are_refused() -> None:
-    with pytest.raises(InputError, match="1 or more of each"):
-        theorem_constants(0, 1, 1, 1, 1, 0.02)
-    with pytest.raises(InputError, match="negative or NaN"):
-        theorem_constants(8, 8, 1, 8, 4, [-0.1])
-    with pytest.raises(InputError, match="std has no output, up, down"):
-        theorem_constants(8, 8, 1, 8, 4, {"query": 0.1, "key": 0.1, "value": 0.1})
-    with pytest.raises(InputError, match="not positive"):
-        log_jacobian_bound([1.0, 0.0], 1.0, 1.0)
-
-
-L = np.arange(1.0, 200_001)
-
-
-def test_rates_of_theorem_1_are_those_of_its_products() -> None:
-    a, b = 1.3, 0.7
-    product = log_jacobian_bound(np.exp(np.minimum(L, 600)), a, b)[-1]
-    assert product < log_bound_rate(1, a, b, "exponential") < 2 * product
-    product = log_jacobian_bound(L, a, b)
-    rest = product - log_bound_rate(L, a, b, "linear")
-    assert abs(rest[-1] - rest[19_999]) < 0.02 * abs(product[-1] - product[19_999])
-    # the power of L that the product has there; (39) says 1, and its own printed terms A
-    assert (product[-1] - product[99_999]) / math.log(2) > 300 * a
-    product = log_jacobian_bound(L**2, a, b)
-    assert (product[-1] - product[99_999]) / math.log(2) == pytest.approx(a, abs=1e-4)
-
-
-def test_rates_of_theorem_2_are_those_of_its_products() -> None:
-    a, b = 1.3, 0.7
-    product = log_jacobian_bound(L, a, b, scaled=True)
-    assert (product[-1] - product[99_999]) / math.log(2) == pytest.approx(a, abs=1e-4)
-    product = log_jacobian_bound(L**2, a, b, scaled=True)
-    assert product[-1] < log_bound_rate(1, a, b, "quadratic", scaled=True) and product[-1] - product[99_999] < 0.01
-    product = log_jacobian_bound(np.log(L + 1), a, b, scaled=True)
-    rates = log_bound_rate(L, a, b, "logarithmic", scaled=True)
-    assert product[-1] / product[99_999] == pytest.approx(rates[-1] / rates[99_999], rel=0.02)
-
-
-def test_printed_rates_of_theorem_2_are_bounded() -> None:
-    """(43) calls it omega(1), (44) Theta(L): with the printed factors both products converge."""
-    a, b = 1.3, 0.7
-    for variances in (L**1.75, L):
-        product = log_jacobian_bound(variances, a, b, scaled=True, form="printed")
-        assert product[-1] - product[99_999] < 0.01
-    rate = log_bound_rate(L, a, b, "quadratic", scaled=True, form="printed")
-    assert rate[-1] - rate[99_999] < 1e-4
-
-
-def test_the_printed_limit_is_no_bound() -> None:
-    """(38) takes sigma = e^l for sigma^2, and expands ln(1 + x) beyond x = 1: it falls with A."""
-    for a in (0.5, 1.0, 501.0):
-        product = log_jacobian_bound(np.exp(np.minimum(L[:600], 600)), a, 0.0)[-1]
-        assert product > log_bound_rate(1, a, 0.0, "exponential", form="printed")
-        assert product < log_bound_rate(1, a, 0.0, "exponential")
-    assert log_bound_rate(1, 501.0, 0.0, "exponential", form="printed") < 0
-
-
-def test_unknown_rates_are_refused() -> None:
-    with pytest.raises(InputError, match=r"Theorem 2 \(printed\) has no rate for growth 'logarithmic'"):
-        log_bound_rate(12, 1.0, 1.0, "logarithmic", scaled=True, form="printed")
 
 
 # --- growth at initialisation --------------------------------------------------------------------------------------
@@ -521,14 +338,15 @@ def test_sweeps_are_their_members() -> None:
     sweep = Parametrization.sweep([p.with_columns(branch=b) for b in (0.1, 0.5, 1.0)])
     together, bounds = (
         nearness(sweep, predict_moments(sweep, WHITE)),
-        depth_bounds(sweep, predict_moments(sweep, WHITE)),
+        variance_range(sweep, predict_moments(sweep, WHITE)),
     )
     for k, b in enumerate((0.1, 0.5, 1.0)):
         one = p.with_columns(branch=b)
         profile = predict_moments(one, WHITE)
         for name, value in vars(nearness(one, profile)).items():
             np.testing.assert_allclose(getattr(together, name)[k], value, rtol=1e-9)
-        np.testing.assert_allclose(bounds.log_bound[k], depth_bounds(one, profile).log_bound, rtol=1e-9)
+        for both, alone in zip(bounds, variance_range(one, profile), strict=True):
+            np.testing.assert_allclose(both[k], alone, rtol=1e-9)
 
 
 def check_statistics(profile: Profile) -> None:
@@ -573,79 +391,28 @@ def test_predictions_without_them() -> None:
         nearness(small({"n_layers": 3}, "xavier", {}), predict(p, WHITE))
 
 
-# --- bounds of a Parametrization -----------------------------------------------------------------------------------
+# --- the range of variances ----------------------------------------------------------------------------------------
 
 
-def norms(p: Parametrization, seed: int) -> np.ndarray:
-    """|J|_2 of every layer over the whole sequence, by power iteration from below."""
-    a = p.architecture
-    stream = torch.randn(1, a.seq_len, a.d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    shapes, around = torch_shapes(p), surroundings(a, stream, a.kind)
-    found = []
-    for layer in range(a.n_layers):
-        first, second = (make_sublayer(p, i, seed, torch.float64, shapes[i]) for i in (2 * layer, 2 * layer + 1))
-
-        def through(x: torch.Tensor, first: Any = first, second: Any = second) -> torch.Tensor:
-            return second(first(x, around), around)  # type: ignore[no-any-return]
-
-        v = torch.randn(stream.shape, dtype=torch.float64)
-        for _ in range(8):
-            step = 1e-5 * v / v.norm()
-            with torch.no_grad():
-                forward = (through(stream + step) - through(stream - step)) / 2e-5
-            _, v = torch.autograd.functional.vjp(through, stream, forward)
-        found.append(float(forward.norm()))
-        stream = through(stream).detach()
-    return np.array(found)
-
-
-@pytest.mark.parametrize("name", ["xavier", "lns", "post"])
-def test_corrected_bounds_hold_for_built_networks(name: str) -> None:
-    fields = {"n_layers": 4, "d_model": 64, "seq_len": 16, "activation": "relu", "norm": "rmsnorm"}
-    placement = "post" if name == "post" else "pre"
-    p = small({**fields, "norm_placement": placement}, "xavier" if name == "post" else name, {})
-    found = depth_bounds(p, predict(p, WHITE))
-    measured = norms(p, 0)
-    assert (measured < np.exp(found.log_factor)).all()
-    assert (measured > 1e-4 * np.exp(found.log_factor)).all()
-    np.testing.assert_allclose(found.log_bound, np.cumsum(found.log_factor), rtol=1e-12)
-
-
-def test_bounds_stand_beside_variances() -> None:
+def test_variances_lie_within_their_range() -> None:
     """At initialisation the stream is the sum of uncorrelated branches; no weights can do more than align them."""
     p = small({"n_layers": 6}, "xavier", {})
     for profile in (predict(p, WHITE), simulate(p, WHITE, n_seeds=2, backward=False)):
-        found = depth_bounds(p, profile)
-        assert (found.log_variance <= found.log_aligned + 1e-9).all()
-        np.testing.assert_allclose(found.log_variance, found.log_uncorrelated, atol=0.1)
-    live = read_parametrization(build(p, seed=0))
-    of_model = depth_bounds(live, simulate(p, WHITE, n_seeds=1, backward=False))
-    np.testing.assert_allclose(of_model.log_factor, found.log_factor, rtol=0.05)
-    assert found.to_json()["log_bound"] == found.log_bound.tolist()
+        low, high = variance_range(p, profile)
+        found = profile.forward["stream_out"].log_variance[1::2]
+        assert (found <= high + 1e-9).all() and (low < high).all()
+        np.testing.assert_allclose(found, low, atol=0.1)
 
 
-def test_theorems_1_and_2_on_the_130m_shape() -> None:
-    plain, lns = llama(24), llama(24, name="lns")
-    for p, power in ((plain, 0.0), (lns, 1.0)):
-        profile = predict_moments(p, UNIFORM)
-        printed = depth_bounds(p, profile, form="printed")
-        c = theorem_constants(*WIDTHS["130m"], 256, 0.02, form="printed")
-        v = profile.forward["stream_in"].variance[::2]
-        wanted = log_jacobian_bound(v, c.a, c.b, scaled=power > 0, form="printed")
-        np.testing.assert_allclose(printed.log_bound, wanted, rtol=1e-9)
-        corrected = depth_bounds(p, profile)
-        c = theorem_constants(*WIDTHS["130m"], 256, 0.02)
-        wanted = log_jacobian_bound(v, c.a, c.b, scaled=power > 0)
-        assert (corrected.log_bound <= wanted).all()  # the feed-forward's norm meets a larger variance
-        np.testing.assert_allclose(corrected.log_bound, wanted, rtol=0.07)
-    factor = np.expm1(log_jacobian_bound([0.93], c.a, c.b)) + 1
-    assert factor[0] == pytest.approx(1700, rel=0.03)  # at layer 12, where |J - I|_2 is 1.3: vacuous
+def test_a_post_norm_sets_the_variance() -> None:
+    p = small({"n_layers": 3, "norm_placement": "post"}, "xavier", {})
+    profile = predict(p, WHITE)
+    low, high = variance_range(p, profile)
+    np.testing.assert_array_equal(low, profile.forward["stream_out"].log_variance[1::2])
+    np.testing.assert_array_equal(low, high)
 
 
-def test_bounds_refuse_what_theorem_1_is_not_for() -> None:
-    p = small({"n_layers": 2, "norm_placement": "post"}, "xavier", {})
-    with pytest.raises(InputError, match=r"Theorem 1 \(printed\) needs norm placement pre; this network has post"):
-        depth_bounds(p, predict(p, WHITE), form="printed")
+def test_there_is_no_range_for_other_placements() -> None:
     p = small({"n_layers": 2}, "sandwich", {})
-    with pytest.raises(InputError, match=r"\(corrected\) needs norm placement pre or post; this network has sandwich"):
-        depth_bounds(p, predict(p, WHITE))
+    with pytest.raises(InputError, match="for norm placement pre or post; this network has sandwich"):
+        variance_range(p, predict(p, WHITE))

@@ -13,7 +13,8 @@ from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, Plan, Site, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
-from signalprop.network.layout import KINDS, PLACEMENTS, ROLES, STACKS, Layout, layout
+from signalprop.network.kinds import Kind, kind_of
+from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Held:
 
     @property
     def weight(self) -> Any:
-        """The whole tensor; None where the holder has none."""
+        """The whole tensor (of a module that PyTorch has quantised, the function that gives it); None where the holder
+        has none."""
         return self.holder if isinstance(self.holder, Tensor) else getattr(self.holder, "weight", None)
 
     @property
@@ -70,7 +72,8 @@ class AttachedRow:
     """One sublayer with its modules.
 
     Attributes:
-        label: `layer 3 attention`. kind, stack, placement: words of `signalprop.network.layout`. layer: in its stack.
+        label: `layer 3 attention`. kind: what sort of sublayer it is. stack, placement: words of
+            `signalprop.network.layout`. layer: in its stack.
         item: the numbers of the sublayer (skip, multiplier, units, ...), as the mapping has them.
         branch, reads, writes, stream_out, norm, post_norm, query_norm, key_norm, attention, activation: the modules
             that `SublayerMap` names; None where it names none.
@@ -81,7 +84,7 @@ class AttachedRow:
     """
 
     label: str
-    kind: str
+    kind: Kind
     stack: str
     layer: int
     placement: str
@@ -102,11 +105,6 @@ class AttachedRow:
     dropout: tuple[nn.Module, str] | None
     scaling: tuple[nn.Module, str] | None
 
-    @property
-    def attends(self) -> bool:
-        """Whether it has queries and keys."""
-        return self.kind != "feed_forward"
-
     def carrier(self, placement: str | None = None) -> Any:
         """What a multiplier goes on where the norm is placed like that; default: as the model has it."""
         placement = self.placement if placement is None else placement
@@ -116,8 +114,8 @@ class AttachedRow:
             return self.post_norm
         if placement == "res-post":
             return self.norm
-        last = self.weights.get("output", self.weights.get("down"))
-        return None if last is None else last.holder
+        last = [self.weights[role.name] for role in self.kind.roles if role.writes and role.name in self.weights]
+        return last[0].holder if last else None
 
     @property
     def reader(self) -> Any:
@@ -133,7 +131,8 @@ class AttachedRow:
 
         Of cross-attention the query's alone: its keys and values read the encoder's output.
         """
-        roles = ("query",) if self.kind == "cross_attention" else ("query", "key", "value", "gate", "up")
+        roles = [role.name for role in self.kind.roles if not role.writes]
+        roles = ["query"] if self.kind.reads_memory else roles
         found = [self.weights[role].holder for role in roles if role in self.weights]
         return list({id(holder): holder for holder in found}.values())
 
@@ -262,7 +261,7 @@ def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attached
 
     return AttachedRow(
         label=label,
-        kind=KINDS[table.kind[i]],
+        kind=kind_of(table, i),
         stack=STACKS[table.stack[i]],
         layer=int(table.layer[i]),
         placement=PLACEMENTS[table.placement[i]],

@@ -14,7 +14,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.families import find, names, unknown
 from signalprop.families.base import Family, ModelPaths, StackPaths
-from signalprop.hf_configs import read
+from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 

@@ -43,4 +43,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
     """The arguments that are not None, on the model's device."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items() if v is not None}
+    with torch.inference_mode(False):  # a tensor of inference mode takes no part in a backward pass, its copy does
+        usable = {k: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for k, v in arguments.items()}
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in usable.items() if v is not None}

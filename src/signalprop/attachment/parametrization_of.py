@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
 from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
-    KINDS,
     PLACEMENTS,
     ROLES,
     Embedding,
@@ -29,6 +31,7 @@ from signalprop.network.parametrization import (
 )
 
 
+@typed
 def read_parametrization(
     model: nn.Module, mapping: Mapping | None = None, architecture: Architecture | None = None
 ) -> Parametrization:
@@ -89,7 +92,7 @@ def read_parametrization(
         [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
     )
     columns["score_scale"] = np.array([score_scale(row, a, offset) for row in attached.rows])
-    attends = rows.kind != KINDS.index("feed_forward")
+    attends = rows_where(rows, lambda kind: kind.attends)
     columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
     columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
     for k, name in enumerate(("shape_in", "shape_out", "shape_gain")):
@@ -108,13 +111,26 @@ def read_parametrization(
 
 def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
-    weight, bias, rows = held.weight, held.bias, held.rows
-    if not isinstance(weight, Tensor):
+    weight, rows = numbers_of(held.holder), held.rows
+    bias = None if held.bias is None else numbers_of(held.bias)
+    if weight is None:
         what = type(held.holder).__name__
         raise InputError(f"{where}: a {what} has no weight; expected a module with `weight`, or a parameter")
     if rows is None:
         return weight, bias
     return (weight[:, rows] if held.transposed else weight[rows]), None if bias is None else bias[rows]
+
+
+def numbers_of(owner: Any) -> Tensor | None:
+    """A parameter, or the weight of a module, as plain numbers; None where there is none.
+
+    Modules that PyTorch has quantised hold theirs packed, behind a function.
+    """
+    found = owner if isinstance(owner, Tensor) else getattr(owner, "weight", owner)
+    found = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not isinstance(found, Tensor):
+        return None
+    return found.dequantize() if found.is_quantized else found
 
 
 def rms(tensor: Tensor, where: str) -> float:

@@ -86,9 +86,7 @@ def apply(
         "eps_error": record.eps_error,
         "fold_error": error,
     }
-    if output.write_result(json_file, result):
-        for line in _lines(result):
-            output.echo(line)
+    output.deliver(json_file, lambda: result, lambda: output.echo("\n".join(_lines(result))))
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

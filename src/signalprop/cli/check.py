@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,15 +50,15 @@ def check(
     hint = "--fresh checks what the configuration alone gives"
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)
     found = checked(live, wanted)
-    if output.write_result(json_file, found.to_json()):
+
+    def show() -> None:
         output.echo(check_table(found, everything=all_rows))
         for note in found.notes:
             output.echo(note)
         if found.ok:
             output.echo(found.summary())
-    if not found.ok:
-        print(f"signalprop: {found.summary()}", file=sys.stderr)
-        raise typer.Exit(1)
+
+    output.deliver(json_file, found.to_json, show, failure=None if found.ok else found.summary())
 
 
 def _directory(source: str, config_only: bool) -> Path:
@@ -68,8 +67,8 @@ def _directory(source: str, config_only: bool) -> Path:
     Raises:
         InputError: there is neither.
     """
-    from signalprop.checkpoint_loading import fetched
     from signalprop.errors import InputError, first_line
+    from signalprop.files.checkpoint_loading import fetched
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)

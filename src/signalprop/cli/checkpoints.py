@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from signalprop.errors import InputError
+from signalprop.files.storage import real_path
 from signalprop.files.storage import written_whole as written_whole
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def check_out(out: Path) -> None:
             raise InputError(f"--out {out} holds files already; choose a new directory")
     elif out.exists():
         raise InputError(f"--out {out} is a file; choose a new directory")
-    parent = out.resolve().parent
+    parent = real_path(out).parent
     if not parent.is_dir():
         raise InputError(f"cannot write {out}: there is no directory {parent}")
     if not os.access(parent, os.W_OK):

@@ -35,7 +35,7 @@ def compute(
     Example:
       signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
     """
-    from signalprop.network.cost import count_parameters, train_flops
+    from signalprop.results.cost import count_parameters, train_flops
     from signalprop.results.text import text_table
 
     output.check_outputs(json_file)
@@ -53,8 +53,6 @@ def compute(
         "batch_size": batch_size,
         "steps": steps,
     }
-    if output.write_result(json_file, result):
-        rows = [
-            [part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()
-        ]
-        output.echo(text_table(["part", "parameters", f"FLOPs of {steps:,} steps"], rows))
+    rows = [[part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()]
+    header = ["part", "parameters", f"FLOPs of {steps:,} steps"]
+    output.deliver(json_file, lambda: result, lambda: output.echo(text_table(header, rows)))

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.errors import as_line
 
 if TYPE_CHECKING:
     from torch import nn
 
     from signalprop.attachment.mapping import Mapping
     from signalprop.data.batches import Batch
+    from signalprop.diagnosis.kept import Kept
     from signalprop.diagnosis.loading import Loaded
     from signalprop.diagnosis.result import Diagnosis, Estimate
+
+REPORT = "signalprop-diagnosis.html"
+# Where removals and casts stay meanwhile, if no --json FILE gives the name.
+PARTIAL = "signalprop-diagnosis.partial"
 
 
 def diagnose(
@@ -86,9 +94,14 @@ def diagnose(
         bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")
     ] = False,
     seed: opt.Seed = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the removals and casts that an interrupted call has done.")
+    ] = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
-    report: opt.Report = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help=f"Interactive report (default: {REPORT}).")
+    ] = None,
     no_report: opt.NoReport = False,
 ) -> None:
     """Say what a trained model's layers do, and what is wrong.
@@ -101,69 +114,172 @@ def diagnose(
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
     from signalprop.diagnosis.result import Diagnosis
-    from signalprop.errors import InputError, require
+    from signalprop.errors import InputError
     from signalprop.report import diagnosis_tables
 
     output.check_outputs(json_file, plot)
-    page = output.report_file(report, no_report, json_file)
+    page = output.report_file(report, no_report, json_file, REPORT)
     if save is not None and not (prune or greedy):
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if prune and save is None:
         raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    if is_stored(model) and (remove or greedy or cast or task or save):
-        raise InputError(f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task and --save need the model")
+    if is_stored(model) and (remove or greedy or cast or task or save or resume):
+        raise InputError(
+            f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task, --save and --resume need the model"
+        )
     if expect not in (None, "lns"):
         raise InputError(
             f"--expect {expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
             "against any scheme"
         )
+    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
+    asked = _Asked(data, field, tokens, seq_len, batch_size, seed, dtype, trust_remote_code, skip_first, expect or "")
+    more = _More(greedy if greedy or remove else None, _formats(cast), task, prune, save)
+    kept, finish = None, None
+    if against is not None and other is None:
+        if stored is None:
+            _ready(model, asked, more)  # what is wrong with it is told before the work on the other one
+        other = _diagnosed(_ready(against, asked), asked)
+    if stored is None:
+        kept = _kept(json_file, model, task, resume) if more.remove is not None or cast or task else None
+        subject = _ready(model, asked, more)
+        with _told_where(kept):
+            found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy, kept)
+        finish = subject.finish
+    else:
+        found = stored
+    results = [found] if other is None else [found, other]
 
-    def of(source: str, *, main: bool) -> Diagnosis:
-        """A stored diagnosis, or that of a model; --against has the sections that cost little."""
-        if is_stored(source):
-            return Diagnosis.load(source)
-        require("torch", "models")
-        from signalprop.attachment.families import mapping_for
-        from signalprop.diagnosis.loading import load
-        from signalprop.diagnosis.run import diagnose as diagnosed
-
-        loaded = load(source, dtype=dtype, trust_remote_code=trust_remote_code)  # type: ignore[arg-type]
-        mapping = mapping_for(loaded.model, None)
-        finish = _saver(loaded, mapping, prune, save) if main and save is not None else None
-        batches = _batches(loaded, mapping, data, field, tokens, seq_len, batch_size, seed)
-        with output.sections() as step:
-            found = diagnosed(
-                loaded.model,
-                batches,
-                name=loaded.name,
-                mapping=mapping,
-                skip_first=skip_first,
-                remove=greedy if main and (greedy or remove) else None,
-                cast=_formats(cast) if main else (),
-                accuracy=_accuracy(task, loaded) if main and task is not None else None,
-                expected=expect or "",
-                progress=step,
-            )
-        if finish is not None:
-            finish(found)
-        return found.model_copy(update={"notes": (*loaded.notes, *found.notes)})
-
-    found = of(model, main=True)
-    other = of(against, main=False) if against is not None else None
-    if plot is not None:
-        from signalprop.report.diagnosis_plots import diagnosis_figure
-        from signalprop.report.plots import save_figure
-
-        save_figure(plot, lambda: diagnosis_figure([found] if other is None else [found, other]))
-    value = found.to_json() if other is None else _pair(found, other)
-    if output.write_result(json_file, value):
+    def show() -> None:
         output.echo(diagnosis_tables.diagnosis_text(found))
         if other is not None:
             output.echo("\n" + diagnosis_tables.compared(found, other))
-        for name, path in (("json", json_file), ("plot", plot), ("saved", save)):
-            if path is not None:
-                output.echo(f"{name:<8}{path}")
-    output.write_report(page, [(d.model, d) for d in (found, other) if d is not None])
+
+    output.deliver(
+        json_file,
+        lambda: found.to_json() if other is None else _pair(found, other),
+        show,
+        output.File("saved", save, lambda: None if finish is None else finish(found)),
+        output.File("plot", plot, lambda: _draw(plot, results)),
+        page=page,
+        items=lambda: [(item.model, item) for item in results],
+    )
+    if kept is not None:
+        kept.discard()
+
+
+class _Asked(NamedTuple):
+    """How models are read, and what they read."""
+
+    data: str | None
+    field: str
+    tokens: int
+    seq_len: int | None
+    batch_size: int
+    seed: int
+    dtype: str
+    trust_remote_code: bool
+    skip_first: int
+    expect: str
+
+
+class _More(NamedTuple):
+    """What is asked of the first model alone."""
+
+    remove: int | None = None
+    cast: Sequence[str] = ()
+    task: str | None = None
+    prune: str | None = None
+    save: Path | None = None
+
+
+_NOTHING_MORE = _More()
+
+
+class _Subject(NamedTuple):
+    """A model that is ready to be diagnosed: all that is read has been."""
+
+    loaded: Loaded
+    mapping: Mapping
+    batches: list[Batch]
+    accuracy: Callable[[nn.Module], Estimate] | None
+    finish: Callable[[Diagnosis], None] | None
+
+
+def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
+    """Read a model and its data, and find all that could be wrong with what is asked of them."""
+    from signalprop.errors import require
+
+    require("torch", "models")
+    from signalprop.attachment.families import mapping_for
+    from signalprop.diagnosis.loading import load
+    from signalprop.diagnosis.run import check
+
+    loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
+    mapping = mapping_for(loaded.model, None)
+    finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
+    accuracy = None if more.task is None else _accuracy(more.task, loaded)
+    batches = list(_batches(loaded, mapping, asked))
+    check(loaded.model, batches, mapping, more.remove, more.cast)
+    return _Subject(loaded, mapping, batches, accuracy, finish)
+
+
+def _diagnosed(
+    subject: _Subject,
+    asked: _Asked,
+    remove: int | None = None,
+    cast: Sequence[str] = (),
+    accuracy: Callable[[nn.Module], Estimate] | None = None,
+    kept: Kept | None = None,
+) -> Diagnosis:
+    from signalprop.diagnosis.run import diagnose as diagnosed
+
+    with output.sections() as step:
+        found = diagnosed(
+            subject.loaded.model,
+            subject.batches,
+            name=subject.loaded.name,
+            mapping=subject.mapping,
+            skip_first=asked.skip_first,
+            remove=remove,
+            cast=cast,
+            accuracy=accuracy,
+            expected=asked.expect,
+            kept=kept,
+            progress=step,
+        )
+    return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
+
+
+def _kept(json_file: str | None, model: str, task: str | None, resume: bool) -> Kept:
+    """Where removals and casts stay until the diagnosis is written."""
+    from signalprop.errors import require
+
+    require("torch", "models")
+    from signalprop.diagnosis.kept import Kept
+
+    name = PARTIAL if json_file in (None, "-") else f"{json_file}.partial"
+    return Kept(name, resume=resume, settings={"source": model, "task": task})
+
+
+@contextmanager
+def _told_where(kept: Kept | None) -> Iterator[None]:
+    """Whatever ends the work: say that what was done is not lost."""
+    try:
+        yield
+    except BaseException:
+        if kept:
+            said = f"{len(kept)} result{'s' * (len(kept) > 1)} kept in {kept.path}; --resume goes on from there"
+            print(f"signalprop: {as_line(said)}", file=sys.stderr)
+        raise
+
+
+def _draw(path: Path | None, results: list[Diagnosis]) -> None:
+    from signalprop.report.diagnosis_plots import diagnosis_figure
+    from signalprop.report.plots import save_figure
+
+    assert path is not None
+    save_figure(path, lambda: diagnosis_figure(results))
 
 
 def is_stored(source: str) -> bool:
@@ -176,30 +292,21 @@ def _pair(found: Diagnosis, other: Diagnosis) -> dict[str, Any]:
     return {"schema": "signalprop/diagnoses/1", "diagnosis": found.to_json(), "against": other.to_json()}
 
 
-def _batches(
-    loaded: Loaded,
-    mapping: Mapping,
-    data: str | None,
-    field: str,
-    tokens: int,
-    seq_len: int | None,
-    batch_size: int,
-    seed: int,
-) -> Iterator[Batch]:
+def _batches(loaded: Loaded, mapping: Mapping, asked: _Asked) -> Iterator[Batch]:
     from signalprop.diagnosis.stream import DEFAULT_LENGTH, token_batches
 
     a = mapping.architecture
-    length = seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
+    length = asked.seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
     start = getattr(loaded.model.config, "decoder_start_token_id", None)
     return token_batches(
-        data,
+        asked.data,
         loaded.tokenizer,
-        seq_len,
-        batch_size,
-        max(1, -(-tokens // length)),
+        asked.seq_len,
+        asked.batch_size,
+        max(1, -(-asked.tokens // length)),
         architecture=a,
-        field=field,
-        seed=seed,
+        field=asked.field,
+        seed=asked.seed,
         decoder_start=start if isinstance(start, int) else None,
     )
 

@@ -45,7 +45,10 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
         "mode": record.mode,
         "fold_error": error,
     }
-    if output.write_result(json_file, result):
+
+    def show() -> None:
         output.echo(f"{'scheme':<20}{result['scheme']}")
         output.echo(f"{'folded':<20}outputs differ by {error:.1e} of the largest, on a tiny batch")
         output.echo(f"{'written':<20}{out}, for transformers")
+
+    output.deliver(json_file, lambda: result, show)

@@ -111,7 +111,8 @@ def kernel(
       signalprop kernel "gpt2 xavier" "gpt2 xavier norm=none" --layers 24 --attention-only --plot kernels.png
     """
     from signalprop.kernels.inputs import load_kernel
-    from signalprop.kernels.trace import trace
+    from signalprop.kernels.tokens import check_covered
+    from signalprop.kernels.trace import depths_of, trace
     from signalprop.report import kernel_tables
 
     for picture in (plot, plot_curves):
@@ -135,23 +136,33 @@ def kernel(
     networks = _networks(configs, scheme, changed, read, attention_only)
     depths = None if at is None else _depths(at)
     keep: Matrices = "both" if matrices is not None or report is not None else "none" if plot is None else "forward"
+    inputs = {name: None if given is not None else _statistics(p, read) for name, p in networks.items()}
+    for p in networks.values():
+        check_covered(p)
+        depths_of(p, depths)
     traces: dict[str, Trace] = {}
     with output.progress("tracing") as step:
         for number, (name, p) in enumerate(networks.items()):
-            inputs = None if given is not None else _statistics(p, read)
-            found = trace(p, given, inputs=inputs, at=depths, backward=not no_gradient, matrices=keep)
+            found = trace(p, given, inputs=inputs[name], at=depths, backward=not no_gradient, matrices=keep)
             traces[name] = found if given is None else replace(found, source=read.kind)
             step(number + 1, len(networks))
-    _write(traces, plot, plot_curves, matrices)
-    output.write_report(page, list(traces.items()))
-    if output.write_result(json_file, kernel_tables.to_json(traces, SCHEMA)):
+
+    def show() -> None:
         output.echo(kernel_tables.table(traces))
         output.echo()
         for line in kernel_tables.summary(traces):
             output.echo(line)
-        for label, path in (("json", json_file), ("plot", plot), ("curves", plot_curves), ("matrices", matrices)):
-            if path is not None:
-                output.echo(f"{label:<20}{path}")
+
+    output.deliver(
+        json_file,
+        lambda: kernel_tables.to_json(traces, SCHEMA),
+        show,
+        output.File("matrices", matrices, lambda: _write_matrices(matrices, traces)),
+        output.File("plot", plot, lambda: _draw(plot, "heat_maps", traces)),
+        output.File("curves", plot_curves, lambda: _draw(plot_curves, "curves", traces)),
+        page=page,
+        items=lambda: list(traces.items()),
+    )
 
 
 class _Config(NamedTuple):
@@ -267,21 +278,18 @@ def _depths(text: str) -> list[int]:
         raise InputError(f"--at is {text!r:.80}; expected depths with commas between, e.g. 1,10,100") from None
 
 
-def _write(traces: dict[str, Trace], plot: Path | None, plot_curves: Path | None, matrices: Path | None) -> None:
-    """Pictures and arrays where asked for."""
-    if plot is not None or plot_curves is not None:
-        from signalprop.report import kernel_plots
-        from signalprop.report.plots import save_figure
+def _draw(path: Path | None, kind: str, traces: dict[str, Trace]) -> None:
+    from signalprop.report import kernel_plots
+    from signalprop.report.plots import save_figure
 
-        if plot is not None:
-            save_figure(plot, lambda: kernel_plots.heat_maps(traces))
-        if plot_curves is not None:
-            save_figure(plot_curves, lambda: kernel_plots.curves(traces))
-    if matrices is not None:
-        arrays = {f"{name}/forward/{depth}": k for name, found in traces.items() for depth, k in found.kernels.items()}
-        arrays |= {
-            f"{name}/gradient/{depth}": k for name, found in traces.items() for depth, k in found.gradients.items()
-        }
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **arrays)
-        write_bytes(matrices, buffer.getvalue())
+    assert path is not None
+    save_figure(path, lambda: getattr(kernel_plots, kind)(traces))
+
+
+def _write_matrices(path: Path | None, traces: dict[str, Trace]) -> None:
+    assert path is not None
+    arrays = {f"{name}/forward/{depth}": k for name, found in traces.items() for depth, k in found.kernels.items()}
+    arrays |= {f"{name}/gradient/{depth}": k for name, found in traces.items() for depth, k in found.gradients.items()}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_bytes(path, buffer.getvalue())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 from signalprop.cli.options import shortened
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of
-from signalprop.errors import InputError, first_line, require
+from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 
@@ -59,13 +59,6 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | No
     return changed_a if longest is None else shortened(changed_a, changed, longest)
 
 
-def with_gradient(architecture: Architecture, wanted: bool) -> tuple[bool, tuple[str, ...]]:
-    """Whether to take the backward pass, and a note where a model without a head has no loss to start it from."""
-    if wanted and architecture.head == "none":
-        return False, ("the model has no head, so there is no loss: forward pass only",)
-    return wanted, ()
-
-
 def model_batch(
     architecture: Architecture, directory: Path | None, text: Path | None, batch_size: int, seed: int
 ) -> tuple[Batch, str]:
@@ -97,7 +90,9 @@ def model_batch(
     characters = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # enough for windows that seldom overlap
     body = load_text(text)
     start = int(np.random.default_rng(seed).integers(0, max(1, len(body) - characters)))
-    ids: IntArray = np.array(tokenizer.encode(body[start : start + characters], add_special_tokens=False).ids, np.int64)
+    with refusing(f"{file} cannot read the text", "expected a tokenizer that has its own unknown token"):
+        found = tokenizer.encode(body[start : start + characters], add_special_tokens=False).ids
+    ids: IntArray = np.array(found, np.int64)
     if ids.size and ids.max() >= a.vocab_size:
         raise InputError(f"{file} gives id {ids.max()}; the model's vocabulary ends at {a.vocab_size - 1}")
     batch = text_batch(a, ids, batch_size, seed, source)
@@ -111,17 +106,6 @@ def _with_mask(batch: Batch, candidates: Sequence[int | None]) -> Batch:
         return batch
     masked = (batch.tokens == MASK) & (batch.targets >= 0)
     return replace(batch, tokens=np.where(masked, own, batch.tokens))
-
-
-def pooled(batches: Sequence[Batch]) -> Batch:
-    """Several batches of one shape as a single one."""
-
-    def joined(name: str) -> Any:
-        parts = [getattr(batch, name) for batch in batches]
-        return None if parts[0] is None else np.concatenate(parts)
-
-    names = [item.name for item in fields(Batch) if item.name != "source"]
-    return replace(batches[0], **{name: joined(name) for name in names})
 
 
 @lru_cache(maxsize=1)

@@ -61,10 +61,11 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, model_batch, with_gradient
+    from signalprop.cli.loading import architecture_of, load_model, model_batch
     from signalprop.errors import InputError, require
     from signalprop.report import findings, tables
     from signalprop.results.profile import average
+    from signalprop.studies import with_gradient
 
     output.check_outputs(json_file, plot)
     changed = opt.changes(
@@ -102,7 +103,9 @@ def measure(
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, notes=(*profile.notes, *notes))
-    if output.write_outputs(profile, json_file, plot):
+
+    def show() -> None:
         output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        lines = [*findings.summary(profile), f"{'read':<20}{read}"]
-        output.echo_findings(lines, findings.warnings(profile), json_file, plot)
+        output.echo_findings([*findings.summary(profile), f"{'read':<20}{read}"], findings.warnings(profile))
+
+    output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))

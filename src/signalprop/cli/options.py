@@ -55,10 +55,6 @@ Json = Annotated[
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result (.png, .svg or .pdf).")]
 All = Annotated[bool, typer.Option("--all", help="Print every sublayer instead of a selection.")]
-Report = Annotated[
-    Path | None,
-    typer.Option("--report", metavar="FILE", help="Interactive report (default: signalprop-report.html)."),
-]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from signalprop.errors import InputError, MissingExtra, printable, require
-from signalprop.files.storage import write_json
+from signalprop.errors import InputError, MissingExtra, as_line, printable, require
+from signalprop.files.storage import real_path, write_json
 
 if TYPE_CHECKING:
     from signalprop.report.html import Item
     from signalprop.results.comparison import Comparison
     from signalprop.results.profile import Profile
 
-# Where commands write their report unless they are told.
+# Where `signalprop report` writes its page unless it is told.
 REPORT = "signalprop-report.html"
 
 
@@ -50,10 +51,7 @@ def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
     for name in (json_file, plot):
         if name is None or str(name) == "-":
             continue
-        try:
-            path = Path(name).resolve()
-        except ValueError:
-            raise InputError(f"cannot write {str(name)!r:.80}: a name cannot hold a null byte") from None
+        path = real_path(name)
         if path.is_dir():
             raise InputError(f"cannot write {name}: it is a directory")
         if not path.parent.is_dir():
@@ -62,45 +60,136 @@ def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
             raise InputError(f"cannot write {name}: the directory {path.parent} is not writable")
 
 
-def write_outputs(result: Profile | Comparison, json_file: str | None, plot: Path | None) -> bool:
-    """Write plot and JSON where asked for; whether standard output is left for text."""
-    if plot is not None:
+class File(NamedTuple):
+    """A file or directory that a command was asked for: what it is called under the result, and what writes it."""
+
+    label: str
+    path: str | Path | None
+    write: Callable[[], object]
+
+
+def picture(path: Path | None, result: Profile | Comparison) -> File:
+    """The picture of --plot."""
+
+    def draw() -> None:
         from signalprop.report.plots import save_plot
 
-        save_plot(plot, result)
-    if json_file is not None:
-        write_json(json_file, result.to_json())
-    return json_file != "-"
+        assert path is not None
+        save_plot(path, result)
+
+    return File("plot", path, draw)
 
 
-def write_result(json_file: str | None, value: Any) -> bool:
-    """Write a JSON value where asked for; whether standard output is left for text."""
-    if json_file is not None:
-        write_json(json_file, value)
-    return json_file != "-"
+class _Delivery:
+    """What became of the results of a command: each is handed out whatever became of the others."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.reader_left: BrokenPipeError | None = None
+
+    def tried(self, write: Callable[[], object]) -> bool:
+        """Whether writing went well."""
+        try:
+            write()
+            if sys.stdout is not None:  # none: it was closed before the start
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            self.reader_left = error
+        except (InputError, MissingExtra) as error:
+            self.problems.append(str(error))
+        except Exception as error:  # a fault in one result must not cost another
+            if os.environ.get("SIGNALPROP_DEBUG"):
+                traceback.print_exc()
+            self.problems.append(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)")
+        else:
+            return True
+        return False
 
 
-def echo_findings(lines: list[str], warnings: list[str], json_file: str | None, plot: Path | None) -> None:
-    """Print what stands under a table: numbers, warnings, and the files that were written."""
+def deliver(
+    json_file: str | None,
+    value: Callable[[], Any],
+    show: Callable[[], object],
+    *files: File,
+    page: ReportFile | None = None,
+    items: Callable[[], Sequence[tuple[str, Item]]] = tuple,
+    failure: str | None = None,
+) -> None:
+    """Hand out the results of a command: JSON, then text, then pictures and other files, then the report.
+
+    One that cannot be written does not keep those after it from being written. What was written is listed under the
+    text, what could not be is said at the end, a line each.
+
+    Args:
+        value: makes the JSON value, for `json_file` (`-`: standard output, which then holds nothing else). show: prints
+            the text. files: those without a path were not asked for. page: where the report goes; items: what is in it.
+        failure: what the result itself says against the model, a line for stderr.
+
+    Raises:
+        typer.Exit: with status 1, where something could not be written, or for `failure`.
+    """
+    done = _Delivery()
+    text = json_file != "-"
+    written: list[tuple[str, str | Path]] = []
+    if json_file is not None and done.tried(lambda: write_json(json_file, value())):
+        written.append(("json", json_file))
+    if text:
+        done.tried(show)
+    written += [(label, path) for label, path, write in files if path is not None and done.tried(write)]
+    if text:
+        done.tried(lambda: _list(written))
+    if page is not None:
+        done.tried(lambda: _write_report(page, items()))
+    for line in done.problems if failure is None else [*done.problems, failure]:
+        print(f"signalprop: {as_line(line)}", file=sys.stderr)
+    if done.problems or failure is not None:
+        raise typer.Exit(1)
+    if done.reader_left is not None:
+        raise done.reader_left
+
+
+def _list(written: Sequence[tuple[str, str | Path]]) -> None:
+    for label, path in written:
+        echo(f"{label:<20}{path}")
+
+
+def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
+    """Write the report and say so on stderr; one that nobody asked for and that cannot be written costs a line only."""
+    from signalprop.report.html import write_report
+
+    try:
+        write_report(file.path, items)
+    except (InputError, MissingExtra) as error:
+        if file.asked:
+            raise
+        print(f"no report: {error}", file=sys.stderr)
+    else:
+        print(f"report: {file.path}", file=sys.stderr)
+
+
+def echo_findings(lines: list[str], warnings: list[str]) -> None:
+    """Print what stands under a table: numbers and warnings."""
     echo()
     for line in lines:
         echo(line)
     for line in warnings:
         echo(f"{'warning':<20}{line}")
-    for name, path in (("json", json_file), ("plot", plot)):
-        if path is not None:
-            echo(f"{name:<20}{path}")
 
 
-def report_file(report: Path | None, no_report: bool, json_file: str | None) -> ReportFile | None:
+def report_file(
+    report: Path | None, no_report: bool, json_file: str | None, default: str = REPORT
+) -> ReportFile | None:
     """Where the report goes; None for no report, which is the default where JSON on standard output is for a program.
+
+    Args:
+        default: the name where none is given. Every command has one of its own, so that none overwrites another's.
 
     Raises:
         InputError: both --report and --no-report, or a file that could not be written. MissingExtra: a report that was
             asked for, without plotly.
     """
     if report is None:
-        return None if no_report or json_file == "-" else ReportFile(Path(REPORT), asked=False)
+        return None if no_report or json_file == "-" else ReportFile(Path(default), asked=False)
     if no_report:
         raise InputError("--report and --no-report exclude each other; leave one out")
     if str(report) == "-":
@@ -108,22 +197,6 @@ def report_file(report: Path | None, no_report: bool, json_file: str | None) -> 
     check_outputs(str(report))
     require("plotly", "report")
     return ReportFile(report, asked=True)
-
-
-def write_report(file: ReportFile | None, items: Sequence[tuple[str, Item]]) -> None:
-    """Write the report and say so on stderr; one that nobody asked for and that cannot be written costs a line only."""
-    if file is None:
-        return
-    from signalprop.report.html import write_report as written
-
-    try:
-        written(file.path, items)
-    except (InputError, MissingExtra) as error:
-        if file.asked:
-            raise
-        print(f"no report: {error}", file=sys.stderr)
-    else:
-        print(f"report: {file.path}", file=sys.stderr)
 
 
 @contextmanager

@@ -67,9 +67,12 @@ def predict(
         profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient)
     else:
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
-    if output.write_outputs(profile, json_file, plot):
+
+    def show() -> None:
         output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo_findings(findings.summary(profile), findings.warnings(profile), json_file, plot)
+        output.echo_findings(findings.summary(profile), findings.warnings(profile))
+
+    output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))
 
 
 def _simulated(

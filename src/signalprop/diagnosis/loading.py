@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from signalprop import checkpoint_loading
 from signalprop.errors import InputError, first_line, release, require
+from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import check_regular
+from signalprop.files.validation import typed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +42,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
+@typed
 def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Loaded:
     """A trained model and its tokenizer.
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.data.batches import Batch
+from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.result import Estimate, Removal, Removed, number
 from signalprop.diagnosis.stream import LossResult, loss
@@ -128,6 +129,7 @@ def removal(
     greedy: int = 0,
     whole: LossResult | None = None,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
+    kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Removal:
     """The loss without every single layer, and without groups that are chosen greedily, the cheapest layer first.
@@ -138,6 +140,7 @@ def removal(
     Args:
         greedy: how many layers the largest group has. whole: the loss of the whole model, where it is known.
         accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.multiple_choice`.
+        kept: where what is done stays, and what an interrupted call had done is found (see `diagnose`).
         progress: called with (models done, all).
 
     Raises:
@@ -150,15 +153,19 @@ def removal(
     total = sum(len(removable) - step for step in range(max(greedy, 1)))
     done = 0
 
-    def tried(layers: tuple[int, ...]) -> Removed:
-        nonlocal done
+    def measured(layers: tuple[int, ...]) -> Removed:
         with without(model, mapping, layers):
             found = loss(model, batches, mapping=mapping)
             right = accuracy(model) if accuracy is not None else None
+        return Removed(layers=layers, loss=estimate(found), increase=difference(found, whole), accuracy=right)
+
+    def tried(layers: tuple[int, ...]) -> Removed:
+        nonlocal done
+        found = result_of(kept, ("without", *layers), Removed, lambda: measured(layers))
         done += 1
         if progress is not None:
             progress(done, total)
-        return Removed(layers=layers, loss=estimate(found), increase=difference(found, whole), accuracy=right)
+        return found
 
     singles = tuple(tried((k,)) for k in removable)
     groups: list[Removed] = []

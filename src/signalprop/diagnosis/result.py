@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
 from signalprop.files.storage import finite, read_json, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
@@ -249,8 +249,9 @@ class Diagnosis(Value):
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
             raise InputError(f"this is not a diagnosis that this version reads: {got}, expected schema {SCHEMA!r}")
-        return cls(**{str(key): _tuples(value) for key, value in data.items()})
+        return cls(**{str(key): tuples(value) for key, value in data.items()})
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
 
@@ -260,6 +261,7 @@ class Diagnosis(Value):
         write_json(path, self.to_json())
 
     @classmethod
+    @typed
     def load(cls, path: str | Path) -> Self:
         """Read the JSON file `path` that `save` wrote.
 
@@ -268,15 +270,16 @@ class Diagnosis(Value):
         """
         return cls.from_json(read_json(path))
 
+    @typed
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:
         """The signal at some layers."""
         return [item for item in self.signal if item.layer in layers]
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """JSON has no tuples."""
     if isinstance(value, list):
-        return tuple(_tuples(item) for item in value)
+        return tuple(tuples(item) for item in value)
     if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: tuples(item) for key, item in value.items()}
     return value

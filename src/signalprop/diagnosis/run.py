@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import FORMATS, Of, casts
 from signalprop.diagnosis.identity import identity
+from signalprop.diagnosis.kept import Kept, digest, result_of
 from signalprop.diagnosis.layers import has_modules
 from signalprop.diagnosis.removal import check_removal, estimate, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
@@ -20,12 +22,14 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.repair.record import record_of
 
 Stage = Callable[[str, int, int], None]
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
+@typed
 def diagnose(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -39,6 +43,7 @@ def diagnose(
     jacobian_sequences: int = 2,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
     expected: str = "",
+    kept: Kept | None = None,
     progress: Stage | None = None,
 ) -> Diagnosis:
     """What the layers of a model do on real data, and what is wrong with them.
@@ -54,6 +59,8 @@ def diagnose(
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
         accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnosis.tasks`).
         expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
+        kept: a file in which every removal, cast and score stays as soon as it is there, so that an interrupted
+            diagnosis can go on; `Kept.discard` it once the diagnosis is safe.
         progress: called with (section, done, all).
 
     Raises:
@@ -61,15 +68,9 @@ def diagnose(
     """
     model = unwrapped(model)
     mapping = mapping_for(model, mapping)
-    unknown = [item for item in cast if item not in FORMATS]
-    if unknown:
-        raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
-    if remove is not None:
-        check_removal(model, mapping, remove)
     held = list(batches)
+    check(model, held, mapping, remove, cast)
     n = sum(len(batch.inputs) for batch in held)
-    if not held:
-        raise InputError("there is no data to run the model on: not one sequence of the asked length")
 
     def step(section: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(section, done, total)
@@ -88,7 +89,14 @@ def diagnose(
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         weights, said = live_weights(model, mapping, inputs, _length(held))
         notes += [f"prediction: {line}" for line in said]
-        score = accuracy(model) if accuracy is not None and finite else None
+        if kept is not None:
+            kept.begin(
+                model=name, parameters=_count(model), type=str(next(model.parameters()).dtype), text=digest(held),
+                skip_first=skip_first, loss=None if whole is None else whole.mean,
+            )  # fmt: skip
+        score = None
+        if accuracy is not None and finite:
+            score = result_of(kept, ("accuracy",), Estimate, partial(accuracy, model))
         near = None
         if jacobian_sequences and finite and has_modules(mapping):
             near = identity(
@@ -102,19 +110,20 @@ def diagnose(
             notes.append("no removals and no casts: there is no finite loss to compare")
         if whole is not None and remove is not None:
             removed = removal(
-                model, held, mapping, greedy=remove, whole=whole, accuracy=accuracy, progress=step("removal")
-            )
+                model, held, mapping, greedy=remove, whole=whole, accuracy=accuracy, kept=kept,
+                progress=step("removal"),
+            )  # fmt: skip
         if whole is not None and cast:
             cast_rows = casts(
                 model, held, mapping, formats=cast, of=cast_of, whole=whole, skip_first=skip_first,
-                progress=step("casts"),
+                kept=kept, progress=step("casts"),
             )  # fmt: skip
     record = record_of(model)
     found = Diagnosis(
         schema=SCHEMA,
         model=name or type(model).__name__,
         family=mapping.architecture.family or "",
-        n_parameters=sum(p.numel() for p in model.parameters()),
+        n_parameters=_count(model),
         data=Data(
             source=held[0].source,
             sequences=n,
@@ -134,6 +143,23 @@ def diagnose(
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
     return found.model_copy(update={"verdicts": verdicts(found, scheme)})
+
+
+def check(
+    model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: int | None, cast: Sequence[str]
+) -> None:
+    """Raise the InputError that `diagnose` would raise before its first pass."""
+    unknown = [item for item in cast if item not in FORMATS]
+    if unknown:
+        raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
+    if remove is not None:
+        check_removal(model, mapping, remove)
+    if not batches:
+        raise InputError("there is no data to run the model on: not one sequence of the asked length")
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def _length(batches: Sequence[Batch]) -> int:

@@ -102,7 +102,7 @@ class _Observer:
         self.hooks.sites(places.sites, self._see, first=True)
         for i, row in enumerate(attached.rows):
             self._on_norm(i, row)
-            if row.kind == "attention":
+            if row.kind.attends_itself:
                 self.watch.follow(self.hooks, i, row, self.mapping.architecture.n_heads)
 
     def begin(self, positions: Positions) -> None:
@@ -248,7 +248,7 @@ def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal
     enter, leave = (seen.points.get(i, Point()) for i in (places.stream_in[rows[0]], places.stream_out[rows[-1]]))
     unit_in, unit_out = mapping.sublayers[rows[0]].units[0] ** 2, mapping.sublayers[rows[-1]].units[2] ** 2
     tokens, first = leave.tokens, leave.first_tokens
-    attention = next((i for i in rows if kinds[i] == "attention"), -1)
+    attention = next((i for i in rows if kinds[i].attends_itself), -1)
     heads = seen.watch.seen.get(attention, HeadSums())
     scale = math.sqrt(leave.squares / tokens) if tokens else 0.0
     added, n = seen.cosines.get(k, (0.0, 0.0))
@@ -261,8 +261,8 @@ def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal
         first_variance=number(unit_out * leave.first_variance / first) if first and leave.finite else None,
         token_correlation=number(leave.correlation / tokens) if tokens and leave.finite else None,
         effective_rank=seen.ranks.get(k),
-        attention_share=_share(seen, [i for i in rows if kinds[i] != "feed_forward"]),
-        feed_forward_share=_share(seen, [i for i in rows if kinds[i] == "feed_forward"]),
+        attention_share=_share(seen, [i for i in rows if kinds[i].attends]),
+        feed_forward_share=_share(seen, [i for i in rows if not kinds[i].attends]),
         alignment=number(added / n) if n else None,
         gradient=None if gradients is None else number(float(gradients[rows[-1]])),
         outlier=number(leave.largest / scale) if scale else None,

@@ -25,13 +25,15 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
 from signalprop.diagnosis.result import number
-from signalprop.errors import InputError
+from signalprop.errors import InputError, refusing
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence
+_UNREADABLE = ("the tokenizer cannot read the text", "expected a tokenizer that has its own unknown token")
 _POSITIONS = 256  # rows of logits in single precision at a time
 
 
@@ -49,8 +51,9 @@ class Frame:
 
 def frame_of(tokenizer: Any) -> Frame:
     """What a tokenizer of transformers puts around a text by itself (`[CLS] ... [SEP]`, `<bos> ...`)."""
-    inner = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    outer = list(tokenizer("a")["input_ids"])
+    with refusing(*_UNREADABLE):
+        inner = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+        outer = list(tokenizer("a")["input_ids"])
     end = getattr(tokenizer, "eos_token_id", None)
     end = end if isinstance(end, int) else None
     for at in range(len(outer) - len(inner) + 1):
@@ -86,7 +89,8 @@ def token_stream(
         if tokenizer is None:
             ids = ids_of(text, ranks)
         else:
-            ids = np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int64)
+            with refusing(*_UNREADABLE):
+                ids = np.array(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int64)
         if ids.size and ids.max() >= vocab_size:
             raise InputError(f"the tokenizer gives id {ids.max()}; the model's vocabulary ends at {vocab_size - 1}")
         yield ids
@@ -113,6 +117,7 @@ def stretches(stream: Iterable[IntArray], width: int, step: int) -> Iterator[Int
         yield np.concatenate(parts)
 
 
+@typed
 def token_batches(
     source: str | Path | None,
     tokenizer: Any | None,

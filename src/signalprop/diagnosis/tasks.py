@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import nn
 
 from signalprop.diagnosis.result import Estimate
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
 from signalprop.files.storage import read_text
 from signalprop.files.validation import Value
 
@@ -67,10 +67,11 @@ def multiple_choice(model: nn.Module, tokenizer: Any, questions: Sequence[Questi
     right = 0
     device = next(model.parameters()).device
     for question in questions:
-        prompt = tokenizer(question.prompt, add_special_tokens=True)["input_ids"]
+        with refusing("the tokenizer cannot read a question", "expected one that has its own unknown token"):
+            prompt = tokenizer(question.prompt, add_special_tokens=True)["input_ids"]
+            answers = [tokenizer(choice, add_special_tokens=False)["input_ids"] for choice in question.choices]
         scores = []
-        for choice in question.choices:
-            ids = tokenizer(choice, add_special_tokens=False)["input_ids"]
+        for ids in answers:
             if not ids:
                 raise InputError(f"a choice of {question.prompt!r:.40} has no tokens")
             whole = torch.tensor([[*prompt, *ids]], device=device)

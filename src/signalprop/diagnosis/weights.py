@@ -79,7 +79,7 @@ def _stds(attached: Attached) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     for i, row in enumerate(attached.rows):
         # roles of cross-attention have names of their own, since a layer holds both kinds
-        prefix = "cross_" if row.kind == "cross_attention" else ""
+        prefix = "cross_" if row.kind.reads_memory else ""
         found = {}
         for role, held in row.weights.items():
             if masks[role][i]:

@@ -54,7 +54,7 @@ def unknown(model_type: Any) -> str:
 def _modules() -> frozenset[str]:
     """The files of this folder that hold a family."""
     found = (module.name for module in iter_modules(__path__))
-    return frozenset(name for name in found if name != "base" and not name.startswith("_"))
+    return frozenset(name for name in found if name not in ("base", "reading") and not name.startswith("_"))
 
 
 def _of(module: str) -> Family:

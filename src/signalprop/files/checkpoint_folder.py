@@ -2,7 +2,7 @@
 
 transformers follows what the files of a checkpoint say: it reads the shards that an index names, the base model that an
 adapter names and the vocabularies that a tokenizer's configuration names, wherever they are, and takes kernels from the
-hub. So a directory is looked through before it is handed over, by `signalprop.checkpoint_loading`.
+hub. So a directory is looked through before it is handed over, by `signalprop.files.checkpoint_loading`.
 """
 
 from __future__ import annotations

@@ -27,6 +27,17 @@ def memory_limit() -> int | None:
     return min(limits, default=None)
 
 
+def memory_free() -> int | None:
+    """Bytes that are free, of the machine and its container; None: not known."""
+    free = []
+    with suppress(OSError, ValueError):
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free.append(1024 * int(lines["MemAvailable"].split()[0]))
+    with suppress(OSError, ValueError):
+        free.append(int(_GROUP.read_text()) - int(_GROUP.with_name("memory.current").read_text()))
+    return min(free, default=None)
+
+
 def check_fits(needed: float, what: str, cure: str) -> None:
     """Refuse what cannot fit.
 

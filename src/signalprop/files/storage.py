@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from io import BufferedReader, BytesIO, TextIOWrapper
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 
+# What a file system says that does not know fsync of a directory, or a directory that may be written but not read.
+_NOT_FOR_DIRECTORIES = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -160,14 +162,19 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         InputError: the directory is missing or not writable, or the path is a directory.
     """
-    if str(path) == "-":
-        sys.stdout.write(text)
-        return
-    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # half a character of a file's JSON cannot be written
+    data = text.encode("utf-8", "backslashreplace")  # half a character of a file's JSON cannot be written
+    if str(path) != "-":
+        write_bytes(path, data)
+    elif hasattr(sys.stdout, "buffer"):  # UTF-8 as in a file, whatever the terminal's encoding is
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+    else:
+        sys.stdout.write(data.decode())
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write bytes to a file, whole or not at all: a failure midway leaves an old file as it was.
+def write_bytes(path: str | Path, *parts: bytes | memoryview) -> None:
+    """Write bytes (parts, one after the other) to a file, whole or not at all: a failure midway leaves an old file as
+    it was.
 
     A link is followed, and the permissions of an old file stay. A device or a pipe is written to as it is.
 
@@ -175,23 +182,23 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         InputError: the directory is missing or not writable, or the path is a directory.
     """
     try:
-        target = Path(os.path.realpath(path))
+        target = real_path(path)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         if target.exists() and not target.is_file():  # replacing /dev/null by a file would be a bad surprise
-            target.write_bytes(data)
+            target.write_bytes(b"".join(parts))
         else:
-            _replace(target, data)
+            _replace(target, parts)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot write {_shown(path)}: {_reason(error)}; choose another path") from None
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _replace(target: Path, parts: Iterable[bytes | memoryview]) -> None:
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
@@ -200,6 +207,7 @@ def _replace(target: Path, data: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    sync_names(target.parent)
 
 
 @contextmanager
@@ -211,17 +219,16 @@ def written_whole(out: Path) -> Iterator[Path]:
     Raises:
         InputError: the disk is full, or the directory cannot be made.
     """
-    target = out.resolve()
+    target = real_path(out)
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         beside.mkdir()
         yield beside
-        for path in beside.rglob("*"):
-            sync(path)
+        sync_tree(beside)
         if target.is_dir():
             target.rmdir()  # empty, or it was refused; one that was filled meanwhile stays
         beside.rename(target)
-        sync(target.parent)
+        sync_names(target.parent)
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.ENOTEMPTY:
@@ -234,19 +241,61 @@ def written_whole(out: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def real_path(path: str | Path) -> Path:
+    """Where a path leads, links followed.
+
+    Raises:
+        InputError: a null byte in it, or a link that leads back to itself.
+    """
+    try:
+        found = Path(os.path.realpath(path))
+    except ValueError:
+        raise InputError(f"cannot write {str(path)!r:.80}: a name cannot hold a null byte") from None
+    if found.is_symlink():
+        raise InputError(f"cannot write {_shown(path)}: it is a link that leads back to itself; choose another path")
+    return found
+
+
 def is_below(name: str) -> bool:
     """Whether a path that a file names lies in the directory that it is taken from, by its words alone."""
     path = Path(name)
     return not path.is_absolute() and ".." not in path.parts
 
 
+def make_folder(path: Path) -> None:
+    """Make a directory and those above it, where they are missing; their names are on the disk afterwards."""
+    missing = [item for item in (path, *path.parents) if not item.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for item in reversed(missing):
+        sync_names(item.parent)
+
+
 def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to the disk."""
+    """Force a file to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_names(folder: Path) -> None:
+    """Force the names in a directory to the disk, where the file system lets one."""
+    try:
+        sync(folder)
+    except OSError as error:
+        if error.errno not in _NOT_FOR_DIRECTORIES:
+            raise
+
+
+def sync_tree(folder: Path) -> None:
+    """Force all that a directory holds, and its names, to the disk."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_names(path)
+        else:
+            sync(path)
+    sync_names(folder)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -1,16 +1,27 @@
-"""The base of every validated value: frozen, no unknown fields, and one line per mistake instead of a traceback."""
+"""What is checked of arguments and fields: one line per mistake instead of a traceback.
+
+`Value` is the base of every validated value: frozen, no unknown fields. `typed` checks what a public function is given
+against its annotations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from signalprop.errors import InputError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _SHOWN = 3  # a file with a mistake in every row still gives one readable line
 
 
@@ -58,3 +69,101 @@ class Value(BaseModel):
                 raise
             title = type(self).__name__
             raise InputError(f"{title}: the name of a field is no text; expected names, in quotation marks") from None
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, or the class whose fields these are, with its arguments checked against their annotations.
+
+    Names of arguments and their number are left to Python, which says TypeError; values are left to the function.
+
+    Raises:
+        InputError: on a call, an argument of a type that is not declared; the message names what was expected.
+    """
+    if isinstance(function, type):
+        function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[misc]
+        return cast(Callable[P, R], function)
+    return _checked(function, function.__qualname__.removesuffix(".__init__"))
+
+
+def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}  # by parameter, filled on the first call: names may be defined below the function
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not hints:
+            hints.update(get_type_hints(function))
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # which says it with its own name
+        for parameter, value in given.items():
+            if parameter in hints:
+                declared = signature.parameters[parameter]
+                for item in _SEVERAL.get(declared.kind, lambda one: (one,))(value):
+                    if not _is_a(item, hints[parameter]):
+                        expected, got = _in_words(str(declared.annotation)), f"{type(item).__name__} {item!r:.60}"
+                        raise InputError(f"{name} takes as {parameter}: {expected}; it was given the {got}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+_SEVERAL: dict[Any, Callable[[Any], Iterable[Any]]] = {
+    inspect.Parameter.VAR_POSITIONAL: tuple, inspect.Parameter.VAR_KEYWORD: dict.values
+}  # fmt: skip
+
+
+def _in_words(annotation: str) -> str:
+    """An annotation as a reader of the documentation knows it."""
+    return re.sub(r"\b(nn|np|torch)\.", "", annotation).replace("Dictionary", "Mapping").replace(" | ", " or ")
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type, as far as that can be told at once; NumPy scalars count as Python's."""
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        members, numbers = set(get_args(hint)), set(get_args(ArrayLike))
+        if numbers <= members:
+            return _is_numbers(value) or any(_is_a(value, member) for member in members - numbers)
+        return any(_is_a(value, member) for member in members)
+    if origin is Annotated:
+        return _is_a(value, get_args(hint)[0])
+    if origin is Literal:  # the function names the choices
+        return isinstance(value, tuple({type(member) for member in get_args(hint)}))
+    if origin in _CONTAINERS:
+        return _is_container(value, origin, get_args(hint))
+    if origin in _SCALARS:
+        return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
+    if origin is np.ndarray:  # what NumPy makes of one number is none
+        return isinstance(value, (np.ndarray, np.generic))
+    if getattr(origin, "_is_protocol", False) or origin is Callable:
+        return callable(value)
+    return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
+
+
+_SCALARS: dict[Any, tuple[type, ...]] = {
+    bool: (bool, np.bool_), int: (int, np.integer), float: (int, float, np.integer, np.floating), None: (NoneType,)
+}  # fmt: skip
+_CONTAINERS = (Sequence, Iterable, Mapping, tuple, list, dict)
+
+
+def _is_container(value: Any, origin: Any, members: tuple[Any, ...]) -> bool:
+    if origin in (Mapping, dict):
+        return isinstance(value, Mapping) and all(_is_a(item, members[1]) for item in value.values() if members)
+    if isinstance(value, (str, bytes, Mapping)):
+        return False
+    if origin is Iterable and not isinstance(value, Sequence):
+        return isinstance(value, Iterable)
+    if not isinstance(value, Sequence):
+        return False
+    if origin is not tuple or members[1:] == (...,):
+        return all(_is_a(item, members[0]) for item in value if members)
+    return len(value) == len(members) and all(map(_is_a, value, members))
+
+
+def _is_numbers(value: Any) -> bool:
+    try:
+        return np.asarray(value).dtype.kind in "biuf"
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of a tensor that has a gradient
+        return False

@@ -12,7 +12,7 @@ from signalprop.kernels.schedules import decay_schedule, rho_schedule
 from signalprop.kernels.trace import attention_only
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import Embedding
-from signalprop.network.layout import KINDS
+from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, Shaping, blank
 
@@ -87,6 +87,6 @@ def _table(
 
 def _shaped(p: Parametrization, schedule: FloatArray, shaping: Shaping) -> Parametrization:
     """Layer l takes the kernel from schedule[l] to schedule[l + 1]."""
-    attention = p.kind == KINDS.index("attention")
+    attention = rows_where(p, lambda kind: kind.attends)
     before, after = (np.where(attention, schedule[p.layer + step], 0.0) for step in (0, 1))
     return replace(p.with_columns(shape_in=before, shape_out=after), shaping=shaping)

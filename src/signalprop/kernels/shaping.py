@@ -52,6 +52,10 @@ class AttentionShape(Protocol):
         """A^T x for x of shape (n, columns)."""
 
 
+# One sublayer's attention matrices at zero scores, one per kind of head; none: scores make the matrix.
+Shapes = tuple[AttentionShape, ...]
+
+
 def exponential_kernel(decay: float, n: int) -> FloatArray:
     """Sigma_ij = decay^|i - j|, (n, n): the target of E-SPA with decay = e^-gamma (SPA section 3.2)."""
     lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.shaping import (
     ESPA,
     USPA,
@@ -20,192 +19,198 @@ from signalprop.kernels.shaping import (
     BidirectionalUSPA,
     Calibrated,
     CorrectedESPA,
+    Shapes,
     uniform_kernel,
 )
-from signalprop.kernels.state import State, inverse_roots
-from signalprop.network.layout import KINDS, PLACEMENTS, STACKS
+from signalprop.kernels.state import State, exp_of, inverse_roots
+from signalprop.network.kinds import kind_of, rows_where
+from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory import blocks
+from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
+from signalprop.theory.logs import HELD, within
 
-PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich", "res-post"))
-_ATTENTION = KINDS.index("attention")
-# One sublayer's attention matrices at zero scores, one per kind of head; none: scores make the matrix.
-Shapes = tuple[AttentionShape, ...]
+
+class BranchKernel(Protocol):
+    """What `of(parametrization, stack, shapes)` in a kind's `kernel.py` gives: its sublayers in one stack."""
+
+    def silent(self, i: int) -> bool:
+        """Whether sublayer i gives nothing, and needs no work."""
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at what the branch reads, from that kernel and the gradient's before the dropout."""
+
+
+class Read(NamedTuple):
+    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm), and where there is
+    none the log of the scale beyond which the kernel was held."""
+
+    kernel: FloatArray
+    divisor: FloatArray | None
+    beyond: float = 0.0
+
+
+See = Callable[[int, State, State, State], None]
 
 
 class Stack:
-    """One stack: its sublayers' forward and backward steps on kernels."""
+    """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
+
+    Attributes:
+        shapes: how each sublayer's attention is shaped. silent: sublayers that give nothing.
+        own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
+    """
 
     def __init__(self, p: Parametrization, shapes: Sequence[Shapes] | None = None) -> None:
         a = p.architecture
         self.p, self.a = p, a
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
-        self.rows = blocks.Rows.of(p)
         self.n = p.n_sublayers
-        # feed-forwards without a way out give nothing, and need no work
-        self.silent = (p.kind != _ATTENTION) & (self.rows.down == 0) & (self.rows.down_bias == 0)
-        self.rho, self.omega = None, None
-        if a.positions == "rotary":
-            self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
+        made: dict[int, BranchKernel] = {}
+        for code in sorted(set(p.kind.tolist())):
+            first = int(np.flatnonzero(p.kind == code)[0])
+            made[code] = kind_of(p, first).part("kernel").of(p, int(p.stack[first]), self.shapes)
+        self.branches = [made[code] for code in p.kind.tolist()]
+        self.silent = [branch.silent(i) for i, branch in enumerate(self.branches)]
+        self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
+        self.parallel = p.parallel.tolist()
+        self.own: dict[int, FloatArray] = {}
 
-    def starts_layer(self, i: int) -> bool:
-        """Whether the stream that sublayer i reads is its predecessor's output."""
-        return not self.p.parallel[i]
+    # --- forward ---
 
-    def read(self, i: int, stream: State) -> tuple[FloatArray, FloatArray | None]:
-        """(kernel that the branch reads, per-token variance that the norm divides by or None)."""
-        variance = np.diagonal(stream.kernel) * math.exp(min(max(stream.log_scale, -600.0), 600.0))
-        if self.p.placement[i] not in (PRE, SANDWICH):
-            return stream.kernel * math.exp(min(max(stream.log_scale, -27.6), 27.6)), None
-        divisor = variance + self.a.norm_eps
-        scale = math.exp(min(max(stream.log_scale, -600.0), 600.0))
+    def run(self, start: State, rows: Sequence[int], see: See | None = None) -> State:
+        """The stream after some sublayers, which make whole layers.
+
+        `see` is called with (index, stream read, branch before its multiplier, stream after it).
+        """
+        return through(rows, [self.parallel[i] for i in rows], self.sublayer, start, see)
+
+    def sublayer(self, i: int, stream: State, onto: State | None) -> tuple[State, State]:
+        """One sublayer: (branch before its multiplier, stream after it)."""
+        return step(self, i, self.placements[i], stream, onto)
+
+    def raw_branch(self, i: int, stream: State) -> State:
+        """The branch before a norm on it, from the stream that it reads."""
+        return self._raw(i, self.what_is_read(i, stream))
+
+    def what_is_read(self, i: int, stream: State) -> Read:
+        """What the branch reads, by its placement."""
+        return self.read_normed(i, stream) if self.placements[i] in NORM_BEFORE else self.read(i, stream)
+
+    def read(self, i: int, stream: State) -> Read:
+        """A stream as it is, held at a size that the branch can be computed at."""
+        held = within(stream.log_scale, HELD)
+        return Read(stream.kernel * math.exp(held), None, stream.log_scale - float(held))
+
+    def read_normed(self, i: int, stream: State) -> Read:
+        """A stream after a norm."""
+        scale = exp_of(stream.log_scale)
+        divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(self.p.norm_output[i])
         read = stream.kernel * scale
         read *= root
         read *= root[:, None]
-        return read, divisor
+        return Read(read, divisor)
 
-    def attention(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
-        """A sublayer's attention, and the factor on its forward kernel.
+    def output(self, i: int, read: Read) -> State:
+        """The branch's output, after a norm on it."""
+        raw = self._raw(i, read)
+        if self.placements[i] in NORM_ON_BRANCH:
+            return State(raw.kernel * self._norm_on_branch(i, raw)).rescaled()
+        return raw
 
-        QK-norm takes the size of the stream out of the scores (here one size for all tokens), not out of the values. On
-        the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
-        """
-        size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
-        size = size if size > 0 else 1.0
-        made = TokenAttention(
-            kernel=kernel if size == 1 else kernel / size,
-            qk=float(self.rows.qk[i]),
-            d_model=self.a.d_model,
-            causal=self.a.causal,
-            dropout=self.a.attention_dropout or 0.0,
-            rho=self.rho,
-            omega=self.omega,
-            query_bias=float(self.rows.query_bias[i]),
-            value_skip=float(self.rows.value_skip[i]),
-            gain=float(self.rows.attention_gain[i]),
-        )
-        return made, size
-
-    def shaped(self, i: int, kernel: FloatArray) -> ShapedAttention:
-        """A sublayer's attention, where its matrices are given."""
-        return ShapedAttention(
-            kernel=kernel,
-            shapes=self.shapes[i],
-            dropout=self.a.attention_dropout or 0.0,
-            value_skip=float(self.rows.value_skip[i]),
-            gain=float(self.rows.attention_gain[i]),
-        )
-
-    def branch(self, i: int, kernel: FloatArray) -> FloatArray:
-        """Kernel of the branch (after its dropout, before a norm on it) from the kernel that it reads."""
-        rows, keep = self.rows, 1 - self.a.dropout
-        if self.p.kind[i] == _ATTENTION:
-            if self.shapes[i]:  # rows of D A do not sum to 1: a bias is mixed as values are
-                values = self.shaped(i, kernel * rows.value[i] + rows.value_bias[i]).forward()
-            else:
-                attention, size = self.attention(i, kernel)
-                bias = rows.value_bias[i] * (rows.value_skip[i] + rows.attention_gain[i]) ** 2
-                values = attention.forward()
-                values *= size * rows.value[i]
-                values += bias
-            out = values * rows.output[i]
-            out += rows.output_bias[i]
-        else:
-            r, s, up = self._pre_activation(i, kernel)
-            out = dual_of_kernel(self.a.activation, s, r)
-            if up is not None:
-                out *= up
-            out *= rows.down[i]
-            out += rows.down_bias[i]
-        diagonal = np.diagonal(out) / keep
-        np.fill_diagonal(out, diagonal)
-        return np.asarray(out)
-
-    def _pre_activation(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray | None]:
-        """(correlation, variances of the non-linear pre-activation, kernel of the linear one of a gated block)."""
-        rows = self.rows
-        weight, bias = (rows.gate[i], rows.gate_bias[i]) if self.a.gated else (rows.up[i], rows.up_bias[i])
-        pre = kernel * weight + bias
-        diagonal = np.diagonal(pre).copy()
-        inverse = 1 / np.sqrt(np.maximum(diagonal, 1e-150))
-        r = pre
-        r *= inverse
-        r *= inverse[:, None]
-        np.clip(r, -1, 1, out=r)
-        np.fill_diagonal(r, 1.0)
-        return r, diagonal, kernel * rows.up[i] + rows.up_bias[i] if self.a.gated else None
-
-    def feed_forward_back(self, i: int, kernel: FloatArray) -> FloatArray:
-        """The factor with which each entry of the gradient kernel returns (dropout apart)."""
-        rows = self.rows
-        r, s, up = self._pre_activation(i, kernel)
-        slope = slope_of_kernel(self.a.activation, s, r)
-        back = float(rows.down_back[i]) * rows.wide
-        if up is not None:
-            q = dual_of_kernel(self.a.activation, s, r)
-            return np.asarray(back * (float(rows.up[i]) * q + float(rows.gate[i]) * up * slope))
-        return np.asarray(back * float(rows.up[i]) * slope)
-
-    def branch_back(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at what the branch reads, from the one at the branch's output."""
-        dropped = gradient.copy()
-        np.fill_diagonal(dropped, np.diagonal(gradient) / (1 - self.a.dropout))
-        if self.p.kind[i] == _ATTENTION:
-            factor = float(self.rows.output_back[i] * self.rows.value_back[i])
-            if self.shapes[i]:
-                return self.shaped(i, kernel).backward(dropped) * factor
-            return self.attention(i, kernel)[0].backward(dropped) * factor
-        return dropped * self.feed_forward_back(i, kernel)
-
-    def raw_branch(self, i: int, layer_in: State) -> State:
-        """The branch before a norm on it, from the stream that it reads."""
+    def _raw(self, i: int, read: Read) -> State:
         if self.silent[i]:
-            return State(np.broadcast_to(0.0, layer_in.kernel.shape))
-        kernel, divisor = self.read(i, layer_in)
-        branch = State(self.branch(i, kernel)).rescaled()
-        if divisor is None:  # computed at a held size; beyond it the stream is scaled
-            held = min(max(layer_in.log_scale, -27.6), 27.6)
-            branch = State(branch.kernel, branch.log_scale + layer_in.log_scale - held)
-        return branch
+            return State(np.broadcast_to(0.0, read.kernel.shape))
+        out = self.branches[i].forward(i, read.kernel)
+        np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
+        made = State(out).rescaled()
+        return State(made.kernel, made.log_scale + read.beyond) if read.beyond else made
 
-    def branch_norm(self, i: int, raw: State) -> FloatArray:
+    def _norm_on_branch(self, i: int, raw: State) -> FloatArray:
         """What a norm on the branch multiplies the branch's kernel with, and gradients on their way back by.
 
         In units of exp(raw.log_scale) for both; (T, T).
         """
-        gain = self.p.post_norm_gain[i] if self.p.placement[i] == SANDWICH else self.p.norm_output[i]
-        own = np.diagonal(raw.kernel) + self.a.norm_eps * math.exp(-min(max(raw.log_scale, -600.0), 600.0))
+        gain = self.p.post_norm_gain[i] if self.placements[i] == "sandwich" else self.p.norm_output[i]
+        own = np.diagonal(raw.kernel) + self.a.norm_eps * exp_of(-raw.log_scale)
         root = inverse_roots(own) * abs(gain)
         return np.outer(root, root)
 
-    def step(self, i: int, stream: State, layer_in: State) -> tuple[State, State, FloatArray | None]:
-        """(stream_out, branch before its multiplier, per-token variance of a post-norm's input)."""
-        p = self.p
-        branch = self.raw_branch(i, layer_in)
-        if p.placement[i] in (SANDWICH, RES_POST):
-            branch = State(branch.kernel * self.branch_norm(i, branch)).rescaled()
-        skip = 1.0 if p.parallel[i] else float(p.skip[i]) ** 2
-        total = stream.times(skip)
-        if not self.silent[i]:
-            added = branch.times(float(p.branch[i]) ** 2)
-            total = total.plus(added) if skip > 0 else added
-        if p.placement[i] != POST:
-            return total, branch, None
-        own = np.diagonal(total.kernel) * math.exp(min(max(total.log_scale, -600), 600)) + self.a.norm_eps
-        scale = math.exp(min(max(total.log_scale, -600), 600)) * p.norm_output[i] ** 2
-        root = inverse_roots(own)
-        return State(total.kernel * scale * root * root[:, None]), branch, own
+    def skipped(self, i: int, stream: State) -> State:
+        """The stream times its multiplier."""
+        return stream.times(float(self.p.skip[i]) ** 2)
 
-    def run(self, start: State, first: int, last: int) -> Iterator[tuple[int, State, State, State, FloatArray | None]]:
-        """(index, stream read, branch, stream_out, post-norm variance) of sublayers first to last - 1."""
-        stream = layer_in = start
-        for i in range(first, last):
-            if self.starts_layer(i):
-                layer_in = stream
-            stream, branch, own = self.step(i, stream, layer_in)
-            yield i, layer_in, branch, stream, own
+    def plus(self, i: int, kept: State, output: State) -> State:
+        """What was kept plus the branch, which is independent of it."""
+        if self.silent[i]:
+            return kept
+        added = output.times(float(self.p.branch[i]) ** 2)
+        return kept.plus(added) if self.parallel[i] or self.p.skip[i] != 0 else added
+
+    def norm_sum(self, i: int, total: State) -> State:
+        """The sum after a post-norm."""
+        scale = exp_of(total.log_scale)
+        own = np.diagonal(total.kernel) * scale + self.a.norm_eps
+        self.own[i] = own
+        root = inverse_roots(own)
+        return State(total.kernel * (scale * self.p.norm_output[i] ** 2) * root * root[:, None])
+
+
+class Back:
+    """The way back over a stretch of sublayers; the algebra of gradients.
+
+    Attributes:
+        reads: the streams that the sublayers read. across: gradient kernel at the top as the last post-norm sees it.
+    """
+
+    def __init__(self, stack: Stack, across: FloatArray) -> None:
+        self.stack, self.p = stack, stack.p
+        self.across = across
+        self.reads: dict[int, State] = {}
+
+    def sublayer(self, i: int, gradient: State) -> tuple[State, State]:
+        """One sublayer backwards: (gradient at its branch, its share of the gradient of what it read)."""
+        return step_back(self, i, self.stack.placements[i], self.stack.parallel[i], gradient)
+
+    def norm_sum_back(self, i: int, gradient: State) -> State:
+        """Before a post-norm."""
+        arrived = State(self.across) if i == self.stack.n - 1 else gradient
+        root = inverse_roots(self.stack.own.pop(i)) * abs(float(self.p.norm_output[i]))
+        return State(arrived.kernel * root * root[:, None], arrived.log_scale).rescaled()
+
+    def at_branch(self, i: int, at_sum: State) -> State:
+        """Times the branch's multiplier."""
+        return at_sum.times(float(self.p.branch[i]) ** 2)
+
+    def sent(self, i: int, at_sum: State, at_branch: State) -> State:
+        """Through a norm on the branch, dropout, the branch, and the norm before it."""
+        stack = self.stack
+        if stack.silent[i]:
+            return State(np.broadcast_to(0.0, at_branch.kernel.shape))
+        at_output, log_scale = at_branch.kernel, at_branch.log_scale
+        read = stack.what_is_read(i, self.reads[i])
+        if stack.placements[i] in NORM_ON_BRANCH:
+            raw = stack._raw(i, read)
+            at_output, log_scale = at_output * stack._norm_on_branch(i, raw), log_scale - raw.log_scale
+        dropped = at_output.copy()
+        np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
+        back = stack.branches[i].backward(i, read.kernel, dropped)
+        if read.divisor is not None:
+            root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
+            back = back * root * root[:, None]
+        return State(back, log_scale).rescaled()
+
+    def skipped_back(self, i: int, at_sum: State) -> State:
+        """Times the skip's multiplier."""
+        return at_sum.times(float(self.p.skip[i]) ** 2)
+
+    def together(self, one: State, other: State) -> State:
+        """Shares of one gradient."""
+        return one.plus(other)
 
 
 def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
@@ -217,7 +222,7 @@ def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
     Raises:
         InputError: numbers that need negative attention weights, or what a family cannot do.
     """
-    if p.shaping.kind == "none" or p.kind[i] != _ATTENTION:
+    if p.shaping.kind == "none" or not kind_of(p, i).attends_itself:
         return None
     causal = STACKS[p.stack[i]] == "decoder"
     before, after, gain = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
@@ -255,26 +260,27 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
         if shape is not None:
             shapes.append((shape,))
         else:
-            shapes.append(ALiBi.heads(a.n_heads) if a.positions == "alibi" and p.kind[i] == _ATTENTION else ())
+            shapes.append(ALiBi.heads(a.n_heads) if a.positions == "alibi" and kind_of(p, i).attends_itself else ())
     if p.shaping.kind == "none" or not p.shaping.calibrated:
         return shapes
     if not a.causal:
         raise InputError("calibrated attention needs a causal stack: without a mask it would hold for one length only")
-    attends = p.kind == _ATTENTION
+    attends = rows_where(p, lambda kind: kind.attends_itself)
     if (p.value_skip[attends] != 0).any() or (p.biases["output"][attends] != 0).any():
         raise InputError(
             "calibrated attention sets what a branch gives by the rows of its matrix, which neither an output bias nor "
             "a value skip goes through; set both to 0, or leave calibrated out"
         )
     stack = Stack(_of_length(p, length), shapes)
-    stream = layer_in = State(uniform_kernel(p.shaping.repeats, length))
-    for i in range(p.n_sublayers):
-        if stack.starts_layer(i):
-            layer_in = stream
-        if p.kind[i] == _ATTENTION:
-            own = np.diagonal(stack.raw_branch(i, layer_in).absolute())
+
+    def calibrated(i: int, stream: State, onto: State | None) -> tuple[State, State]:
+        if attends[i]:
+            own = np.diagonal(stack.raw_branch(i, stream).absolute())
             stack.shapes[i] = (Calibrated(shapes[i][0], 1 / np.sqrt(own)),)
-        stream, *_ = stack.step(i, stream, layer_in)
+        return stack.sublayer(i, stream, onto)
+
+    start = State(uniform_kernel(p.shaping.repeats, length))
+    through(range(p.n_sublayers), stack.parallel, calibrated, start)
     return stack.shapes
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
+from signalprop.theory.logs import LARGEST
 
 
 def inverse_roots(diagonal: FloatArray) -> FloatArray:
@@ -16,6 +17,11 @@ def inverse_roots(diagonal: FloatArray) -> FloatArray:
     size 1, and whose inverse a double may not hold."""
     good = diagonal > 1e-300
     return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
+
+
+def exp_of(log_scale: float) -> float:
+    """e^log_scale, held where products of it with ordinary numbers are doubles."""
+    return math.exp(min(max(log_scale, -LARGEST), LARGEST))
 
 
 @dataclass(frozen=True)

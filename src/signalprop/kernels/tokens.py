@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,13 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.kernels.ends import input_kernel, sequences, top_kernel
-from signalprop.kernels.stack import RES_POST, SANDWICH, Stack
-from signalprop.kernels.state import State, inverse_roots
+from signalprop.kernels.stack import Back, Stack
+from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import back_through
 from signalprop.results.profile import POINTS, Profile, Series
 from signalprop.theory.network import sensitivity_gain, token_share
 
@@ -181,27 +184,27 @@ def passes(
         see, see_back: called with every stream, and with every gradient (on its way back).
     """
     p, n = stack.p, stack.n
-    length = 2 * max(1, math.isqrt(n // 2))
+    starts = layer_starts(p)
+    kept = set(starts[:: max(1, math.isqrt(len(starts)))].tolist())
     checkpoints: dict[int, State] = {}
-    forward, last = Columns.empty(n, keep), start
-    log_norm = np.zeros(n)
-    for i, layer_in, branch, stream_out, own in stack.run(start, 0, n):
-        if stack.starts_layer(i):
+    columns, log_norm = Columns.empty(n, keep), np.zeros(n)
+
+    def seen(i: int, layer_in: State, branch: State, stream_out: State) -> None:
+        if not stack.parallel[i]:
             see(i, layer_in)
-        if i % length == 0:
+        if i in kept:
             checkpoints[i] = layer_in
-        forward.put("stream_in", i, layer_in)
-        forward.put("branch", i, branch)
-        forward.put("stream_out", i, stream_out)
-        last = stream_out
-        if own is not None:
-            log_norm[i] = math.log(max(float(own.mean()), 1e-300))
+        columns.put("stream_in", i, layer_in)
+        columns.put("branch", i, branch)
+        columns.put("stream_out", i, stream_out)
+        if i in stack.own:
+            log_norm[i] = math.log(max(float(stack.own.pop(i).mean()), 1e-300))
+
+    last = stack.run(start, range(n), seen)
     see(n, last)
     if top is None:
-        return forward, None
-    return forward, _backward(
-        stack, top(last, float(token_share(p, log_norm))), checkpoints, last, length, keep, see_back
-    )
+        return columns, None
+    return columns, _backward(stack, top(last, float(token_share(p, log_norm))), checkpoints, last, keep, see_back)
 
 
 def _backward(
@@ -209,58 +212,32 @@ def _backward(
     top: tuple[FloatArray, FloatArray],
     checkpoints: dict[int, State],
     last: State,
-    length: int,
     keep: NDArray[np.bool_] | None,
     see: See,
 ) -> Columns:
-    p, a, n = stack.p, stack.a, stack.n
+    a, n = stack.a, stack.n
     kernel, across = top
     if a.has_final_norm:
-        own = np.diagonal(last.kernel) + a.norm_eps * math.exp(-min(max(last.log_scale, -600), 600))
-        root = inverse_roots(own)
+        root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
         kernel = across = kernel * root * root[:, None]
     gradient = State(kernel).rescaled()
     columns = Columns.empty(n, keep)
-    held: State | None = None
     see(n, gradient)
-    for first in sorted(checkpoints, reverse=True):
-        segment = list(stack.run(checkpoints[first], first, min(first + length, n)))
-        for i, layer_in, _, _, own_post in reversed(segment):
-            columns.put("stream_out", i, gradient)
-            at_sum = gradient
-            if own_post is not None:
-                arrived = State(across) if i == n - 1 else gradient
-                root = inverse_roots(own_post) * abs(float(p.norm_output[i]))
-                at_sum = State(arrived.kernel * root * root[:, None], arrived.log_scale).rescaled()
-            at_branch = at_sum.times(float(p.branch[i]) ** 2)
-            columns.put("branch", i, at_branch)
-            sent = _through_branch(stack, i, layer_in, at_branch)
-            if p.parallel[i]:  # both sublayers read one tensor: its total gradient is complete at the attention row
-                held = sent
-                continue
-            total = at_sum.times(float(p.skip[i]) ** 2).plus(sent)
-            if held is not None:
-                total = total.plus(held)
-                columns.put("stream_in", i + 1, total)
-                held = None
-            columns.put("stream_in", i, total)
-            gradient = total
+
+    def seen(point: str, i: int, gradient: State) -> None:
+        columns.put(point, i, gradient)
+        if point == "stream_in" and not stack.parallel[i]:
             see(i, gradient)
+
+    borders = [*sorted(checkpoints), n]
+    for first, end in reversed(list(pairwise(borders))):
+        back = Back(stack, across)
+
+        def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
+            back.reads[i] = layer_in
+
+        stack.run(checkpoints[first], range(first, end), read)
+        gradient = back_through(
+            range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
+        )
     return columns
-
-
-def _through_branch(stack: Stack, i: int, layer_in: State, gradient: State) -> State:
-    """Gradient at the stream from the one at the branch's output."""
-    p = stack.p
-    if stack.silent[i]:
-        return State(np.broadcast_to(0.0, gradient.kernel.shape))
-    at_output, log_scale = gradient.kernel, gradient.log_scale
-    kernel, divisor = stack.read(i, layer_in)
-    if p.placement[i] in (SANDWICH, RES_POST):
-        raw = stack.raw_branch(i, layer_in)
-        at_output, log_scale = at_output * stack.branch_norm(i, raw), log_scale - raw.log_scale
-    back = stack.branch_back(i, kernel, at_output)
-    if divisor is not None:
-        root = inverse_roots(divisor) * abs(float(p.norm_output[i]))
-        back = back * root * root[:, None]
-    return State(back, log_scale).rescaled()

@@ -17,13 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.kernels.ends import input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, inverse_roots
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import KINDS, PLACEMENTS, layer_starts
+from signalprop.network.kinds import rows_where
+from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
@@ -80,6 +82,7 @@ class KernelSeries:
         return out | {name: getattr(self, name) for name in names}
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Trace:
     """What `trace` found.
@@ -119,6 +122,7 @@ class Trace:
         """First depth with an effective rank below 1.01, of those where it was computed."""
         return _first(self.forward.effective_rank < COLLAPSED_RANK)
 
+    @typed
     def cosines(self, depth: int) -> FloatArray:
         """The normalised kernel at a depth that was kept, (T, T)."""
         return normalised(self.kernels[depth])
@@ -148,6 +152,7 @@ class Trace:
         }
 
 
+@typed
 def trace(
     parametrization: Parametrization,
     kernel: ArrayLike | None = None,
@@ -189,7 +194,7 @@ def trace(
     statistics = default_statistics(p.architecture) if inputs is None else inputs
     parts = [statistics] if kernel is not None else _sequences(p, statistics)
     head = None if top is None else _top_of(top, p.architecture.seq_len)
-    depths = _depths(p, at)
+    depths = depths_of(p, at)
     if matrices not in get_args(Matrices):
         raise InputError(f"matrices is {matrices!r:.40}; expected {', '.join(get_args(Matrices))}")
     stack = Stack(p)
@@ -222,23 +227,22 @@ def trace(
     )
 
 
+@typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
-    """The network of `parametrization` without feed-forwards: they hand the stream through, norms and all, at no cost.
+    """The network of `parametrization` with attention alone: the rest hands the stream through, norms and all.
 
     As in the SPA paper's figures 1 and 7, to see what attention alone does.
     """
     p = parametrization
-    feed_forward = p.kind == KINDS.index("feed_forward")
+    other = ~rows_where(p, lambda kind: kind.attends)
     silenced = {
-        f"{group}__{role}": np.where(feed_forward, 0.0, getattr(p, name)[role])
-        for group, name in (("weight", "weights"), ("bias", "biases"))
-        for role in ("up", "gate", "down")
+        f"{group}__{role}": np.where(other, 0.0, column)
+        for group, columns in (("weight", p.weights), ("bias", p.biases))
+        for role, column in columns.items()
     }
     return replace(
-        p.with_columns(
-            skip=np.where(feed_forward, 1.0, p.skip), branch=np.where(feed_forward, 0.0, p.branch), **silenced
-        ),
-        placement=np.where(feed_forward, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
+        p.with_columns(skip=np.where(other, 1.0, p.skip), branch=np.where(other, 0.0, p.branch), **silenced),
+        placement=np.where(other, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
     )
 
 
@@ -311,7 +315,7 @@ def _first(where: NDArray[np.bool_]) -> int | None:
     return int(found[0]) if found.size else None
 
 
-def _depths(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
+def depths_of(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
     n = p.architecture.n_layers
     if at is None:
         return (0, *sorted({round(depth) for depth in np.geomspace(1, n, min(n, 11))}))

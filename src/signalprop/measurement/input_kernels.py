@@ -12,11 +12,13 @@ from signalprop.attachment.attached import attach
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.moments import FloatArray
 from signalprop.watching.hooks import Hooks
 
 
+@typed
 def input_kernels(
     model: nn.Module, batch: Batch | Dictionary[str, Any], *, mapping: Mapping | None = None
 ) -> FloatArray:

@@ -20,6 +20,7 @@ from signalprop.attachment.live_model import placed
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
@@ -30,6 +31,7 @@ _LOCK = threading.Lock()
 _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # of threads that measure one model
 
 
+@typed
 def measure(
     model: nn.Module,
     batch: Batch | Dictionary[str, Any],
@@ -105,6 +107,12 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
         arguments = dict(mapping.arguments(batch))
     else:
         arguments = dict(batch)
+    empty = [name for name, value in arguments.items() if isinstance(value, Tensor) and not value.numel()]
+    if empty:
+        raise InputError(f"{empty[0]} is empty; expected at least one sequence of at least one token")
+    mask = arguments.get(mapping.padding)
+    if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.any():
+        raise InputError(f"{mapping.padding} is zero everywhere, so there is no token to measure; expected 1 at tokens")
     if next((p.is_meta for p in model.parameters()), False):
         raise InputError(
             "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
@@ -135,6 +143,7 @@ class Probe:
         every: sample one step in so many, from the first on.
     """
 
+    @typed
     def __init__(
         self,
         model: nn.Module,
@@ -168,6 +177,7 @@ class Probe:
         self._inside = False
         self._end()
 
+    @typed
     def profile(self, *, loss_scale: float = 1.0) -> Profile | None:
         """End the step (after its backward pass) and return its Profile, or None if the step was not sampled.
 
@@ -261,6 +271,10 @@ def loss_of(output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None)
 def lent_gradients(model: nn.Module) -> Iterator[None]:
     """Every floating parameter takes part in the backward pass; afterwards gradients and flags are as before."""
     parameters = [p for p in model.parameters() if p.is_floating_point() and p.is_leaf]
+    if any(p.is_inference() for p in parameters):
+        raise InputError(
+            "the model was made under torch.inference_mode, so it has no gradients; make or load it outside of it"
+        )
     before = [(p.requires_grad, p.grad) for p in parameters]
     for p in parameters:
         p.requires_grad_(True)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from signalprop.data.batches import Batch, image_batch, load_text, text_batch, word_ids
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import check_batch
 from signalprop.measurement.result import as_run
 from signalprop.models.layerwise import Network, Passage, Scaled
@@ -45,6 +46,7 @@ from signalprop.watching.reduction import moments as reduced
 Progress = Callable[[int, int], None]
 
 
+@typed
 def simulate(
     parametrization: Parametrization,
     inputs: InputStatistics | None = None,

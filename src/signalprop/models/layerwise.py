@@ -18,10 +18,13 @@ from torch import Tensor
 from signalprop.errors import InputError
 from signalprop.models.ends import Embeddings, Head
 from signalprop.models.shaping import TorchShape
-from signalprop.models.sublayers import Sublayer, Surroundings, make_sublayer
+from signalprop.models.sublayers import Sublayer, make_sublayer
+from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed
+from signalprop.network.kinds import kind_of
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import back_through, through
 
 # Bytes of stream inputs that are kept for the backward pass; deeper stacks keep one per sqrt(n_layers) layers.
 STREAM_MEMORY = 2**30
@@ -169,40 +172,37 @@ class Passage:
     def backward(self, gradient: Scaled, see: See) -> tuple[Scaled, Scaled | None]:
         """Send the gradient down; give (gradient of the stack's input, total gradient of the memory)."""
         memory: Scaled | None = None
-        beside: tuple[int, Tensor] | None = None  # a parallel sublayer, and its share of what both read
+
+        def one(i: int, gradient: Scaled) -> tuple[Scaled, Scaled]:
+            nonlocal memory
+            share, at_branch, *across = self._pull(self.network.sublayer(i), i, gradient.tensor)
+            if across:
+                memory = Scaled(across[0], gradient.exponent).normalised().plus(memory)
+            return Scaled(at_branch, gradient.exponent), Scaled(share, gradient.exponent)
+
+        def seen(point: str, i: int, gradient: Scaled) -> None:
+            see(i, {point: gradient.tensor}, gradient.exponent)
+
+        parallel = self.network.parametrization.parallel.tolist()
         for run in reversed(self.runs):
             if len(self.runs) > 1:
                 self._through(run, self.reads[run[0]], lambda *_: None, set(run))
-            for i in reversed(run):
-                sublayer = self.network.sublayer(i)
-                shares = self._pull(sublayer, i, gradient.tensor)
-                see(i, {"stream_out": gradient.tensor, "branch": shares[1]}, gradient.exponent)
-                if len(shares) > 2:
-                    memory = Scaled(shares[2], gradient.exponent).normalised().plus(memory)
-                if sublayer.parallel:
-                    beside = (i, shares[0])
-                    continue
-                total = shares[0]
-                if beside is not None:
-                    total = total + beside[1]
-                    see(beside[0], {"stream_in": total}, gradient.exponent)
-                    beside = None
-                see(i, {"stream_in": total}, gradient.exponent)
-                gradient = Scaled(total, gradient.exponent).normalised()
+            gradient = back_through(run, parallel, one, Scaled.plus, Scaled.normalised, gradient, seen)
         return gradient, memory
 
     def _through(self, rows: Sequence[int], stream: Tensor, see: See, stored: set[int]) -> Tensor:
-        layer_input = stream
-        for i in rows:
-            sublayer = self.network.sublayer(i)
-            if not sublayer.parallel:
-                layer_input = stream
+        def one(i: int, read: Tensor, onto: Tensor | None) -> tuple[Tensor, Tensor]:
             if i in stored:
-                self.reads[i] = layer_input
+                self.reads[i] = read
+            sublayer = self.network.sublayer(i)
             self.network.seed_dropout(str(i))
-            branch, stream = sublayer.parts(layer_input, self.around, stream if sublayer.parallel else None)
-            see(i, {"stream_in": layer_input, "branch": branch, "stream_out": stream}, 0)
-        return stream
+            return sublayer.parts(read, self.around, onto)
+
+        def seen(i: int, read: Tensor, branch: Tensor, out: Tensor) -> None:
+            see(i, {"stream_in": read, "branch": branch, "stream_out": out}, 0)
+
+        parallel = self.network.parametrization.parallel
+        return through(rows, [bool(parallel[i]) for i in rows], one, stream, seen)
 
     def _pull(self, sublayer: Sublayer, index: int, gradient: Tensor) -> tuple[Tensor, ...]:
         """Gradients of (stream_in, branch), and of the memory behind a cross-attention."""
@@ -210,7 +210,7 @@ class Passage:
         with torch.enable_grad():
             stream = self.reads.pop(index).detach().requires_grad_()
             leaves = [stream]
-            if self.network.parametrization.kind_name(index) == "cross_attention" and around.memory is not None:
+            if kind_of(self.network.parametrization, index).reads_memory and around.memory is not None:
                 around = replace(around, memory=around.memory.detach().requires_grad_())
                 leaves.append(around.memory)  # type: ignore[arg-type]
             self.network.seed_dropout(str(index))

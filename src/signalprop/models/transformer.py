@@ -15,19 +15,15 @@ from torch import Tensor, nn
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
+from signalprop.files.validation import typed
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
-from signalprop.models.sublayers import (
-    Sublayer,
-    Surroundings,
-    make_norm,
-    make_sublayer,
-    rotation_table,
-    torch_shapes,
-)
+from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torch_shapes
+from signalprop.models.surroundings import Surroundings, rotation_table
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.cost import count_parameters
 from signalprop.network.parametrization import ROLES, STACKS, Parametrization
+from signalprop.network.residual import through
+from signalprop.results.cost import count_parameters
 
 if TYPE_CHECKING:
     from signalprop.attachment.mapping import Mapping
@@ -131,6 +127,7 @@ class Stack(nn.Module):
         self.relative = RelativeBias(a.n_heads, name == "encoder", dtype) if relative else None
         rows = rows_of(parametrization, name)
         self.sublayers = nn.ModuleList(make_sublayer(parametrization, i, seed, dtype, shapes[i]) for i in rows)
+        self.parallel = [bool(parametrization.parallel[i]) for i in rows]
         self.shaped = any(shapes[i] is not None for i in rows)
         if a.shared_norm:
             for before, sublayer in pairwise(self.sublayers):
@@ -158,13 +155,11 @@ class Stack(nn.Module):
             memory_keep=memory_keep,
             shaped=self.shaped,
         )
-        layer_input = stream
-        for sublayer in self.sublayers:
-            if sublayer.parallel:
-                stream = sublayer(layer_input, around, onto=stream)
-            else:
-                layer_input = stream
-                stream = sublayer(stream, around)
+
+        def one(sublayer: nn.Module, read: Tensor, onto: Tensor | None) -> tuple[None, Tensor]:
+            return None, sublayer(read, around, onto)
+
+        stream = through(self.sublayers, self.parallel, one, stream)
         return stream if self.final_norm is None else self.final_norm(stream)
 
 
@@ -313,6 +308,7 @@ def refuse_sweep(parametrization: Parametrization) -> None:
         raise InputError(f"this parametrization is a sweep of shape {shape}; give one of its members")
 
 
+@typed
 def build(
     parametrization: Parametrization, *, seed: int | None = None, dtype: torch.dtype = torch.float32
 ) -> Transformer:

@@ -14,13 +14,14 @@ import numpy as np
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.verdict import ranges
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
-from signalprop.theory.bounds import depth_bounds, nearness
+from signalprop.theory.bounds import nearness, variance_range
 
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).
 _KERNEL_TOKENS = 128
@@ -41,10 +42,12 @@ class Band:
     low: FloatArray
     high: FloatArray
 
+    @typed
     def outside(self, values: FloatArray) -> Any:
         """Which layers' values are outside; NaN, a value that was not measured, is not."""
         return (values < self.low) | (values > self.high)
 
+    @typed
     def words(self, layer: int) -> str:
         """The band of a layer in words."""
         low, high = self.low[layer], self.high[layer]
@@ -79,7 +82,7 @@ def bands(
 ) -> dict[str, Band]:
     """The band of every quantity behind every layer, for random weights of the sizes that a Parametrization holds.
 
-    variance: from branches uncorrelated with the stream to branches aligned with it (`depth_bounds`), widened by the
+    variance: from branches uncorrelated with the stream to branches aligned with it (`variance_range`), widened by the
     tolerance on both sides; where that has no bounds (other norm placements), the prediction itself, widened. gradient,
     relative to the last layer's: from conserved to predicted, widened. jacobian, |J - I|: the prediction, widened.
     token_correlation r: tokens may not grow alike, so 1 - r may not be below the predicted one over the tolerance.
@@ -103,8 +106,8 @@ def bands(
     ends = [group[-1] for group in groups(layout(p.architecture))]
     low = high = profile.forward["stream_out"].log_variance[ends]
     try:
-        bounds = depth_bounds(p, profile)
-        low, high = np.minimum(low, bounds.log_uncorrelated), np.maximum(high, bounds.log_aligned)
+        least, most = variance_range(p, profile)
+        low, high = np.minimum(low, least), np.maximum(high, most)
     except InputError:
         pass  # sandwich, res-post or shaped attention: the prediction alone
     factors = {**TOLERANCES, **(tolerances or {})}

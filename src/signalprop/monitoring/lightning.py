@@ -10,6 +10,7 @@ from torch import nn
 
 from signalprop.attachment.families import mapping_for
 from signalprop.errors import InputError, MissingExtra
+from signalprop.files.validation import typed
 from signalprop.monitoring.monitor import SignalMonitor
 
 
@@ -43,6 +44,7 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
         monitor: the SignalMonitor, from the start of the training on.
     """
 
+    @typed
     def __init__(self, model: str | None = None, **options: Any) -> None:
         super().__init__()
         self._path, self._options = model, options

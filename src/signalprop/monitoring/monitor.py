@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dictionary
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -25,6 +25,7 @@ from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import groups, layer_modules
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, named
@@ -84,6 +85,7 @@ class SignalMonitor:
         InputError: an unknown family or request, or numbers out of range.
     """
 
+    @typed
     def __init__(
         self,
         model: nn.Module,
@@ -138,6 +140,8 @@ class SignalMonitor:
                 f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
                 "Parametrization of the same model"
             )
+        if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
+            _opened(jsonl).close()
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
         self._inputs: InputStatistics | None = None
@@ -178,9 +182,7 @@ class SignalMonitor:
         """Take all hooks off and close the file; harmless when there is nothing to do."""
         self.detach()
         self._sampling = self._recorder = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
 
     def _attach_if_due(self) -> None:
         if self.due(self.steps + 1):
@@ -235,18 +237,39 @@ class SignalMonitor:
             return None
 
     def write(self, numbers: Dictionary[str, float], step: int) -> None:
-        """Hand the numbers of `step` to the writer, the file and the function that were given."""
+        """Hand the numbers of `step` to the writer, the file and the function that were given.
+
+        A writer or file that fails is a warning, once, and tried again: a training does not end for its logs. What the
+        function raises is the caller's own.
+        """
         if self._writer is not None:
-            for name, value in numbers.items():
-                self._writer.add_scalar(name, value, step)
+            try:
+                for name, value in numbers.items():
+                    self._writer.add_scalar(name, value, step)
+            except Exception as error:  # of whatever it is
+                self._say_once(f"step {step}: the writer failed ({type(error).__name__}: {error})", key="writer")
         if self._path is not None:
-            if self._file is None:
-                self._file = _opened(self._path)
             told = [item.text for item in self.warnings if item.step == step]
-            self._file.write(json.dumps({"step": step, **numbers, "warnings": told}, allow_nan=False) + "\n")
-            self._file.flush()
+            self._write_line(json.dumps({"step": step, **numbers, "warnings": told}, allow_nan=False) + "\n", step)
         if self._log is not None:
             self._log(dict(numbers), step)
+
+    def _write_line(self, line: str, step: int) -> None:
+        assert self._path is not None
+        try:
+            if self._file is None:
+                self._file = _opened(self._path)
+            self._file.write(line)
+            self._file.flush()
+        except (InputError, OSError) as error:
+            self._say_once(f"step {step}: not written to {self._path}: {error}", key="jsonl")
+            self._close_file()
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # of what is still to be written
+                file.close()
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ require("transformers", "models")
 from transformers import TrainerCallback  # noqa: E402
 from transformers.trainer_callback import PrinterCallback, ProgressCallback  # noqa: E402
 
+from signalprop.files.validation import typed  # noqa: E402
 from signalprop.monitoring.monitor import SignalMonitor  # noqa: E402
 
 
@@ -34,6 +35,7 @@ class SignalCallback(TrainerCallback):
         monitor: the SignalMonitor.
     """
 
+    @typed
     def __init__(self, trainer: Any, **options: Any) -> None:
         self._trainer, self._options = trainer, options
         self._model = trainer.model

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.moments import Array, FloatArray
 
 __all__ = ["Activation", "register"]
@@ -445,6 +446,7 @@ def _transformed_closed(inside: ClosedForm, scale: float, lift: float, gain: flo
     return closed
 
 
+@typed
 def register(name: str, function: Function, derivative: Function) -> Activation:
     """Add an activation under `name` (replacing one of that name) and return it.
 

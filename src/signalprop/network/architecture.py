@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 import numpy as np
 from pydantic import Field, model_validator
 
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.activations import activation
+from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.presets import preset
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
@@ -32,7 +33,7 @@ class Architecture(Value):
 
     Attributes:
         kind: `encoder` (bidirectional), `decoder` (causal) or `encoder-decoder` (with cross-attention).
-        n_layers: layers of the stack (of the encoder, in an encoder-decoder); one layer is attention + feed-forward.
+        n_layers: layers of the stack (of the encoder, in an encoder-decoder); what one layer is, `branches` says.
         n_decoder_layers: layers of the decoder of an encoder-decoder (default: n_layers).
         d_model: width of the residual stream.
         n_heads, n_kv_heads, d_head: heads; key/value heads (fewer: grouped-query attention); features per head.
@@ -42,8 +43,11 @@ class Architecture(Value):
             addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
             OLMo 2, Swin v2); one word, or one per layer (mixtures).
             In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
-        parallel: attention and feed-forward read the same stream (GPT-NeoX, GPT-J). shared_norm: through one norm
+        parallel: the branches of a layer read the same stream (GPT-NeoX, GPT-J). shared_norm: through one norm
             (Phi, Falcon 7B).
+        branches: kinds of the sublayers of a layer, in their order: one tuple of names for all layers, or one per layer
+            (hybrids; in an encoder-decoder the encoder's layers, then the decoder's). Default: `attention`,
+            `feed_forward`, in a decoder that reads an encoder with `cross_attention` between.
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
@@ -87,6 +91,7 @@ class Architecture(Value):
     norm_placement: Placement | tuple[Placement, ...] = "pre"
     parallel: bool = False
     shared_norm: bool = False
+    branches: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     final_norm: bool | None = None
     norm_eps: float = Field(1e-5, ge=0, le=1)
     qk_norm: bool | Literal["whole"] = False
@@ -133,6 +138,8 @@ class Architecture(Value):
         for name in ("norm_placement", "conv_kernels", "conv_strides"):  # JSON has no tuples
             if isinstance(data.get(name), list):
                 data[name] = tuple(data[name])
+        if isinstance(data.get("branches"), (list, tuple)):
+            data["branches"] = tuple(tuple(x) if isinstance(x, list) else x for x in data["branches"])
         d_model = data.get("d_model")
         if not _is_width(d_model):
             return data
@@ -168,6 +175,7 @@ class Architecture(Value):
                 f"norm_placement names {len(self.norm_placement)} layers, the model has {self.n_layers_total};"
                 " give one word, or one per layer"
             )
+        self._check_branches()
         if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
             raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
         if self.decoder_positions and self.kind != "encoder-decoder":
@@ -194,6 +202,25 @@ class Architecture(Value):
         activation(self.activation)  # raises with the list of names
         return self
 
+    def _check_branches(self) -> None:
+        if self.branches is None:
+            return
+        if self.kind == "encoder-decoder" and _is_one_layer(self.branches):
+            raise ValueError("branches of an encoder-decoder: give one tuple of names per layer, the encoder's first")
+        if len(self.layer_branches) != self.n_layers_total:
+            raise ValueError(
+                f"branches names {len(self.layer_branches)} layers, the model has {self.n_layers_total};"
+                " give one tuple of names, or one per layer"
+            )
+        for number, names in enumerate(self.layer_branches):
+            unknown = [name for name in names if name not in KINDS]
+            if unknown or not names:
+                found = f"no kind of sublayer {unknown[0]!r}" if unknown else "no sublayer"
+                raise ValueError(f"branches of layer {number}: {found}; expected some of {', '.join(KINDS)}")
+            across = [name for name in names if kind_named(name).reads_memory]
+            if across and (self.kind != "encoder-decoder" or number < self.n_layers):
+                raise ValueError(f"{across[0]} needs the decoder of kind 'encoder-decoder': it reads an encoder")
+
     def _check_convolutions(self) -> None:
         if self.kind == "decoder":
             raise ValueError("input 'frames' needs kind 'encoder' or 'encoder-decoder'")
@@ -216,6 +243,17 @@ class Architecture(Value):
         if isinstance(self.norm_placement, tuple):
             return self.norm_placement
         return (self.norm_placement,) * self.n_layers_total
+
+    @cached_property
+    def layer_branches(self) -> tuple[tuple[str, ...], ...]:
+        """Kinds of the sublayers of every layer, encoder first."""
+        if self.branches is None:
+            usual = ("attention", "feed_forward")
+            across = ("attention", "cross_attention", "feed_forward")
+            return (usual,) * self.n_layers + (across,) * (self.n_decoder_layers or 0)
+        if _is_one_layer(self.branches):
+            return (self.branches,) * self.n_layers_total
+        return self.branches  # type: ignore[return-value]
 
     @property
     def causal(self) -> bool:
@@ -264,10 +302,12 @@ class Architecture(Value):
         """Whether the head is the token table."""
         return self.tied_embeddings and self.head == "lm" and self.has_token_table
 
+    @typed
     def positions_of(self, *, decoder: bool) -> str:
         """Positions of the encoder or of the decoder behind it."""
         return (self.decoder_positions if decoder else None) or self.positions
 
+    @typed
     def convolution(self, index: int) -> tuple[int, int, int]:
         """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs."""
         width = self.conv_channels or self.d_model
@@ -276,6 +316,7 @@ class Architecture(Value):
         return (width if index else self.frame_dim), outputs, self.conv_kernels[index]
 
     @classmethod
+    @typed
     def preset(cls, name: str, **changes: Any) -> Architecture:
         """A known architecture by name, with some fields changed (`changes`). See `signalprop.network.presets`.
 
@@ -298,7 +339,7 @@ class Architecture(Value):
         Raises:
             InputError: the family is not known, the file is not readable, or a value is out of range.
         """
-        from signalprop.hf_configs import read
+        from signalprop.families.reading import read
 
         return read(source, **changes)
 
@@ -318,7 +359,7 @@ class Architecture(Value):
             if source in changes and getattr(self, follower) == getattr(self, source):
                 fields[follower] = None
         if changes.get("kind", self.kind) != self.kind:
-            fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None}
+            fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None, "branches": None}
         if changes.get("parallel") is False:
             fields["shared_norm"] = None
         if changes.get("norm_placement", self.norm_placement) != self.norm_placement:
@@ -340,6 +381,10 @@ class Architecture(Value):
         group = self.n_heads // self.n_kv_heads
         options = [n_heads // group if n_heads % group == 0 else 0, self.n_kv_heads]
         return {"n_heads": n_heads, "n_kv_heads": next((n for n in options if n and n_heads % n == 0), None)}
+
+
+def _is_one_layer(branches: tuple[str, ...] | tuple[tuple[str, ...], ...]) -> TypeGuard[tuple[str, ...]]:
+    return all(isinstance(name, str) for name in branches)
 
 
 def _is_width(value: Any) -> TypeGuard[int]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray, Moments
 
 IntArray = NDArray[np.int64]
@@ -22,6 +23,7 @@ _LARGEST = 1e50  # of a number in the data: squares and their sums stay finite t
 _LARGEST_SUM = 100_000  # beyond this many words Zipf's sums come from the Euler-Maclaurin formula, exact to 1e-15
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class InputStatistics:
     """What the data says about the model's input and about the gradient that enters at its top.
@@ -90,6 +92,7 @@ class InputStatistics:
             raise InputError("these are statistics of frames, and the decoder reads tokens; give decoder= as well")
         return self.decoder or self
 
+    @typed
     def with_loss(self, *, fraction: float | None = None, target_correlation: float | None = None) -> InputStatistics:
         """A copy with another loss.
 

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.kinds import KINDS as KINDS
+from signalprop.network.kinds import ROLE, KindColumn, kind_named
+from signalprop.network.kinds import ROLES as ROLES
 
-Kind = Literal["attention", "cross_attention", "feed_forward"]
 Stack = Literal["encoder", "decoder"]
-Role = Literal["query", "key", "value", "output", "gate", "up", "down"]
-KINDS: tuple[str, ...] = get_args(Kind)
 STACKS: tuple[str, ...] = get_args(Stack)
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
-ROLES: tuple[str, ...] = get_args(Role)
-ATTENTION_ROLES = ROLES[:4]
-FEED_FORWARD_ROLES = ROLES[4:]
-IntColumn = NDArray[np.int8]
+IntColumn = KindColumn
 
 
-class HasLayers(Protocol):
-    """Rows of sublayers that know their layer and their stack."""
+class HasStacks(Protocol):
+    """Rows of sublayers that know their stack."""
 
     @property
     def stack(self) -> IntColumn:
         """Of each sublayer."""
+
+
+class HasLayers(HasStacks, Protocol):
+    """Rows of sublayers that know their layer and their stack."""
 
     @property
     def layer(self) -> NDArray[np.int32]:
@@ -51,18 +54,32 @@ class Layout:
 
 
 def layout(architecture: Architecture) -> Layout:
-    """The sublayers of an architecture: attention and feed-forward per layer, cross-attention between in a decoder
-    that reads an encoder."""
-    n = architecture.n_layers
-    n_decoder = architecture.n_decoder_layers or 0
-    decoder_only = architecture.kind == "decoder"
-    kinds = np.concatenate([np.tile(np.array([0, 2], np.int8), n), np.tile(np.array([0, 1, 2], np.int8), n_decoder)])
-    stack = np.concatenate([np.full(2 * n, int(decoder_only), np.int8), np.ones(3 * n_decoder, np.int8)])
-    layer = np.concatenate([np.repeat(np.arange(n), 2), np.repeat(np.arange(n_decoder), 3)]).astype(np.int32)
-    codes = np.array([PLACEMENTS.index(p) for p in architecture.placements], np.int8)
-    placement = np.concatenate([np.repeat(codes[:n], 2), np.repeat(codes[n:], 3)])
-    parallel = (kinds == 2) & architecture.parallel
-    return Layout(stack, layer, kinds, placement, parallel)
+    """The sublayers of an architecture, layer by layer: the branches that it says each layer has."""
+    a = architecture
+    branches = a.layer_branches
+    if len(set(branches[: a.n_layers])) == 1 and a.kind != "encoder-decoder":  # deep stacks of one layer
+        sizes = np.full(a.n_layers, len(branches[0]))
+        kinds = np.tile(_codes(branches[0]), a.n_layers)
+    else:
+        sizes = np.array([len(names) for names in branches])
+        kinds = np.concatenate([_codes(names) for names in branches])
+    second = np.arange(len(branches)) >= a.n_layers  # the decoder after an encoder
+    stack = np.where(second | (a.kind == "decoder"), STACKS.index("decoder"), STACKS.index("encoder"))
+    layer = np.concatenate([np.arange(a.n_layers), np.arange(a.n_decoder_layers or 0)])
+    placement = np.array([PLACEMENTS.index(p) for p in a.placements], np.int8)
+    first = np.zeros(len(kinds), bool)
+    first[np.cumsum(sizes) - sizes] = True
+    return Layout(
+        stack=np.repeat(stack, sizes).astype(np.int8),
+        layer=np.repeat(layer, sizes).astype(np.int32),
+        kind=kinds,
+        placement=np.repeat(placement, sizes),
+        parallel=~first & a.parallel,
+    )
+
+
+def _codes(names: tuple[str, ...]) -> IntColumn:
+    return np.array([KINDS.index(name) for name in names], np.int8)
 
 
 def layer_starts(rows: HasLayers) -> NDArray[np.intp]:
@@ -70,20 +87,21 @@ def layer_starts(rows: HasLayers) -> NDArray[np.intp]:
     return np.flatnonzero(np.diff(rows.layer, prepend=-1) | np.diff(rows.stack, prepend=-1))
 
 
+def layer_ends(rows: HasLayers) -> NDArray[np.intp]:
+    """Index of every layer's last sublayer."""
+    return np.append(layer_starts(rows)[1:], len(rows.layer)) - 1
+
+
+def stacks_of(rows: HasStacks) -> Iterator[tuple[int, range]]:
+    """Every stack, in the order in which the signal meets them: index into STACKS, and its rows."""
+    borders = [0, *(np.flatnonzero(np.diff(rows.stack)) + 1).tolist(), len(rows.stack)]
+    for first, last in pairwise(borders):
+        yield int(rows.stack[first]), range(first, last)
+
+
 def fan(architecture: Architecture, role: str) -> tuple[int, int]:
     """(fan_in, fan_out) of a role's weight."""
-    d, q = architecture.d_model, architecture.n_heads * architecture.d_head
-    kv = architecture.n_kv_heads * architecture.d_head
-    sizes = {
-        "query": (d, q),
-        "key": (d, kv),
-        "value": (d, kv),
-        "output": (q, d),
-        "gate": (d, architecture.d_ff),
-        "up": (d, architecture.d_ff),
-        "down": (architecture.d_ff, d),
-    }
-    return sizes[role]
+    return ROLE[role].fan(architecture)
 
 
 def role_mask(architecture: Architecture, role: str) -> NDArray[np.bool_]:
@@ -93,9 +111,5 @@ def role_mask(architecture: Architecture, role: str) -> NDArray[np.bool_]:
 
 def roles_of(architecture: Architecture, kind: IntColumn) -> dict[str, NDArray[np.bool_]]:
     """Per role, which of the sublayers of the given kinds have a weight of it."""
-    feed_forward = kind == KINDS.index("feed_forward")
-    masks: dict[str, NDArray[np.bool_]] = dict.fromkeys(ATTENTION_ROLES, ~feed_forward)
-    masks |= dict.fromkeys(FEED_FORWARD_ROLES, feed_forward)
-    if not architecture.gated:
-        masks["gate"] = np.zeros(len(kind), bool)
-    return masks
+    names = [kind_named(name).role_names(architecture) for name in KINDS]
+    return {role: np.array([role in of_kind for of_kind in names])[kind] for role in ROLES}

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.files.validation import typed
+
 FloatArray = NDArray[np.float64]
 Array = float | FloatArray
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Moments:
     """Moments of a tensor of shape (batch, tokens, features), over batch, tokens and features.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,19 +17,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
 from signalprop.network.embedding_and_head import Head as Head
-from signalprop.network.layout import ATTENTION_ROLES as ATTENTION_ROLES
-from signalprop.network.layout import FEED_FORWARD_ROLES as FEED_FORWARD_ROLES
+from signalprop.network.kinds import HasKinds, kind_of, kinds_in
 from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES
 from signalprop.network.layout import STACKS as STACKS
-from signalprop.network.layout import IntColumn, Kind, Role, Stack, roles_of
+from signalprop.network.layout import IntColumn, Stack, roles_of
 from signalprop.network.layout import Layout as Layout
 from signalprop.network.layout import fan as fan
 from signalprop.network.layout import layout as layout
@@ -40,7 +39,6 @@ __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
 
 SCHEMA = "signalprop/parametrization/1"
 Trainable = Literal["fixed", "scalar", "channel"]
-_ROLES: tuple[Role, ...] = get_args(Role)
 # Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
 _PLAIN = {
     "skip": 1.0,
@@ -81,6 +79,7 @@ class Shaping(Value):
 _UNSHAPED = Shaping()
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Parametrization:
     """One row per sublayer (encoder first), plus embedding and head.
@@ -180,8 +179,9 @@ class Parametrization:
         """Root mean square of what the placement's norm gives out: norm_gain * norm_scale, (..., sublayers)."""
         return self.norm_gain * self.norm_scale
 
+    @typed
     def kind_name(self, index: int) -> str:
-        """Kind of sublayer `index`, from 0: attention, cross_attention or feed_forward."""
+        """Kind of sublayer `index`, from 0, by name."""
         return KINDS[int(self.kind[index])]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ class Parametrization:
                 row["parallel"] = True
             if row["norm"] == "sandwich" or lists["post_norm_gain"][i] != 1:
                 row["post_norm_gain"] = lists["post_norm_gain"][i]
-            if row["kind"] != "feed_forward" or lists["score_scale"][i] != self.architecture.score_scale:
+            if kind_of(self, i).attends or lists["score_scale"][i] != self.architecture.score_scale:
                 row["score_scale"] = lists["score_scale"][i]
             for name in _RARE:
                 if lists[name][i] != _PLAIN[name]:
@@ -230,7 +230,7 @@ class Parametrization:
             "options": dict(self.options),
             "embedding": self.embedding.model_dump(mode="json"),
             "head": self.head.model_dump(mode="json"),
-            "distribution": dict(self.distribution),
+            "distribution": {role: self.distribution[role] for role in _roles_in(self)},
             "branch_trainable": self.branch_trainable,
             "skip_trainable": self.skip_trainable,
             "attention_trainable": self.attention_trainable,
@@ -256,6 +256,9 @@ class Parametrization:
         table = layout(a)
         if len(rows) != len(table.kind):
             raise InputError(f"sublayers has {len(rows)} rows; the architecture has {len(table.kind)} sublayers")
+        given, needed = document.distribution.keys(), _roles_in(table)
+        if not set(needed) <= given <= set(ROLES):
+            raise InputError(f"distribution is of {', '.join(sorted(given))}; expected {', '.join(needed)}")
         masks = roles_of(a, table.kind)
         for i, row in enumerate(rows):
             found = (row.index, row.stack, row.layer, row.kind, row.parallel)
@@ -270,6 +273,11 @@ class Parametrization:
                     f"sublayer {i} has weights {sorted(row.weights)} and biases {sorted(row.biases)}; "
                     f"expected {sorted(roles)}"
                 )
+            if not row.learning_rates.keys() <= {*LEARNING_RATES}:
+                raise InputError(
+                    f"sublayer {i} has learning rates of {sorted(row.learning_rates)}; "
+                    f"expected some of {sorted(roles)} and vectors"
+                )
         return cls(
             architecture=a,
             scheme=document.scheme,
@@ -279,8 +287,8 @@ class Parametrization:
             kind=table.kind,
             placement=np.array([PLACEMENTS.index(row.norm) for row in rows], np.int8),
             parallel=table.parallel,
-            weights={role: np.array([row.weights.get(role, 0.0) for row in rows]) for role in _ROLES},
-            biases={role: np.array([row.biases.get(role, 0.0) for row in rows]) for role in _ROLES},
+            weights={role: np.array([row.weights.get(role, 0.0) for row in rows]) for role in ROLES},
+            biases={role: np.array([row.biases.get(role, 0.0) for row in rows]) for role in ROLES},
             skip=np.array([row.skip for row in rows]),
             branch=np.array([row.branch for row in rows]),
             norm_gain=np.array([row.norm_gain for row in rows]),
@@ -293,18 +301,18 @@ class Parametrization:
             shape_out=np.array([row.shape_out for row in rows]),
             shape_gain=np.array([row.shape_gain for row in rows]),
             learning_rates={
-                name: np.array([row.learning_rates.get(name, 1.0) for row in rows])  # type: ignore[call-overload]
-                for name in LEARNING_RATES
+                name: np.array([row.learning_rates.get(name, 1.0) for row in rows]) for name in LEARNING_RATES
             },
             embedding=document.embedding,
             head=document.head,
-            distribution={role: document.distribution[role] for role in _ROLES},
+            distribution={role: document.distribution.get(role, "normal") for role in ROLES},
             branch_trainable=document.branch_trainable,
             skip_trainable=document.skip_trainable,
             attention_trainable=document.attention_trainable,
             shaping=document.shaping,
         )
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
 
@@ -314,6 +322,7 @@ class Parametrization:
         write_json(path, self.to_json())
 
     @classmethod
+    @typed
     def load(cls, path: str | Path) -> Parametrization:
         """Read the JSON file `path` that `save` wrote.
 
@@ -361,6 +370,7 @@ class Parametrization:
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
         return self._with(filled)
 
+    @typed
     def members(self, which: slice) -> Parametrization:
         """Some members of a sweep: the slice `which` of its first axis."""
         return self._with({name: column[which] for name, column in self.columns().items()})
@@ -377,6 +387,7 @@ class Parametrization:
         )
 
     @staticmethod
+    @typed
     def sweep(items: Sequence[Parametrization]) -> Parametrization:
         """Stack parametrizations (`items`) of one architecture into a sweep: numeric columns get a leading axis.
 
@@ -439,6 +450,11 @@ class Parametrization:
             raise InputError(f"{what} needs a single parametrization, this is a sweep of shape {self.skip.shape[:-1]}")
 
 
+def _roles_in(rows: HasKinds) -> tuple[str, ...]:
+    """Roles of the kinds that a table has, whether its architecture has them or not."""
+    return tuple(dict.fromkeys(role.name for kind in kinds_in(rows) for role in kind.roles))
+
+
 def _line(row: Mapping[str, Any]) -> str:
     """A sublayer as a line of the table, with {} where the layers' numbers go."""
     numbers = "  ".join(f"{role} {value:.4g}" for role, value in row["weights"].items())
@@ -496,11 +512,11 @@ class _Row(BaseModel):
     index: int
     stack: Stack
     layer: int
-    kind: Kind
+    kind: str
     norm: Placement
     parallel: bool = False
-    weights: dict[Role, float]
-    biases: dict[Role, float] = Field(default_factory=dict)
+    weights: dict[str, float]
+    biases: dict[str, float] = Field(default_factory=dict)
     skip: float
     branch: float
     norm_gain: float
@@ -512,7 +528,7 @@ class _Row(BaseModel):
     shape_in: float = 0.0
     shape_out: float = 0.0
     shape_gain: float = 0.0
-    learning_rates: dict[Role | Literal["vectors"], float] = Field(default_factory=dict)
+    learning_rates: dict[str, float] = Field(default_factory=dict)
 
 
 class _Document(Value):
@@ -525,7 +541,7 @@ class _Document(Value):
     options: dict[str, Any]
     embedding: Embedding
     head: Head
-    distribution: dict[Role, Distribution] = Field(min_length=len(_ROLES))
+    distribution: dict[str, Distribution]
     branch_trainable: Trainable
     skip_trainable: Trainable = "fixed"
     attention_trainable: bool = False

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from signalprop.network.kinds import kind_named
 from signalprop.results.text import number, text_table
 
 if TYPE_CHECKING:
     from signalprop.repair.checks import Check, Row
 
-_SHORT = {"attention": "attention", "cross_attention": "cross", "feed_forward": "ffn"}
 _PLAIN = {"skip": 1.0, "branch": 1.0, "norm_scale": 1.0, "attention_gain": 1.0, "scale": 1.0, "value_skip": 0.0}
 
 
@@ -59,7 +59,7 @@ def _line(run: Sequence[Row], both: bool) -> list[str]:
     drawn = any(row.standard_error > 0 for row in run)
     return [
         layer,
-        f"{_SHORT[first.kind]} {first.name}" if first.kind else first.name,
+        f"{kind_named(first.kind).short} {first.name}" if first.kind else first.name,
         _range([row.wanted for row in run]),
         _range([row.measured for row in run]),
         f"{max(row.standard_error for row in run):.1e}" if drawn else "",

@@ -17,6 +17,7 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization, Shaping
@@ -110,6 +111,7 @@ class Check:
             "notes": list(self.notes),
         }
 
+    @typed
     def table(self, *, everything: bool = False) -> str:
         """As text: what is wrong; `everything`: what is right as well (`signalprop.repair.check_table.check_table`)."""
         return check_table(self, everything=everything)
@@ -132,6 +134,7 @@ class Check:
         return f"{self.table()}\n{self.summary()}"
 
 
+@typed
 def check(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,
@@ -272,7 +275,7 @@ def _places(attached: Attached) -> list[dict[str, Any]]:
     """The first fields of a Row for every sublayer, and after them those of an end."""
     rows = attached.rows
     out: list[dict[str, Any]] = [
-        {"place": row.label, "stack": row.stack, "layer": row.layer, "kind": row.kind} for row in rows
+        {"place": row.label, "stack": row.stack, "layer": row.layer, "kind": row.kind.name} for row in rows
     ]
     return [*out, {"stack": None, "layer": None, "kind": None}]
 
@@ -347,14 +350,14 @@ def _multipliers(
 
     shaped = mapping.shaping.kind != "none"
     for i, here in enumerate(attached.rows):
-        attends = here.attends
+        kind = here.kind
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
-        names += ["value_skip", "attention_gain", "score_scale"] if attends else []
-        names += _SHAPE if here.kind == "attention" and (shaped or p.shaping.kind != "none") else []
+        names += ["value_skip", "attention_gain", "score_scale"] if kind.attends else []
+        names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
         now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(attached, record, i)
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here.item, name))
-        if not attends:
+        if kind.activates:
             differ(i, "activation", _activation(attached, record, i), p.architecture.activation)
         differ(i, "norm placement", here.placement, PLACEMENTS[p.placement[i]])
     put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, AttachedRow, is_transposed
 from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import PLACEMENTS
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
@@ -24,6 +25,7 @@ from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Applied, Record, attached_vanilla, take_off, the_record
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
+from signalprop.repair.undoing import all_or_nothing
 
 Factor = float | Tensor  # one number, or one per output feature
 
@@ -62,6 +64,7 @@ class _Change:
         return (self.tensor.detach().double() + self.offset) * factor - self.offset
 
 
+@typed
 def fold(model: nn.Module) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 
@@ -80,24 +83,25 @@ def fold(model: nn.Module) -> nn.Module:
     Raises:
         InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can
             hold (the message names the sublayer): a skip multiplier that does not gauge away, a norm that was moved,
-            removed or added, values that bypass the attention. The model is then as it was.
+            removed or added, values that bypass the attention. The model is then as it was, as after an interrupt.
     """
     inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
     record = the_record(inner)
-    error = 0.0
+    error, changes = 0.0, []
     if record.mode != "absorbed":
         _refuse_what_is_not_there(inner, record)
         plan = _Folding(attached_vanilla(inner), record)
         changes = plan.changes()
         error = plan.eps_error
-        with torch.no_grad():
-            for change in changes:
-                change.tensor.copy_(change.value())
-        take_off(inner, record)
-    restore(inner)
-    config: Any = getattr(inner, "config", None)
-    if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
-        del config.signalprop
+    with torch.no_grad(), all_or_nothing(inner, [change.tensor for change in changes]):
+        for change in changes:
+            change.tensor.copy_(change.value())
+        if record.mode != "absorbed":
+            take_off(inner, record)
+        restore(inner)
+        config: Any = getattr(inner, "config", None)
+        if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
+            del config.signalprop
     if error > _NEGLIGIBLE:
         warnings.warn(
             f"fold: a checkpoint keeps one epsilon for all norms, so those that were matched to the stream are back at "

@@ -9,6 +9,7 @@ from torch import nn
 from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
@@ -17,6 +18,7 @@ from signalprop.repair.weight_assignment import assignments
 Optimizer = Literal["adamw", "adam", "sgd"]
 
 
+@typed
 def parameter_groups(
     model: nn.Module,
     *,

@@ -13,22 +13,25 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.spliced_modules import Mixing, Rewired
+from signalprop.repair.undoing import all_or_nothing, everything
 from signalprop.repair.weight_assignment import Assignment, assignments
 
 _NONE: Dictionary[str, float] = {}
 
 
+@typed
 def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
 
     The same seed gives the same weights as `build(parametrization, seed=seed)`, on any device and however they are
     sharded. Parameters and buffers that a Parametrization does not speak of (relative position tables, poolers, rotary
     frequencies) get the model's own initialisation, from that seed too. Multipliers and gains are set to their initial
-    values. Parameters that were tied and that `to_empty` untied are tied again.
+    values. Parameters that were tied and that `to_empty` untied are tied again. All or nothing, as `apply`.
 
     Raises:
         InputError: the model carries no scheme, a weight that the scheme sets is missing or has two roles, the model is
@@ -36,11 +39,12 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
             everything else.
     """
     record = the_record(model)
-    if record.pending:
-        _refuse_garbage(model, record)
-    draw_weights(model, record, seed)
-    if record.pending:
-        _refuse(name for name, q in model.named_parameters() if not_numbers(q))
+    with all_or_nothing(model, () if record.pending else everything(model)):
+        if record.pending:
+            _refuse_garbage(model, record)
+        draw_weights(model, record, seed)
+        if record.pending:
+            _refuse(name for name, q in model.named_parameters() if not_numbers(q))
     record.pending = record.kept = False
 
 

@@ -17,6 +17,7 @@ from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -29,7 +30,6 @@ from signalprop.repair.record import (
     Record,
     applied_mixin,
     record_of,
-    take_off,
 )
 from signalprop.repair.shaped_models import (
     replace_activation,
@@ -40,12 +40,14 @@ from signalprop.repair.shaped_models import (
 from signalprop.repair.sites import confirm
 from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
 from signalprop.repair.tape import on_meta
+from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 
 Mode = Literal["gauge", "absorbed"]
 
 
+@typed
 def apply(
     model: nn.Module,
     scheme: str | Scheme | Parametrization,
@@ -82,6 +84,9 @@ def apply(
     Returns:
         The Parametrization that the model now has.
 
+    Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
+    have a copy meanwhile (in memory, or in a temporary file where they take more than half of what is free).
+
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
             parametrization of another shape, or something that the model's forward code cannot be made to compute.
@@ -109,13 +114,15 @@ def apply(
         chosen = _profiled(attached, chosen, data, seed)
     table = chosen if isinstance(chosen, Parametrization) else chosen(architecture, inputs)
     table = with_fixed_positions(attached, table)
-    record = install(attached, table, mode=mode, match_eps=match_eps, by_hand=mapping)
-    record.pending = without_numbers and initialize
-    record.kept = not initialize
-    if initialize and not without_numbers:
-        draw_weights(model, record, seed)
-    elif mode == "absorbed" and not without_numbers:
-        _multiply_weights(model, record)
+    with all_or_nothing(model):
+        record = install(attached, table, mode=mode, match_eps=match_eps, by_hand=mapping)
+        record.pending = without_numbers and initialize
+        record.kept = not initialize
+        if initialize and not without_numbers:
+            with all_or_nothing(model, everything(model)):
+                draw_weights(model, record, seed)
+        elif mode == "absorbed" and not without_numbers:
+            _multiply_weights(model, record)
     return table
 
 
@@ -128,7 +135,7 @@ def install(
         by_hand: the mapping, where it was given by hand.
 
     Raises:
-        InputError: as `apply`; the model is then as it was.
+        InputError: as `apply`; the caller puts the model back (`all_or_nothing`).
     """
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -144,11 +151,7 @@ def install(
     if mode == "absorbed":
         record.factors = absorbed_factors(attached, plan, carriers)
     else:
-        try:
-            _Surgeon(attached, table, record).operate(match_eps)
-        except BaseException:
-            take_off(model, record)
-            raise
+        _Surgeon(attached, table, record).operate(match_eps)
     splice(model, applied_mixin(type(model)), signalprop_record=record)
     return record
 
@@ -192,16 +195,12 @@ def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> A
     table = chosen.profiling(attached.mapping.architecture)
     if not (table.placement == attached.layout.placement).all():
         raise InputError(f"scheme {chosen.name!r} profiles a model with its own norm placement; leave out data=")
-    kept = {name: q.detach().clone() for name, q in model.named_parameters()}
-    training = model.training
+    before = Saved(model, everything(model))
     try:
         draw_table(attached, table, 0 if seed is None else seed)
         profile = measure(model.eval(), data, mapping=attached.mapping, backward=False)
     finally:
-        model.train(training)
-        with torch.no_grad():
-            for name, q in model.named_parameters():
-                q.copy_(kept[name])
+        before.restore()
     return chosen.profiled(profile)
 
 
@@ -355,7 +354,7 @@ class _Surgeon:
     def mix_values(self, i: int, here: AttachedRow) -> None:
         """Add a token's own value to what the heads output."""
         a, p, where = self.attached.mapping.architecture, self.table, here.label
-        if here.kind == "cross_attention":
+        if here.kind.reads_memory:
             raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
         held, values = here.weights["value"], self.values
         output = here.weights["output"].module(where)
@@ -486,6 +485,6 @@ def absorbed_factors(attached: Attached, plan: Plan, carriers: tuple[str, ...]) 
 
 def _multiply_weights(model: nn.Module, record: Record) -> None:
     parameters = dict(model.named_parameters())
-    with torch.no_grad():
+    with torch.no_grad(), all_or_nothing(model, [parameters[name] for name in record.factors]):
         for name, factor in record.factors.items():
             parameters[name].mul_(factor)

@@ -16,7 +16,8 @@ from signalprop.attachment.mapping import Mapping, describe, own_score_scale
 from signalprop.errors import InputError
 from signalprop.network.activations import activation, numbers_of
 from signalprop.network.architecture import Architecture
-from signalprop.network.layout import KINDS, PLACEMENTS, Layout, layout
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import PLACEMENTS, Layout, layout
 from signalprop.network.parametrization import Parametrization
 
 Treatment = Literal["none", "multiplied", "rewired"]
@@ -236,8 +237,8 @@ def _rows(
                 product *= skip
         unit = skip if gauge and post else product
         own_score = own_score_scale(item, a)
-        attention = rows.kind[i] != 2
-        mixes = attention and bool(p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable)
+        kind = kind_of(rows, i)
+        mixes = kind.attends and bool(p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable)
         reads = not gauge and not parallel and (moved[i] == "post" or p.skip_trainable != "fixed" or skip != 1)
         trains = p.branch_trainable != "fixed"
         rewired = reads or trains or beta == 0 or moved[i] == "sandwich"
@@ -254,11 +255,11 @@ def _rows(
                 before=before,
                 behind=product,
                 norm_scale=float(p.norm_scale[i]),
-                score_ratio=float(p.score_scale[i]) / own_score if attention and own_score else 1.0,
+                score_ratio=float(p.score_scale[i]) / own_score if kind.attends and own_score else 1.0,
                 eps_factor=_eps_factor(placement, unit, before) if gauge else 1.0,
                 mixes_values=mixes,
-                shapes=p.shaping.kind != "none" and KINDS[rows.kind[i]] == "attention",
-                activates=a.activation if other and not attention else "",
+                shapes=p.shaping.kind != "none" and kind.attends_itself,
+                activates=a.activation if other and kind.activates else "",
             )
         )
     return made, product

@@ -19,14 +19,14 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop import checkpoint_loading
 from signalprop.attachment.attached import attach
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
-from signalprop.errors import InputError, first_line, require
+from signalprop.errors import InputError, first_line, refusing, require
+from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
-from signalprop.files.storage import finite, opened, read_json, write_bytes, write_json
-from signalprop.files.validation import Value
+from signalprop.files.storage import finite, make_folder, opened, read_json, write_bytes, write_json
+from signalprop.files.validation import Value, typed
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
@@ -34,6 +34,7 @@ from signalprop.repair.initialisation import whole
 from signalprop.repair.installation import install
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, record_of, the_record
+from signalprop.repair.undoing import all_or_nothing, everything
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
@@ -68,6 +69,7 @@ class _Document(Value):
 # --- saving ----------------------------------------------------------------------------------------------
 
 
+@typed
 def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     """Save an applied or a built model with its scheme, for `load`.
 
@@ -112,7 +114,8 @@ def save_pretrained(
     config: Any = model.config
     setattr(config, _ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
     try:
-        vanilla_save(directory, *args, **options)
+        with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
+            vanilla_save(directory, *args, **options)
     finally:
         delattr(config, _ENTRY)
     if given.get("is_main_process", True):
@@ -204,13 +207,24 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
     require("safetensors", "models")
     from safetensors.torch import save as serialised
 
-    write_bytes(path, serialised(tensors, metadata={_ENTRY: name, "format": "pt"}))
+    data = serialised(tensors, metadata={_ENTRY: name, "format": "pt"})
+    write_bytes(path, *_with_sorted_metadata(data))
+
+
+def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
+    """Header and numbers of a file of safetensors, whose library leaves the order of the metadata to chance."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text, memoryview(data)[8 + size :]
 
 
 def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
     if directory.is_file():
         raise InputError(f"{directory} is a file; expected a directory, or a path for a new one")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     own = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     shared = {name: first[id(tensor)] for name, tensor in own.items() if first.setdefault(id(tensor), name) != name}
@@ -230,6 +244,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 # --- loading ---------------------------------------------------------------------------------------------
 
 
+@typed
 def load(
     directory: str | Path, model: nn.Module | None = None, *, mapping: Mapping | None = None, **options: Any
 ) -> nn.Module:
@@ -267,11 +282,13 @@ def load(
         if model is not None:
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
-    record = install(attach(model, mapping), table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
-    record.kept = document.weights == "kept"
-    if document.kind == "module":
-        _fill_module(folder, document, model)
-    _fill_added(folder, added, model, record)
+    with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
+        attached = attach(model, mapping)
+        record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+        record.kept = document.weights == "kept"
+        if document.kind == "module":
+            _fill_module(folder, document, model)
+        _fill_added(folder, added, model, record)
     return model
 
 

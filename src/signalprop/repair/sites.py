@@ -21,6 +21,7 @@ from signalprop.attachment.attached import Attached, AttachedRow
 from signalprop.attachment.live_model import placed, unwrapped
 from signalprop.attachment.mapping import describe, number
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
 from signalprop.repair.record import record_of
@@ -227,6 +228,7 @@ class Located:
     aliases: tuple[str, ...]
 
 
+@typed
 def locate(model: nn.Module, arguments: Dictionary[str, Any]) -> list[Located]:
     """The residual branches of a model of any family, in the order in which the stream meets them.
 

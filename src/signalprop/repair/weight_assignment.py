@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.errors import InputError
-from signalprop.network.layout import PLACEMENTS, STACKS, roles_of
+from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.parametrization import Distribution, Parametrization, fan
 
 Rows = slice | Sequence[int]
@@ -129,9 +129,8 @@ def _check_covered(entry: Assignment) -> None:
 def walk(attached: Attached, p: Parametrization) -> Iterator[Part]:
     """Every role of a Parametrization, with the parameter that plays it: embedding, sublayers, head."""
     yield from _embedding(attached, p)
-    masks = roles_of(attached.mapping.architecture, attached.layout.kind)
     for i, row in enumerate(attached.rows):
-        for role in (role for role, mask in masks.items() if mask[i]):
+        for role in row.kind.role_names(attached.mapping.architecture):
             yield from _map(attached, p, i, row, role)
         rate, offset = float(p.learning_rates["vectors"][i]), attached.mapping.gain_offset
         for norm, gain, name in ((row.norm, p.norm_gain[i], ""), (row.post_norm, p.post_norm_gain[i], "second ")):
@@ -159,14 +158,21 @@ def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Pa
         return replace(part, problem=f"the mapping names no {part.name}")
     if held.problem:
         return replace(part, problem=held.problem)
+    if callable(held.weight):
+        kind = f"{type(held.holder).__module__}.{type(held.holder).__name__}"
+        return replace(part, problem=f"{kind} has no tensor as weight (is it quantised?); expected one")
     if not isinstance(held.weight, Tensor):
         return replace(part, problem=f"the mapping's module has no {part.name}")
     padding = getattr(held.holder, "padding_idx", None)
-    part = replace(part, tensor=held.weight, rows=held.rows, transposed=held.transposed, padding=padding)
+    return _inside(replace(part, tensor=held.weight, rows=held.rows, transposed=held.transposed, padding=padding))
+
+
+def _inside(part: Part) -> Part:
+    """The part, with a problem where its rows do not exist."""
     try:
         _ = part.outputs
     except IndexError:
-        size = held.weight.shape[part.axis]
+        size = part.tensor.shape[part.axis]
         return replace(part, tensor=None, problem=f"the mapping's rows lie outside of the {size} that exist")
     return part
 
@@ -177,7 +183,7 @@ def _bias(held: Held | None, *, role: str, name: str = "", **given: Any) -> Iter
         return
     part = Part(name=name or role, role=role, decays=False, **given)
     if isinstance(held.bias, Tensor):
-        yield replace(part, tensor=held.bias, rows=held.rows)
+        yield _inside(replace(part, tensor=held.bias, rows=held.rows))
     elif part.std > 0 and not isinstance(held.holder, Tensor):
         yield replace(part, problem=f"the mapping's module has no {part.name}", drawn=False)
 

@@ -12,8 +12,10 @@ import numpy as np
 from signalprop.errors import InputError, printable, require
 from signalprop.files.storage import write_bytes
 from signalprop.network.inputs import IntArray
+from signalprop.network.kinds import KINDS, kind_named, kinds_in
+from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import KINDS, STACKS, layout
+from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
 
@@ -23,7 +25,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 LOG_RANGE = 10.0  # a variance that spans more than this gets a logarithmic axis
 MAX_POINTS = 64  # measured points per curve; more would merge into a band
 _DECADE = float(np.log(10.0))
-_STYLES: dict[str, Any] = {"attention": "-", "cross_attention": ":", "feed_forward": "--"}
 
 
 def check_format(path: str | Path) -> str:
@@ -151,9 +152,10 @@ def depths(profile: Profile) -> FloatArray:
     """Position of every sublayer's output, in layers; the decoder's layers follow the encoder's."""
     rows, a = layout(profile.architecture), profile.architecture
     in_decoder = (rows.stack == STACKS.index("decoder")) & (a.kind == "encoder-decoder")
-    per_layer = np.where(in_decoder, 3, 2)
-    rank = np.where(rows.kind == KINDS.index("feed_forward"), per_layer - 1, rows.kind)
-    return np.asarray(rows.layer + in_decoder * a.n_layers + (rank + 1) / per_layer, np.float64)
+    starts = layer_starts(rows)
+    sizes = np.diff(starts, append=len(rows.layer))
+    rank = np.arange(len(rows.layer)) - np.repeat(starts, sizes)
+    return np.asarray(rows.layer + in_decoder * a.n_layers + (rank + 1) / np.repeat(sizes, sizes), np.float64)
 
 
 def _lines(profile: Profile, by_kind: bool) -> list[tuple[IntArray, str]]:
@@ -161,7 +163,7 @@ def _lines(profile: Profile, by_kind: bool) -> list[tuple[IntArray, str]]:
     rows = layout(profile.architecture)
     groups = rows.stack * len(KINDS) + rows.kind if by_kind else rows.stack
     return [
-        (np.flatnonzero(groups == group), _STYLES[KINDS[group % len(KINDS)]] if by_kind else "-")
+        (np.flatnonzero(groups == group), kind_named(KINDS[group % len(KINDS)]).line if by_kind else "-")
         for group in np.unique(groups)
     ]
 
@@ -267,11 +269,10 @@ def _ratio_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str])
     if any(p.source == "theory" for p in profiles):
         from matplotlib.lines import Line2D
 
-        found = {KINDS[kind] for p in profiles for kind in layout(p.architecture).kind}
+        found = {kind.name: kind for p in profiles for kind in kinds_in(layout(p.architecture))}
         lines = [
-            Line2D([], [], color="#555555", linestyle=style, label=kind.replace("_", "-"))
-            for kind, style in _STYLES.items()
-            if kind in found
+            Line2D([], [], color="#555555", linestyle=found[name].line, label=found[name].words)
+            for name in sorted(found, key=KINDS.index)
         ]
         panel.legend(handles=lines, fontsize=8)
 

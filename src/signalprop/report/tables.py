@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
+from signalprop.network.kinds import kind_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import KINDS, STACKS, layout
+from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
 from signalprop.results.text import number, percent, text_table
 
 MAX_ROWS = 24
-_SHORT_KIND = {"attention": "attention", "cross_attention": "cross", "feed_forward": "ffn"}
 
 
 def variance(series: Series, index: int) -> str:
@@ -37,8 +37,8 @@ def _names(profile: Profile) -> list[str]:
     rows = layout(profile.architecture)
     both = profile.architecture.kind == "encoder-decoder"
     return [
-        f"{STACKS[stack] + ' ' if both else ''}{layer} {_SHORT_KIND[KINDS[kind]]}"
-        for stack, layer, kind in zip(rows.stack, rows.layer, rows.kind, strict=True)
+        f"{STACKS[stack] + ' ' if both else ''}{layer} {kind_of(rows, i).short}"
+        for i, (stack, layer) in enumerate(zip(rows.stack, rows.layer, strict=True))
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.profile import Profile, Series
@@ -15,6 +16,7 @@ from signalprop.results.profile import Profile, Series
 SCHEMA = "signalprop/comparison/1"
 
 
+@typed
 @dataclass(frozen=True)
 class Agreement:
     """Agreement of one quantity over the sublayers.
@@ -34,6 +36,7 @@ class Agreement:
     standard_error: float | None
 
 
+@typed
 @dataclass(frozen=True)
 class Comparison:
     """A predicted and a measured Profile side by side, with their agreement.
@@ -78,6 +81,7 @@ def r_squared(predicted: FloatArray, reference: FloatArray) -> float | None:
     return 1 - residual / float(np.sum((reference[ok] - reference[ok].mean()) ** 2))
 
 
+@typed
 def compare(predicted: Profile, measured: Profile) -> Comparison:
     """Agreement of a prediction (`predicted`) with a measurement (`measured`), or of any two profiles of one shape.
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from signalprop.errors import InputError
 from signalprop.files.storage import finite, read_json, write_json
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
@@ -26,6 +26,7 @@ _NEEDED = ("mean", "variance", "token_correlation")
 _OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation")
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Series:
     """Moments of one probe point over the sublayers: arrays of shape (..., n_sublayers).
@@ -46,6 +47,7 @@ class Series:
     feature_correlation: FloatArray | None = None
 
     @staticmethod
+    @typed
     def of(
         variance: ArrayLike | None = None,
         token_correlation: ArrayLike = 0.0,
@@ -104,6 +106,7 @@ class Series:
             feature_correlation=maybe(feature_correlation, "feature_correlation"),
         )
 
+    @typed
     def at(self, index: int) -> dict[str, float]:
         """The moments at sublayer `index`, from 0, as a dictionary, as in the JSON form. Not for sweeps."""
         return self._map(lambda column: column[..., [index]]).rows()[0]
@@ -125,7 +128,8 @@ class Series:
         return out
 
     @staticmethod
-    def from_rows(rows: Sequence[Mapping[str, float]]) -> Series:
+    @typed
+    def from_rows(rows: Sequence[Mapping[str, Any]]) -> Series:
         """The inverse of `rows`.
 
         Raises:
@@ -146,12 +150,14 @@ class Series:
         return replace(series, log_variance=_logarithm(series.variance, logs))
 
     @staticmethod
+    @typed
     def joined(parts: Sequence[Series]) -> Series:
         """The `parts` of a sweep, one after the other along its first axis."""
         columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(Series)}
         present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
         return replace(parts[0], **present)
 
+    @typed
     def select(self, rows: NDArray[np.bool_] | int | slice) -> Series:
         """The same series at some sublayers (`rows`: a mask, a number or a slice) only."""
         return self._map(lambda column: column[..., rows])
@@ -190,6 +196,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str, where: Sequence[int] |
     return np.array(values, np.float64)
 
 
+@typed
 @dataclass(frozen=True, eq=False)
 class Profile:
     """The signal of a network, sublayer by sublayer.
@@ -322,6 +329,7 @@ class Profile:
             gradient=None if without else _points(gradients, "gradient of sublayer"),
         )
 
+    @typed
     def save(self, path: str | Path) -> None:
         """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
 
@@ -331,6 +339,7 @@ class Profile:
         write_json(path, self.to_json())
 
     @classmethod
+    @typed
     def load(cls, path: str | Path) -> Profile:
         """Read the JSON file `path` that `save` wrote.
 
@@ -389,6 +398,7 @@ class _Header(Value):
     statistics: dict[str, Any] = Field(default_factory=dict)
 
 
+@typed
 def average(profiles: Sequence[Profile]) -> Profile:
     """Mean over profiles of networks that differ in their seed alone, with standard errors.
 

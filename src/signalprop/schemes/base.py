@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kinds_in
+from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, Trainable, blank, fan, layout
 
@@ -64,6 +67,8 @@ def register(cls: S) -> S:
         InputError: name, paper or summary is missing, or another scheme has the name. The same class may be defined
             anew (a notebook cell that is run twice).
     """
+    if not (isinstance(cls, type) and issubclass(cls, Scheme)):
+        raise InputError(f"register takes a class of Scheme; it was given the {type(cls).__name__} {cls!r:.60}")
     lacking = [item for item in ("name", "paper", "summary") if not isinstance(getattr(cls, item, None), str)]
     if lacking:
         raise InputError(f"scheme {cls.__name__} has no {', '.join(lacking)}; give it as a class attribute")
@@ -90,6 +95,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
     return cls(**options)
 
 
+@typed
 def positive(owner: Scheme, *names: str) -> None:
     """Refuse options that are not positive numbers.
 
@@ -102,6 +108,7 @@ def positive(owner: Scheme, *names: str) -> None:
             raise InputError(f"option {name} of scheme {owner.name!r} is 0; expected a positive number")
 
 
+@typed
 def within(owner: Scheme, name: str, low: float, high: float) -> None:
     """Refuse an option that is not a number from `low` to `high`.
 
@@ -115,6 +122,7 @@ def within(owner: Scheme, name: str, low: float, high: float) -> None:
         )
 
 
+@typed
 def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
     """Refuse an option that is not one of the choices.
 
@@ -127,6 +135,7 @@ def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
         raise InputError(f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected one of {listed}")
 
 
+@typed
 def truth(owner: Scheme, *names: str) -> None:
     """Refuse options that are not true or false.
 
@@ -140,6 +149,7 @@ def truth(owner: Scheme, *names: str) -> None:
             )
 
 
+@typed
 def fill(
     architecture: Architecture, made_by: Scheme, std: Mapping[str, ArrayLike], **columns: ArrayLike
 ) -> Parametrization:
@@ -150,10 +160,17 @@ def fill(
         std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
     """
-    weights = {f"weight__{role}": value for role, value in std.items()}
-    return blank(architecture, made_by.name, **made_by.options()).with_columns(**weights, **columns)
+    table = blank(architecture, made_by.name, **made_by.options())
+    for kind in kinds_in(table):
+        for role in kind.role_names(architecture):
+            if role not in std:
+                raise InputError(
+                    f"scheme {made_by.name!r} has no rule for {role} of {kind.words}; choose another scheme"
+                )
+    return table.with_columns(**{f"weight__{role}": value for role, value in std.items()}, **columns)
 
 
+@typed
 def xavier_std(architecture: Architecture, role: str) -> float:
     """Glorot and Bengio's standard deviation sqrt(2 / (fan_in + fan_out)) of a `role` in an `architecture`.
 
@@ -165,8 +182,11 @@ def xavier_std(architecture: Architecture, role: str) -> float:
     return std / (architecture.score_scale * math.sqrt(architecture.d_head)) if role == "query" else std
 
 
+@typed
 def layers_of_stack(architecture: Architecture) -> FloatArray:
     """Number of layers of the stack that each sublayer of an `architecture` belongs to, shape (sublayers,)."""
     a = architecture
-    rows = np.arange(len(layout(a).kind))
-    return np.where(rows < 2 * a.n_layers, a.n_layers, a.n_decoder_layers or a.n_layers).astype(np.float64)
+    out = np.empty(len(layout(a).kind))
+    for (_, rows), n_layers in zip(stacks_of(layout(a)), (a.n_layers, a.n_decoder_layers), strict=False):
+        out[rows.start : rows.stop] = n_layers
+    return out

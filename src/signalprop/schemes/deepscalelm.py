@@ -13,8 +13,10 @@ from signalprop.errors import InputError
 from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import KINDS, Embedding, Parametrization, Trainable, layout
+from signalprop.network.parametrization import Embedding, Parametrization, Trainable, layout
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, layers_of_stack, one_of, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
@@ -147,21 +149,22 @@ def input_correlations(architecture: Architecture, inputs: InputStatistics | Non
     up, _ = feed_forward_std(a)
     s = a.d_model * up**2
     embedding = unit_embedding(a)
-    kinds = layout(a).kind
-    out = np.ones(len(kinds))
+    rows = layout(a)
+    out = np.ones(len(rows.kind))
     encoder_output = 0.0
     r = float(embed(a, embedding, statistics).token_correlation)
-    for i, kind in enumerate(kinds):
-        if a.kind == "encoder-decoder" and i == 2 * a.n_layers:
+    borders = [members.start for _, members in stacks_of(rows)][1:]
+    for i in range(len(rows.kind)):
+        if i in borders:
             encoder_output = r
             r = float(embed(a, embedding, statistics.decoder or statistics, decoder=True).token_correlation)
-        name = KINDS[kind]
-        if name == "feed_forward":
+        kind = kind_of(rows, i)
+        if kind.activates:
             q = dual(a.activation, s, r)
             branch = float(q.covariance_moment / q.second_moment) * (r if a.gated else 1.0)
         else:
             branch = 1.0
-            out[i] = encoder_output if name == "cross_attention" else r
+            out[i] = encoder_output if kind.reads_memory else r
             if out[i] < _SMALLEST_CORRELATION:
                 raise InputError(
                     f"the token correlation at sublayer {i} is {out[i]:.3g} and DeepScaleLM divides by it; give "

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import LARGEST
@@ -18,6 +19,7 @@ from signalprop.results.profile import Profile
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, register, within, xavier_std
 from signalprop.schemes.stacking import base_table, check_base, placed, warn_if_depth_scaled
 from signalprop.schemes.vanilla import stream_ends
+from signalprop.theory.network import predict_moments
 
 
 @register
@@ -138,9 +140,8 @@ class Admin(Scheme):
         return replace(self, branch_variances=tuple(profile.forward["branch"].variance.tolist()))
 
     def _predicted(self, table: Parametrization, inputs: InputStatistics | None) -> FloatArray:
-        from signalprop.prediction import predict
-
-        return predict(table, inputs, fidelity="moments", backward=False).forward["branch"].variance
+        statistics = inputs or default_statistics(table.architecture)
+        return predict_moments(table, statistics, backward=False).forward["branch"].variance
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import rows_where
+from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import KINDS, ROLES, Parametrization, fan, layout
+from signalprop.network.parametrization import ROLES, Parametrization, fan, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, within, xavier_std
 from signalprop.schemes.vanilla import one_std, stream_ends
-
-_FEED_FORWARD = KINDS.index("feed_forward")
 
 
 def fan_in_std(architecture: Architecture) -> dict[str, float]:
@@ -44,14 +45,17 @@ def without_norms(architecture: Architecture) -> Architecture:
 
 def branches_of_stack(architecture: Architecture) -> FloatArray:
     """Number of residual branches of the stack that each sublayer belongs to."""
-    n_encoder = 2 * architecture.n_layers
-    n = len(layout(architecture).kind)
-    return np.where(np.arange(n) < n_encoder, n_encoder, n - n_encoder).astype(np.float64)
+    lengths = [len(rows) for _, rows in stacks_of(layout(architecture))]
+    return np.repeat(np.array(lengths, np.float64), lengths)
 
 
 def by_kind(architecture: Architecture, attention: float, feed_forward: float) -> FloatArray:
-    """A column with one number for (self- and cross-) attention and one for feed-forward sublayers."""
-    return np.where(layout(architecture).kind == _FEED_FORWARD, feed_forward, attention)
+    """A column with one number for (self- and cross-) attention and one for all other sublayers."""
+    return np.where(_attends(architecture), attention, feed_forward)
+
+
+def _attends(architecture: Architecture) -> NDArray[np.bool_]:
+    return rows_where(layout(architecture), lambda kind: kind.attends)
 
 
 @register
@@ -161,12 +165,11 @@ class StableResNet(Scheme):
         n = branches_of_stack(a)
         beta = n**-0.5
         if self.decreasing:
-            index = np.arange(len(n)) + 1.0
-            index = np.where(index > 2 * a.n_layers, index - 2 * a.n_layers, index)
+            index = np.concatenate([np.arange(1.0, len(rows) + 1) for _, rows in stacks_of(layout(a))])
             beta = index**-0.5 / np.log(index + 1)
         attention = beta if self.beta_attention is None else self.beta_attention
         feed_forward = beta if self.beta_feed_forward is None else self.beta_feed_forward
-        column = np.where(layout(a).kind == _FEED_FORWARD, feed_forward, attention)
+        column = np.where(_attends(a), attention, feed_forward)
         return stream_ends(fill(a, self, fan_in_std(a), branch=column))
 
 

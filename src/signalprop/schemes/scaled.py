@@ -11,10 +11,13 @@ from numpy.typing import ArrayLike
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.parametrization import FEED_FORWARD_ROLES, ROLES, Embedding, Head, Parametrization, layout
+from signalprop.network.kinds import ROLE, kinds_where
+from signalprop.network.parametrization import ROLES, Embedding, Head, Parametrization, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, xavier_std
 from signalprop.schemes.residual import without_norms
 from signalprop.schemes.vanilla import one_std, stream_ends, unit_embedding
+
+_ATTENTION = [role.name for kind in kinds_where(lambda kind: kind.attends) for role in kind.roles]
 
 
 @register
@@ -106,8 +109,9 @@ class Fixup(Scheme):
         n_branches = len(layout(a).kind)
         attention, feed_forward = n_branches ** (-1 / 6), n_branches ** (-1 / 4 if a.gated else -1 / 2)
         std = {
-            role: xavier_std(a, role) * (feed_forward if role in FEED_FORWARD_ROLES else attention) for role in ROLES
-        } | {"output": 0.0, "down": 0.0}
+            role: 0.0 if made.writes else xavier_std(a, role) * (attention if role in _ATTENTION else feed_forward)
+            for role, made in ROLE.items()
+        }
         table = _uniform(stream_ends(replace(fill(a, self, std), branch_trainable="scalar")))
         if a.has_tied_head or a.head == "none":
             return table
@@ -139,8 +143,9 @@ class TFixup(Scheme):
         factor = np.where(layout(a).stack == 0, 0.67 * depth**-0.25, (9 * depth) ** -0.25)
         gated = factor ** (2 / 3)
         std: dict[str, ArrayLike] = {role: xavier_std(a, role) for role in ROLES}
-        for role in ("value", "output", *FEED_FORWARD_ROLES):
-            std[role] = xavier_std(a, role) * (gated if a.gated and role in FEED_FORWARD_ROLES else factor)
+        for role in ROLES:
+            if role not in ("query", "key"):
+                std[role] = xavier_std(a, role) * (gated if a.gated and role not in _ATTENTION else factor)
         size = (9 * a.n_layers) ** -0.25
         embedding = _t_fixup_embedding(a, size)
         head = Head(

@@ -8,25 +8,21 @@ from typing import ClassVar
 
 from signalprop.errors import InputError
 from signalprop.families import find, names
+from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.parametrization import (
-    FEED_FORWARD_ROLES,
-    ROLES,
-    Distribution,
-    Embedding,
-    Head,
-    Parametrization,
-    fan,
-)
+from signalprop.network.kinds import ROLE
+from signalprop.network.parametrization import ROLES, Distribution, Embedding, Head, Parametrization, fan
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
 
 __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
 
+_PACKED = ("query", "key", "value")  # one matrix in nn.MultiheadAttention
 _SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
+@typed
 def unit_embedding(architecture: Architecture) -> Embedding:
     """Tables (of an `architecture`) whose sum has variance 1 after dropout: (1 - p) / tables (TGS section 3.5).
 
@@ -42,6 +38,7 @@ def unit_embedding(architecture: Architecture) -> Embedding:
     )
 
 
+@typed
 def same_embedding(architecture: Architecture, std: float) -> Embedding:
     """Every table of an `architecture` with one standard deviation `std`; so the convolutions that read frames."""
     n = len(architecture.conv_kernels) if architecture.input == "frames" else 0
@@ -83,6 +80,7 @@ def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, .
     return tuple(out)
 
 
+@typed
 def head_of(architecture: Architecture, std: float, embedding: Embedding, scale: float = 1.0) -> Head:
     """A head of one standard deviation, as the dense layer before it; where it is tied, it is the token table.
 
@@ -98,6 +96,7 @@ def head_of(architecture: Architecture, std: float, embedding: Embedding, scale:
     )
 
 
+@typed
 def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     """A head whose logits start of order 1: weights like the token table's, its input divided by sqrt(d).
 
@@ -114,6 +113,7 @@ def small_logits_head(architecture: Architecture, embedding: Embedding) -> Head:
     )
 
 
+@typed
 def stream_ends(table: Parametrization) -> Parametrization:
     """The table with embeddings that start the stream at variance 1 and a head with small logits (as TGS has them)."""
     embedding = unit_embedding(table.architecture)
@@ -216,10 +216,11 @@ class PyTorchDefault(Scheme):
         a = architecture
         std = {role: 1 / math.sqrt(3 * fan(a, role)[0]) for role in ROLES}
         packed = math.sqrt(2 / (a.d_model + (a.n_heads + 2 * a.n_kv_heads) * a.d_head))
-        std |= dict.fromkeys(("query", "key", "value"), packed)
+        std |= dict.fromkeys(_PACKED, packed)
         table = fill(a, self, std)
         if a.bias:
-            table = table.with_columns(**{f"bias__{role}": std[role] for role in FEED_FORWARD_ROLES})
+            plain = [role for role in ROLES if role not in (*_PACKED, "output")]  # nn.MultiheadAttention starts at 0
+            table = table.with_columns(**{f"bias__{role}": std[role] for role in plain})
         embedding = same_embedding(a, 1.0)
         if a.input == "patches":
             bound = 1 / math.sqrt(3 * a.patch_dim)
@@ -286,7 +287,7 @@ def _with_positions(architecture: Architecture, embedding: Embedding, positions:
 
 def one_std(architecture: Architecture, made_by: Scheme, std: float, *, residual: float) -> Parametrization:
     """Everything of one standard deviation, the two matrices that write to the stream times `residual`."""
-    values = dict.fromkeys(ROLES, std) | {"output": std * residual, "down": std * residual}
+    values = {role: std * residual if made.writes else std for role, made in ROLE.items()}
     embedding = same_embedding(architecture, std)
     head = head_of(architecture, std, embedding)
     return replace(fill(architecture, made_by, values), embedding=embedding, head=head)

@@ -13,12 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
+from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
-from signalprop.theory import blocks
+from signalprop.theory.elements import BranchMoments
+from signalprop.theory.network import branches_of
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
+
+
+Branches = Sequence[BranchMoments]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class FixedPoint:
     gradient_rate: float | None
 
 
+@typed
 def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     """The fixed points of one layer of a bidirectional stack (`parametrization`), repeated without end.
 
@@ -51,54 +58,47 @@ def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
         InputError: the layer is causal, or neither pre-norm with unit skip nor post-norm.
     """
     p = parametrization
-    attention, feed_forward = 2 * layer, 2 * layer + 1
+    attention, feed_forward = layer_starts(p)[layer] + np.arange(2)
     placement = PLACEMENTS[p.placement[attention]]
     if p.architecture.kind != "encoder":
         raise InputError(f"fixed points are for bidirectional stacks, this is an {p.architecture.kind}")
-    rows = blocks.Rows.of(p)
-    shape = blocks.shape_of(p.architecture, 0)
+    branches = branches_of(p)
     if placement == "pre" and p.skip[attention] == 1 == p.skip[feed_forward]:
-        return _pre_norm(p, rows, shape, attention, feed_forward)
+        return _pre_norm(p, branches, attention, feed_forward)
     if placement == "post":
-        return _post_norm(p, rows, shape, attention, feed_forward)
+        return _post_norm(p, branches, attention, feed_forward)
     raise InputError("fixed points need pre-norm with skip 1, or post-norm; predict a deep stack for anything else")
 
 
-def _branches(rows: blocks.Rows, shape: blocks.Shape, i: int, second: float, r: float) -> blocks.Branch:
-    make = blocks.self_attention if i % 2 == 0 else blocks.feed_forward
-    return make(rows, i, shape, second, r)
-
-
-def _maps(rows: blocks.Rows, shape: blocks.Shape, i: int, second: float, r: float) -> FloatArray:
+def _maps(branches: Branches, i: int, second: float, r: float) -> FloatArray:
     """The 2 x 2 matrix that takes (G, Gamma) at a branch's output to its input."""
-    back = blocks.self_attention_backward if i % 2 == 0 else blocks.feed_forward_backward
-    m = back(rows, np.array([i]), shape, np.array([second]), np.array([r]))
+    m = branches[i].backward(np.array([i]), (np.array([second]), np.array([r]))).stream
     return np.array([[m.vv[0], m.vc[0]], [m.cv[0], m.cc[0]]])
 
 
-def _pre_norm(p: Parametrization, rows: blocks.Rows, shape: blocks.Shape, att: int, ff: int) -> FixedPoint:
+def _pre_norm(p: Parametrization, branches: Branches, att: int, ff: int) -> FixedPoint:
     beta2 = {i: float(p.branch[i]) ** 2 for i in (att, ff)}
     second = {i: float(p.norm_output[i]) ** 2 for i in (att, ff)}
 
     def added(r: float) -> tuple[float, float]:
-        parts = [(beta2[i], _branches(rows, shape, i, second[i], r)) for i in (att, ff)]
+        parts = [(beta2[i], branches[i].forward(i, (second[i], r))) for i in (att, ff)]
         return sum(w * float(b.variance) for w, b in parts), sum(w * float(b.covariance) for w, b in parts)
 
     r = _iterate(lambda r: added(r)[1] / added(r)[0])
     d = added(r)[0]
-    matrix = np.sum([beta2[i] * second[i] * _maps(rows, shape, i, second[i], r) for i in (att, ff)], axis=0)
+    matrix = np.sum([beta2[i] * second[i] * _maps(branches, i, second[i], r) for i in (att, ff)], axis=0)
     rate, r_g = _dominant(matrix)
     return FixedPoint(r, r_g, d, rate / d, None)
 
 
-def _post_norm(p: Parametrization, rows: blocks.Rows, shape: blocks.Shape, att: int, ff: int) -> FixedPoint:
+def _post_norm(p: Parametrization, branches: Branches, att: int, ff: int) -> FixedPoint:
     lam2 = {i: float(p.skip[i]) ** 2 for i in (att, ff)}
     beta2 = {i: float(p.branch[i]) ** 2 for i in (att, ff)}
     after = {i: float(p.norm_output[i]) ** 2 for i in (att, ff)}
     before = {att: after[ff], ff: after[att]}  # each reads what the other's norm gives out
 
     def half(i: int, r: float) -> tuple[float, float]:
-        b = _branches(rows, shape, i, before[i], r)
+        b = branches[i].forward(i, (before[i], r))
         n = lam2[i] * before[i] + beta2[i] * float(b.variance)
         return (lam2[i] * before[i] * r + beta2[i] * float(b.covariance)) / n, n
 
@@ -106,8 +106,8 @@ def _post_norm(p: Parametrization, rows: blocks.Rows, shape: blocks.Shape, att: 
     middle, n_att = half(att, r)
     _, n_ff = half(ff, middle)
     identity = np.eye(2)
-    down = (lam2[att] * identity + beta2[att] * _maps(rows, shape, att, before[att], r)) * after[att] / n_att
-    up = (lam2[ff] * identity + beta2[ff] * _maps(rows, shape, ff, before[ff], middle)) * after[ff] / n_ff
+    down = (lam2[att] * identity + beta2[att] * _maps(branches, att, before[att], r)) * after[att] / n_att
+    up = (lam2[ff] * identity + beta2[ff] * _maps(branches, ff, before[ff], middle)) * after[ff] / n_ff
     rate, r_g = _dominant(down @ up)
     return FixedPoint(r, r_g, None, None, rate)
 
@@ -182,6 +182,7 @@ def growth_order(depths: ArrayLike, log_values: ArrayLike) -> Growth:
     return Growth("power", last)
 
 
+@typed
 def growth_orders(profiles: Mapping[int, Profile]) -> dict[str, Growth]:
     """Growth of forward variance, gradient variance (first over last) and sensitivity, from profiles by depth.
 

@@ -136,7 +136,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     if a.head_transform and a.head == "lm":
         s_in = a.d_model * p.head.transform**2 * second
         q = dual(a.activation, s_in, r)
-        through = q.slope_moment / q.slope_second_moment
+        through = ratio(q.slope_moment, q.slope_second_moment)
         second = np.ones_like(np.asarray(second))
         centred = np.asarray(q.second_moment - q.mean**2, float)
         r = np.divide(q.covariance_moment - q.mean**2, centred, out=np.zeros_like(centred * r), where=centred > 0)

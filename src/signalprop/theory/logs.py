@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from signalprop.network.moments import Array, FloatArray
 
 NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
+LARGEST = 600.0  # of a logarithm whose exponential, and products of it with ordinary numbers, are doubles
+HELD = 27.6  # of the log size at which a branch is computed that reads a stream without a norm; beyond it is scaled
 _NUMBER = (float, int)
 
 
@@ -46,8 +48,19 @@ def exp(x: Array) -> Array:
 def safe_exp(x: Array) -> Array:
     """exp, held where the result is a normal double, so that extreme streams saturate instead of overflowing."""
     if isinstance(x, float):
-        return math.exp(min(max(x, -600.0), 600.0))
-    return np.asarray(np.exp(np.minimum(np.maximum(x, -600.0), 600.0)))
+        return math.exp(min(max(x, -LARGEST), LARGEST))
+    return np.asarray(np.exp(np.minimum(np.maximum(x, -LARGEST), LARGEST)))
+
+
+def within(x: Array, bound: float) -> Array:
+    """x, held between -bound and bound."""
+    return min(max(x, -bound), bound) if isinstance(x, float) else np.asarray(np.clip(x, -bound, bound))
+
+
+def at(columns: FloatArray, i: int) -> Any:
+    """Row i of columns that are stacked, (columns, ..., rows): plain floats where there is no other axis."""
+    values = columns[..., i]
+    return values.tolist() if values.ndim == 1 else values
 
 
 def row(column: FloatArray, i: int | NDArray[np.intp]) -> Array:

@@ -1,6 +1,6 @@
 """The whole network by one recursion over the sublayers of a Parametrization: fidelity `moments`.
 
-Forward, the state is (log variance, token correlation) of the stream; backward, (log gradient variance, gradient
+Forward, the state is (log variance, token correlation, mean) of the stream; backward, (log gradient variance, gradient
 token correlation), with each branch's backward map evaluated for all sublayers at once. Logarithms carry the products,
 so that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appendix G, generalised;
 `docs/theory/network.md`.
@@ -18,42 +18,34 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import Array, FloatArray, Moments, ratio
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
 from signalprop.results.profile import POINTS, Profile, Series
-from signalprop.theory import blocks
+from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset, normed
 from signalprop.theory.embedding import embed
-from signalprop.theory.head import AtTop, gradient_at_top
-from signalprop.theory.logs import NO_SIGNAL, correlation, exp, log, log_add, plain, row, safe_exp
+from signalprop.theory.head import gradient_at_top
+from signalprop.theory.logs import (
+    HELD,
+    NO_SIGNAL,
+    at,
+    correlation,
+    exp,
+    log,
+    log_add,
+    plain,
+    row,
+    safe_exp,
+    within,
+)
 
-PRE, POST, SANDWICH, RES_POST = (PLACEMENTS.index(name) for name in ("pre", "post", "sandwich", "res-post"))
-
-
-@dataclass(frozen=True)
-class _Met:
-    """What branches and norms meet on the way forward, as their backward maps need it; arrays (..., sublayers)."""
-
-    second: FloatArray  # second moment of what the branch reads
-    r_read: FloatArray  # its token correlation
-    norm: FloatArray  # log of the variance (plus epsilon) by which the norm divides; 0 without one
-    raw_branch: FloatArray  # log variance of the branch before a norm on it
-    memory: tuple[Array, Array] | None  # second moment and correlation of the encoder's normed output
-
-
-@dataclass(frozen=True)
-class _Forward(_Met):
-    """What the backward pass needs of the forward pass; arrays (..., sublayers), variances as logarithms."""
-
-    stream_in: FloatArray
-    stream_out: FloatArray
-    branch: FloatArray
-    r_in: FloatArray
-    r_out: FloatArray
-    r_branch: FloatArray
-    mean_in: FloatArray
-    mean_out: FloatArray
-    memory_norm: Array  # log of what the encoder's final norm divides by
-    token_share: Array  # log of the squared factor on the token's row in the last stream
+Stream = tuple[Array, Array, Array]  # log variance, token correlation, mean
+Gradient = tuple[Array, Array]  # log variance, token correlation
+Output = tuple[Array, Array]  # log variance and token correlation of a branch's output
+Share = tuple[Array, Array, Array]  # of a gradient: log of a factor, variance and covariance in units of it
+Read = tuple[Array, Array, Array]  # second moment, its correlation, log of what it was divided by to be held
 
 
 def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True) -> Profile:
@@ -71,23 +63,18 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
             "fidelity 'moments' averages over all tokens alike, and attention here is "
             f"{p.shaping.kind if p.shaping.kind != 'none' else 'ALiBi'}; expected fidelity kernel or simulate"
         )
-    start = embed(p.architecture, p.embedding, inputs)
-    decoder_start = None
-    if p.architecture.kind == "encoder-decoder":
-        decoder_start = embed(p.architecture, p.embedding, inputs.of_decoder, decoder=True)
+    a = p.architecture
+    starts = [embed(a, p.embedding, inputs)]
+    if a.kind == "encoder-decoder":
+        starts.append(embed(a, p.embedding, inputs.of_decoder, decoder=True))
 
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
-        rows = blocks.Rows.of(part)
-        f = _forward(part, rows, start, decoder_start)
-        forward = {
-            "stream_in": Series.of(log_variance=f.stream_in, token_correlation=f.r_in, mean=f.mean_in),
-            "branch": Series.of(log_variance=f.branch, token_correlation=f.r_branch),
-            "stream_out": Series.of(log_variance=f.stream_out, token_correlation=f.r_out, mean=f.mean_out),
-        }
+        ahead = Ahead(part)
+        stream = ahead.run(starts)
         if not backward:
-            return forward, None
-        top = gradient_at_top(part, inputs, f.stream_out[..., -1], f.r_out[..., -1], f.token_share)
-        return forward, _backward(part, rows, f, top)
+            return ahead.series(), None
+        top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
+        return ahead.series(), _Back(part, ahead, top).run()
 
     forward, gradient = _in_parts(p, passes)
     return Profile(
@@ -96,9 +83,9 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         architecture=p.architecture,
         scheme=p.scheme,
         input={
-            "mean": float(start.mean),
-            "variance": float(start.variance),
-            "token_correlation": float(start.token_correlation),
+            "mean": float(starts[0].mean),
+            "variance": float(starts[0].variance),
+            "token_correlation": float(starts[0].token_correlation),
         },
         forward=forward,
         gradient=gradient,
@@ -131,66 +118,12 @@ def _in_parts(p: Parametrization, passes: Callable[[Parametrization], Passes]) -
 
 def sensitivity_gain(p: Parametrization) -> dict[str, Any]:
     """The squared ratio (beta / lambda)^2 per sublayer, for `Profile.sensitivity`: 1 where lambda is 0, else finite."""
-    skip = np.where(p.parallel, np.roll(p.skip, 1, -1), p.skip)  # a parallel layer has the skip of its attention row
+    starts = layer_starts(p)
+    first = np.repeat(starts, np.diff(starts, append=p.n_sublayers))
+    skip = np.where(p.parallel, p.skip[..., first], p.skip)  # a parallel layer has the skip of its first row
     with np.errstate(over="ignore"):
         gain = np.divide(p.branch, skip, out=np.ones_like(p.branch), where=skip != 0) ** 2
     return {"branch_gain": np.minimum(gain, np.finfo(np.float64).max)}
-
-
-def _forward(p: Parametrization, rows: blocks.Rows, start: Moments, decoder_start: Moments | None) -> _Forward:
-    a = p.architecture
-    lead = p.skip.shape[:-1]
-    n = p.n_sublayers
-    names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
-             "r_read", "norm", "raw_branch")  # fmt: skip
-    out: dict[str, FloatArray] = {name: np.empty((n, *lead)) for name in names}
-    kinds: list[int] = p.kind.tolist()
-    shapes = {(s, c): blocks.shape_of(a, s, cross=c) for s, c in {(int(s), False) for s in p.stack} | {(1, True)}}
-    placements, parallels = p.placement.tolist(), p.parallel.tolist()
-    log_skip2, log_branch2 = log(p.skip**2), log(p.branch**2)
-    log_gain2, log_post_gain2 = log(p.norm_output**2), log(p.post_norm_gain**2)
-    epsilon = log(float(a.norm_eps))
-    log_v, r, mean = _start(start, lead)
-    memory: tuple[Array, Array] | None = None
-    memory_norm: Array = 0.0
-    layer_in: tuple[Array, Array, Array] = (log_v, r, mean)
-    for i in range(n):
-        stack = int(p.stack[i])
-        if decoder_start is not None and i == 2 * a.n_layers:
-            memory, memory_norm = _memory(a, p, log_v, r)
-            log_v, r, mean = _start(decoder_start, lead)
-        if not parallels[i]:
-            layer_in = (log_v, r, mean)
-        read_v, read_r, read_mean = layer_in
-        second, r_read, norm, beyond = _read(a, p, i, placements[i], read_v, read_r, read_mean)
-        made = _branch(rows, i, kinds[i], shapes[stack, kinds[i] == 1], (second, r_read), memory)
-        raw = log(made.variance)
-        branch_v, branch_r = raw, correlation(made.covariance, made.variance)
-        if norm is None:  # a stream that is read as it is may be of any size: the branch was computed at a held one
-            raw = branch_v = raw + beyond
-            norm = 0.0
-        if placements[i] in (SANDWICH, RES_POST):
-            gain2 = log_post_gain2 if placements[i] == SANDWICH else log_gain2
-            branch_v = row(gain2, i) + raw - log_add(epsilon, raw)
-        log_skip = log_v if parallels[i] else row(log_skip2, i) + log_v
-        log_branch = row(log_branch2, i) + branch_v
-        total = log_add(log_skip, log_branch)
-        share = exp(log_branch - total)  # of the branch in the sum's variance
-        new_r = share * branch_r + (1 - share) * r
-        new_mean = mean if parallels[i] else _within(mean * row(p.skip, i), 1e150)
-        if placements[i] == POST:
-            norm = log_add(total, epsilon)
-            total, new_mean = total - norm + row(log_gain2, i), mean * 0.0
-        for name, value in zip(
-            names,
-            (read_v, total, branch_v, read_r, new_r, branch_r, read_mean, new_mean, second, r_read, norm, raw),
-            strict=True,
-        ):
-            out[name][i] = value
-        log_v, r, mean = total, new_r, new_mean
-    columns = {name: np.moveaxis(value, 0, -1) for name, value in out.items()}
-    share = token_share(p, columns["norm"])
-    return _Forward(**columns, memory=memory, memory_norm=memory_norm, token_share=share)
 
 
 def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
@@ -207,55 +140,171 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += log(float(ratio(e.norm_gain**2, total)))
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
-    steps = steps + np.where(p.placement == POST, log(p.norm_output**2) - log_norm, 0.0)
+    steps = steps + np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
 
 
-def _branch(
-    rows: blocks.Rows,
-    i: int | blocks.Rowset,
-    kind: int,
-    shape: blocks.Shape,
-    read: tuple[Array, Array],
-    memory: tuple[Array, Array] | None,
-) -> blocks.Branch:
-    """The branch of a sublayer, or of several of one kind, from the second moment and correlation that it reads."""
-    if kind == 2:
-        return blocks.feed_forward(rows, i, shape, *read)
-    if kind == 0:
-        return blocks.self_attention(rows, i, shape, *read)
-    assert memory is not None
-    return blocks.cross_attention(rows, i, shape, read, memory)
+def placed(p: Parametrization, where: frozenset[str]) -> Any:
+    """Which sublayers have a placement of a set, as `signalprop.network.residual` names them, (sublayers,)."""
+    return np.isin(p.placement, [PLACEMENTS.index(name) for name in PLACEMENTS if name in where])
 
 
-def _start(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array]:
+class Ahead:
+    """The way forward: the algebra of scalars, and what it met. Columns are (sublayers, ...) while it runs.
+
+    Attributes:
+        second, r_read: second moment of what each branch reads, and its token correlation.
+        norm: log of the variance (plus epsilon) by which each norm divides, before the branch or after the sum; 0
+            without one. raw_branch: log variance of the branch before a norm on it.
+        memory: second moment and correlation of the encoder's normed output. memory_norm: log of what its norm divides
+            by.
+    """
+
+    def __init__(self, p: Parametrization) -> None:
+        self.p, self.a = p, p.architecture
+        self.lead = p.skip.shape[:-1]
+        self.epsilon = log(float(self.a.norm_eps))
+        self.branches = branches_of(p)
+        self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
+        names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
+                 "r_read", "norm", "raw_branch")  # fmt: skip
+        self.seen: dict[str, FloatArray] = {name: np.empty((p.n_sublayers, *self.lead)) for name in names}
+        self.memory: tuple[Array, Array] | None = None
+        self.memory_norm: Array = 0.0
+
+    def run(self, starts: list[Moments]) -> Stream:
+        """The last stream, from what enters each stack."""
+        p, parallel = self.p, self.p.parallel.tolist()
+        # what one row needs, in one look-up: log skip^2, skip, log branch^2, norms' gains squared and their logs
+        norm2, second2 = p.norm_output**2, p.post_norm_gain**2
+        on_branch = log(np.where(p.placement == PLACEMENTS.index("sandwich"), second2, norm2))
+        numbers = np.stack([log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch])
+
+        def one(i: int, read: Stream, onto: Stream | None) -> tuple[Output, Stream]:
+            self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch = at(numbers, i)
+            return step(self, i, self.placements[i], read, onto)
+
+        stream: Stream | None = None
+        for (_, rows), moments in zip(stacks_of(self.p), starts, strict=True):
+            if stream is not None:
+                self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
+            stream = _start(moments, self.lead)
+            stream = through(rows, parallel[rows.start : rows.stop], one, stream, self.see)
+        assert stream is not None
+        return stream
+
+    def read(self, i: int, stream: Stream) -> Read:
+        """A stream as it is, of any size: the branch is computed at a held one."""
+        second, r_read, held = read_raw(self.a, *stream)
+        self._met(i, second, r_read, 0.0)
+        return second, r_read, held
+
+    def read_normed(self, i: int, stream: Stream) -> Read:
+        """A stream after a norm."""
+        second, r_read, norm = read_normed(self.a, self.gain2, *stream)
+        self._met(i, second, r_read, norm)
+        return second, r_read, 0.0
+
+    def _met(self, i: int, second: Array, r_read: Array, norm: Array) -> None:
+        seen = self.seen
+        seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, norm
+
+    def output(self, i: int, read: Read) -> Output:
+        """Log variance and correlation of the branch's output."""
+        second, r_read, beyond = read
+        made = self.branches[i].forward(i, (second, r_read), self.memory)
+        raw = log(made.variance) + beyond
+        self.seen["raw_branch"][i] = raw
+        r = correlation(made.covariance, made.variance)
+        if self.placements[i] in NORM_ON_BRANCH:
+            return normed(raw, self.epsilon)[0] + self.log_on_branch, r
+        return raw, r
+
+    def skipped(self, i: int, stream: Stream) -> Stream:
+        """The stream times its multiplier; a mean of extreme size is held where its square is a double."""
+        return self.log_skip2 + stream[0], stream[1], within(stream[2] * self.skip, LARGEST_MEAN)
+
+    def plus(self, i: int, kept: Stream, output: Output) -> Stream:
+        """Independent variances add up; a branch has mean 0."""
+        log_branch = self.log_branch2 + output[0]
+        total = log_add(kept[0], log_branch)
+        share = exp(log_branch - total)  # of the branch in the sum's variance
+        return total, share * output[1] + (1 - share) * kept[1], kept[2]
+
+    def norm_sum(self, i: int, total: Stream) -> Stream:
+        """The sum after a post-norm."""
+        out, divisor = normed(total[0], self.epsilon)
+        self.seen["norm"][i] = divisor
+        return out + self.log_gain2, total[1], total[2] * 0.0
+
+    def see(self, i: int, read: Stream, output: Output, out: Stream) -> None:
+        """Keep the moments of the three probe points."""
+        seen = self.seen
+        seen["stream_in"][i], seen["r_in"][i], seen["mean_in"][i] = read
+        seen["branch"][i], seen["r_branch"][i] = output
+        seen["stream_out"][i], seen["r_out"][i], seen["mean_out"][i] = out
+
+    def columns(self, name: str) -> FloatArray:
+        """A column of what was seen, (..., sublayers)."""
+        return np.moveaxis(self.seen[name], 0, -1)
+
+    def met(self) -> Met:
+        """What the backward maps need of the way forward."""
+        names = ("second", "r_read", "norm", "raw_branch")
+        return Met(**{name: self.columns(name) for name in names}, memory=self.memory)
+
+    def series(self) -> dict[str, Series]:
+        """Moments at every probe point."""
+        c = self.columns
+        return {
+            "stream_in": Series.of(log_variance=c("stream_in"), token_correlation=c("r_in"), mean=c("mean_in")),
+            "branch": Series.of(log_variance=c("branch"), token_correlation=c("r_branch")),
+            "stream_out": Series.of(log_variance=c("stream_out"), token_correlation=c("r_out"), mean=c("mean_out")),
+        }
+
+
+def branches_of(p: Parametrization) -> list[BranchMoments]:
+    """The branch of every sublayer: one object per kind and stack."""
+    out: list[BranchMoments] = []
+    made: dict[tuple[int, int], BranchMoments] = {}
+    for i, key in enumerate(zip(p.stack.tolist(), p.kind.tolist(), strict=True)):
+        if key not in made:
+            made[key] = kind_of(p, i).part("moments").of(p, key[0])
+        out.append(made[key])
+    return out
+
+
+def _start(moments: Moments, lead: tuple[int, ...]) -> Stream:
     log_v = log(float(moments.variance))
     values = (log_v, float(moments.token_correlation), float(moments.mean))
     return tuple(np.full(lead, v) if lead else v for v in values)  # type: ignore[return-value]
 
 
-def _read(
-    a: Architecture,
-    p: Parametrization,
-    i: int | blocks.Rowset,
-    placement: int,
-    log_v: Array,
-    r: Array,
-    mean: Array,
-) -> tuple[Array, Array, Array | None, Array]:
-    """What the branch reads: second moment, correlation of second moments; log of what the norm divides by (None: no
-    norm); and log of what a second moment of extreme size was divided by, 0 with a norm."""
+LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
+LARGEST_MEMORY = 200.0  # log of a memory's variance up to which its products with others fit a double
+
+
+def read_normed(a: Architecture, gain2: Array, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:
+    """What a branch reads after a norm: second moment, its correlation; and log of what the norm divides by."""
     log_mean2 = log(mean**2)
-    if placement in (PRE, SANDWICH):
-        if a.norm == "layernorm":
-            log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
-        log_second = log_add(log_v, log_mean2)
-        norm = log_add(log_second, log(float(a.norm_eps)))
-        second = safe_exp(log_second - norm) * row(p.norm_output, i) ** 2
-        return plain(second), _with_mean(log_second, log_mean2, r), norm, log_v * 0.0
+    if a.norm == "layernorm":
+        log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
     log_second = log_add(log_v, log_mean2)
-    held = _held(log_second)
-    return plain(safe_exp(held)), _with_mean(log_second, log_mean2, r), None, log_second - held
+    out, divisor = normed(log_second, log(float(a.norm_eps)))
+    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor
+
+
+def read_raw(a: Architecture, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:
+    """What a branch reads without a norm: second moment, its correlation; and log of what it was divided by.
+
+    A stream of extreme size is held at e^+-HELD, and the branch scaled: there the activations that can be reached are
+    homogeneous of degree 1 or bounded (squared ReLU and gated blocks are not: their growth is a lower bound, and no
+    double holds their streams anyway).
+    """
+    log_mean2 = log(mean**2)
+    log_second = log_add(log_v, log_mean2)
+    held = within(log_second, HELD)
+    return plain(safe_exp(held)), _with_mean(log_second, log_mean2, r), log_second - held
 
 
 def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
@@ -264,124 +313,160 @@ def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
     return share + (1 - share) * r
 
 
-def _held(log_v: Array) -> Array:
-    """Where a branch reads an un-normed stream of extreme size, it is computed at this size and scaled: there the
-    activations that can be reached are homogeneous of degree 1 or bounded (squared ReLU and gated blocks are not: their
-    growth is a lower bound, and no double holds their streams anyway)."""
-    return _within(log_v, 27.6)
-
-
-def _within(x: Array, bound: float) -> Array:
-    return min(max(x, -bound), bound) if isinstance(x, float) else np.asarray(np.clip(x, -bound, bound))
-
-
-def _memory(a: Architecture, p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
-    if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
-        return (safe_exp(_within(log_v, 200.0)), r), log_v * 0.0
-    norm = log_add(log_v, log(float(a.norm_eps)))
-    return (safe_exp(log_v - norm) * p.head.final_norm_gain**2, r), norm
-
-
-def _backward(p: Parametrization, rows: blocks.Rows, f: _Forward, top: AtTop) -> dict[str, Series]:
+def read_memory(p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
+    """What a decoder reads of the encoder's last stream: second moment, correlation; and what its norm divides by."""
     a = p.architecture
-    n, lead = p.n_sublayers, p.skip.shape[:-1]
-    maps, to_memory = _backward_maps(p, rows, f)
-    maps = _from_the_sum(p, f, maps)
-    skip2, log_branch2 = p.skip**2, log(p.branch**2)
-    norm_gain = log(p.norm_output**2) - f.norm
-    out = {(point, name): np.empty((n, *lead)) for point in POINTS for name in ("log", "r")}
-    log_g: Array = np.zeros(lead) if lead else 0.0
-    rho, kept, kept_rho = (np.broadcast_to(np.asarray(x, float), lead).copy() if lead else float(x) for x in top)
-    memory_g: tuple[Array, Array] = (log_g + NO_SIGNAL, log_g)  # log variance, covariance in its units
-    placements, parallels = p.placement.tolist(), p.parallel.tolist()
-    held: tuple[Array, Array] | None = None  # what a parallel feed-forward sends back: variance, covariance
-    for i in range(n - 1, -1, -1):
-        if a.kind == "encoder-decoder" and i == 2 * a.n_layers - 1:
-            log_g, rho = memory_g[0] - f.memory_norm + log(p.head.final_norm_gain**2), memory_g[1]
-        out["stream_out", "log"][i], out["stream_out", "r"][i] = log_g, rho
-        log_sum = log_g
-        if placements[i] == POST:
-            log_sum = log_g + row(norm_gain, i)
-            if i == n - 1:
-                log_sum, rho = log_sum + log(kept), kept_rho
-        out["branch", "log"][i] = log_sum + row(log_branch2, i)
-        out["branch", "r"][i] = rho
-        back_v = row(maps.vv, i) + row(maps.vc, i) * rho
-        back_c = row(maps.cv, i) + row(maps.cc, i) * rho
-        if p.kind[i] == 1:
-            memory_v = row(to_memory.vv, i) + row(to_memory.vc, i) * rho
-            memory_c = row(to_memory.cv, i) + row(to_memory.cc, i) * rho
-            sent = log_sum + row(log_branch2, i) + log(memory_v)
-            memory_g = _add(memory_g, sent, correlation(memory_c, memory_v))
-        if parallels[i]:  # attention reads the same tensor and meets the same gradient: the total is made there
-            held = (back_v, back_c)
-            continue
-        lam2 = row(skip2, i)
-        variance, covariance = lam2 + back_v, lam2 * rho + back_c
-        if held is not None:
-            variance, covariance = variance + held[0], covariance + held[1]
-        new_log = log_sum + log(variance)
-        new_rho = correlation(covariance, variance)
-        if held is not None:  # both rows read one tensor: its total gradient stands on both
-            out["stream_in", "log"][i + 1], out["stream_in", "r"][i + 1] = new_log, new_rho
-            held = None
-        out["stream_in", "log"][i], out["stream_in", "r"][i] = new_log, new_rho
-        log_g, rho = new_log, new_rho
-    last = out["stream_out", "log"][n - 1].copy()
+    if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
+        return (safe_exp(within(log_v, LARGEST_MEMORY)), r), log_v * 0.0
+    out, divisor = normed(log_v, log(float(a.norm_eps)))
+    return (safe_exp(out) * p.head.final_norm_gain**2, r), divisor
 
-    def series(point: str) -> Series:
-        return Series.of(
-            log_variance=np.moveaxis(out[point, "log"] - last, 0, -1),
-            token_correlation=np.moveaxis(out[point, "r"], 0, -1),
+
+@dataclass(frozen=True)
+class Met:
+    """What branches and norms met on the way forward, as their backward maps need it; arrays (..., sublayers).
+
+    Attributes: as of `Ahead`.
+    """
+
+    second: FloatArray
+    r_read: FloatArray
+    norm: FloatArray
+    raw_branch: FloatArray
+    memory: tuple[Array, Array] | None
+
+
+class _Back:
+    """The way back: the algebra of a gradient's scalars. Shares that are added up have one factor."""
+
+    def __init__(self, p: Parametrization, ahead: Ahead, top: tuple[Array, Array, Array]) -> None:
+        self.p, self.ahead = p, ahead
+        self.lead = p.skip.shape[:-1]
+        met = ahead.met()
+        maps, to_memory = backward_maps(p, ahead.branches, met)
+        after = log(p.norm_output**2) - met.norm
+        self.numbers = np.stack([p.skip**2, log(p.branch**2), after, *from_the_sum(p, met, maps)])
+        self.to_memory = None if to_memory is None else np.stack(to_memory)
+        self.across = [kind_of(p, i).reads_memory for i in range(p.n_sublayers)] if to_memory is not None else []
+        self.placements, self.parallel = ahead.placements, p.parallel.tolist()
+        shape = (p.n_sublayers, *self.lead)
+        self.out = {point: (np.empty(shape), np.empty(shape)) for point in POINTS}
+        self.top, self.kept, self.kept_r = (
+            np.broadcast_to(np.asarray(x, float), self.lead).copy() if self.lead else float(x) for x in top
         )
+        zero: Array = np.zeros(self.lead) if self.lead else 0.0
+        self.zero = zero
+        self.memory: Gradient = (zero + NO_SIGNAL, zero)
 
-    return {point: series(point) for point in POINTS}
+    def run(self) -> dict[str, Series]:
+        """Gradients at every probe point, relative to the last stream."""
+        p = self.p
+        gradient: Gradient = (self.zero, self.top)
+        for number, (_, rows) in enumerate(reversed(list(stacks_of(p)))):
+            if number:  # the encoder's last stream is read through its final norm
+                gain2 = log(p.head.final_norm_gain**2)
+                gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
+            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, gradient, self.see)
+        last = self.out["stream_out"][0][-1].copy()
+
+        def series(point: str) -> Series:
+            log_v, r = self.out[point]
+            return Series.of(log_variance=np.moveaxis(log_v - last, 0, -1), token_correlation=np.moveaxis(r, 0, -1))
+
+        return {point: series(point) for point in POINTS}
+
+    def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
+        """One sublayer, as `residual.back_through` asks for it."""
+        self.skip2, self.log_branch2, self.log_after, *self.maps = at(self.numbers, i)
+        return step_back(self, i, self.placements[i], self.parallel[i], gradient)
+
+    def norm_sum_back(self, i: int, gradient: Gradient) -> Gradient:
+        """Before a post-norm; the last one removes what the head's gradient has along the stream."""
+        log_g = gradient[0] + self.log_after
+        if i == self.p.n_sublayers - 1:
+            return log_g + log(self.kept), self.kept_r
+        return log_g, gradient[1]
+
+    def at_branch(self, i: int, at_sum: Gradient) -> Gradient:
+        """Times the branch's multiplier."""
+        return at_sum[0] + self.log_branch2, at_sum[1]
+
+    def sent(self, i: int, at_sum: Gradient, at_branch: Gradient) -> Share:
+        """Through the branch, its norms and its multiplier, which are all in the maps."""
+        log_sum, r = at_sum
+        vv, vc, cv, cc = self.maps
+        if self.to_memory is not None and self.across[i]:
+            m_vv, m_vc, m_cv, m_cc = at(self.to_memory, i)
+            v, c = m_vv + m_vc * r, m_cv + m_cc * r
+            self.memory = _added(self.memory, at_branch[0] + log(v), correlation(c, v))
+        return log_sum, vv + vc * r, cv + cc * r
+
+    def skipped_back(self, i: int, at_sum: Gradient) -> Share:
+        """Times the skip's multiplier."""
+        return at_sum[0], self.skip2, self.skip2 * at_sum[1]
+
+    def together(self, one: Share, other: Share) -> Share:
+        """Shares of one gradient."""
+        return one[0], one[1] + other[1], one[2] + other[2]
+
+    def whole(self, share: Share) -> Gradient:
+        """The gradient that shares make."""
+        return share[0] + log(share[1]), correlation(share[2], share[1])
+
+    def see(self, point: str, i: int, gradient: Gradient) -> None:
+        """Keep the moments of a probe point."""
+        out = self.out[point]
+        out[0][i], out[1][i] = gradient
 
 
-def _from_the_sum(p: Parametrization, f: _Met, maps: blocks.BranchBackward) -> blocks.BranchBackward:
+def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBackward:
     """Maps of whole branches, from the gradient at the sum to the stream: multiplier and norms included."""
     norm_gain = log(p.norm_output**2) - f.norm
-    inner = log(p.branch**2) + np.where((p.placement == PRE) | (p.placement == SANDWICH), norm_gain, 0.0)
-    on_branch = log(np.where(p.placement == SANDWICH, p.post_norm_gain, p.norm_output) ** 2)
+    inner = log(p.branch**2) + np.where(placed(p, NORM_BEFORE), norm_gain, 0.0)
+    sandwich = p.placement == PLACEMENTS.index("sandwich")
+    on_branch = log(np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2)
     on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
-    inner = inner + np.where((p.placement == SANDWICH) | (p.placement == RES_POST), on_branch, 0.0)
+    inner = inner + np.where(placed(p, NORM_ON_BRANCH), on_branch, 0.0)
     scale = safe_exp(inner)
-    return blocks.BranchBackward(*(scale * column for column in maps))
+    return BranchBackward(*(scale * column for column in maps))
 
 
-def _backward_maps(
-    p: Parametrization, rows: blocks.Rows, f: _Met
-) -> tuple[blocks.BranchBackward, blocks.BranchBackward]:
-    """Backward maps of all sublayers, (..., n); and of cross-attention to the encoder's output."""
+def backward_maps(
+    p: Parametrization, branches: list[BranchMoments], f: Met
+) -> tuple[BranchBackward, BranchBackward | None]:
+    """Backward maps of all sublayers, (..., n); and to the encoder's output, None where nothing reads it."""
     shape = p.skip.shape
-    maps = blocks.BranchBackward(*(np.zeros(shape) for _ in range(4)))
-    to_memory = blocks.BranchBackward(*(np.zeros(shape) for _ in range(4)))
-
-    def put(target: blocks.BranchBackward, where: Any, values: blocks.BranchBackward) -> None:
-        for column, value in zip(target, values, strict=True):
+    maps = BranchBackward(*(np.zeros(shape) for _ in range(4)))
+    to_memory: BranchBackward | None = None
+    for branch, where in _groups(branches):
+        second, r = f.second[..., where], f.r_read[..., where]
+        sent = branch.backward(where, (second, r), _spread(f.memory, second))
+        for column, value in zip(maps, sent.stream, strict=True):
             column[..., where] = value
-
-    for stack in sorted(set(p.stack.tolist())):
-        for kind in (0, 1, 2):
-            where = np.flatnonzero((p.stack == stack) & (p.kind == kind))
-            if not len(where):
-                continue
-            shape_of = blocks.shape_of(p.architecture, stack, cross=kind == 1)
-            second, r = f.second[..., where], f.r_read[..., where]
-            if kind == 2:
-                put(maps, where, blocks.feed_forward_backward(rows, where, shape_of, second, r))
-            elif kind == 0:
-                put(maps, where, blocks.self_attention_backward(rows, where, shape_of, second, r))
-            else:
-                assert f.memory is not None
-                key = tuple(np.broadcast_to(np.asarray(m)[..., None], second.shape) for m in f.memory)
-                query, memory = blocks.cross_attention_backward(rows, where, shape_of, (second, r), (key[0], key[1]))
-                put(maps, where, query)
-                put(to_memory, where, memory)
+        if sent.memory is not None:
+            to_memory = to_memory or BranchBackward(*(np.zeros(shape) for _ in range(4)))
+            for column, value in zip(to_memory, sent.memory, strict=True):
+                column[..., where] = value
     return maps, to_memory
 
 
-def _add(state: tuple[Array, Array], log_v: Array, r: Array) -> tuple[Array, Array]:
+def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
+    """Every object once, with its rows."""
+    rows: dict[int, list[int]] = {}
+    for i, branch in enumerate(branches):
+        rows.setdefault(id(branch), []).append(i)
+    return [(branches[members[0]], np.array(members, np.intp)) for members in rows.values()]
+
+
+def _spread(memory: tuple[Array, Array] | None, like: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """One memory for many sublayers."""
+    if memory is None:
+        return None
+    second, r = (np.broadcast_to(np.asarray(m)[..., None], like.shape) for m in memory)
+    return second, r
+
+
+def _added(state: Gradient, log_v: Array, r: Array) -> Gradient:
     total = log_add(state[0], log_v)
     share = exp(log_v - total)
     return total, share * r + (1 - share) * state[1]
@@ -392,11 +477,11 @@ class Returned(NamedTuple):
 
     Attributes:
         maps: from the gradient at the sublayer's output to what its branch sends to the stream that it reads.
-        skip: the factor on the gradient along the skip path; a norm behind the sum is in both.
+        skip: the factor on the gradient along the skip path; a norm after the sum is in both.
         skip_share: of the skip path in the variance of the sum.
     """
 
-    maps: blocks.BranchBackward
+    maps: BranchBackward
     skip: FloatArray
     skip_share: FloatArray
 
@@ -404,41 +489,44 @@ class Returned(NamedTuple):
 def returned(parametrization: Parametrization, profile: Profile) -> Returned:
     """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
     p = parametrization
-    rows = blocks.Rows.of(p)
-    f = _met(p, rows, profile)
-    maps = _from_the_sum(p, f, _backward_maps(p, rows, f)[0])
-    skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its attention row
+    branches = branches_of(p)
+    f = _met(p, branches, profile)
+    maps = from_the_sum(p, f, backward_maps(p, branches, f)[0])
+    skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its first row
     log_skip = log(skip**2) + np.maximum(profile.forward["stream_in"].log_variance, NO_SIGNAL)
     log_branch = log(p.branch**2) + np.maximum(profile.forward["branch"].log_variance, NO_SIGNAL)
     log_sum = np.logaddexp(log_skip, log_branch)
     norm = np.logaddexp(log_sum, log(float(p.architecture.norm_eps)))
-    after = safe_exp(np.where(p.placement == POST, log(p.norm_output**2) - norm, 0.0))
+    after = safe_exp(np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - norm, 0.0))
     return Returned(
-        maps=blocks.BranchBackward(*(after * column for column in maps)),
+        maps=BranchBackward(*(after * column for column in maps)),
         skip=np.sqrt(after) * skip,
         skip_share=np.exp(log_skip - log_sum),
     )
 
 
-def _met(p: Parametrization, rows: blocks.Rows, profile: Profile) -> _Met:
-    """What branches and norms met in the forward pass of a profile; norms behind the sum apart."""
+def _met(p: Parametrization, branches: list[BranchMoments], profile: Profile) -> Met:
+    """What branches and norms met in the forward pass of a profile; norms after the sum apart."""
     a = p.architecture
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
     second, r_read, norm, raw = (np.zeros(log_v.shape) for _ in range(4))
-    memory = spread = None
+    memory = None
     if a.kind == "encoder-decoder":
-        last = 2 * a.n_layers - 1
-        memory, _ = _memory(a, p, after.log_variance[..., last], after.token_correlation[..., last])
-        spread = np.asarray(memory[0])[..., None], np.asarray(memory[1])[..., None]  # one for many sublayers
-    groups = sorted(set(zip(p.placement.tolist(), p.stack.tolist(), p.kind.tolist(), strict=True)))
-    for placement, stack, kind in groups:
-        i = np.flatnonzero((p.placement == placement) & (p.stack == stack) & (p.kind == kind))
-        read = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
-        second[..., i], r_read[..., i], divisor, beyond = _read(a, p, i, placement, *read)
-        norm[..., i] = 0.0 if divisor is None else divisor
-        if placement in (SANDWICH, RES_POST):
-            shape = blocks.shape_of(a, stack, cross=kind == 1)
-            made = _branch(rows, i, kind, shape, (second[..., i], r_read[..., i]), spread)
-            raw[..., i] = log(np.asarray(made.variance)) + (beyond if divisor is None else 0.0)
-    return _Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory)
+        last = next(stacks_of(p))[1][-1]
+        memory, _ = read_memory(p, after.log_variance[..., last], after.token_correlation[..., last])
+    for branch, members in _groups(branches):
+        for placement in sorted(set(p.placement[members].tolist())):
+            i = members[p.placement[members] == placement]
+            name = PLACEMENTS[placement]
+            met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
+            beyond: Array = 0.0
+            if name in NORM_BEFORE:
+                second[..., i], r_read[..., i], norm[..., i] = read_normed(a, row(p.norm_output, i) ** 2, *met)
+            else:
+                second[..., i], r_read[..., i], beyond = read_raw(a, *met)
+            if name in NORM_ON_BRANCH:
+                read = second[..., i], r_read[..., i]
+                made = branch.forward(i, read, _spread(memory, read[0]))
+                raw[..., i] = log(np.asarray(made.variance)) + beyond
+    return Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory)

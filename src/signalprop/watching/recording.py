@@ -195,8 +195,8 @@ class Recorder:
             if row is not None:
                 self._open_sums[row] = plain
 
-    def _flows_back(self, index: int, gradient: Tensor) -> None:
-        if index in self.gradient:
+    def _flows_back(self, index: int, gradient: Tensor | None) -> None:
+        if index in self.gradient or gradient is None:  # None: quantised maps follow, which have no gradient
             return
         last = self._last
         # an addition hands one and the same gradient to the branch and to the stream: reduce it once

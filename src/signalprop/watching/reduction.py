@@ -178,7 +178,7 @@ def _single(x: Tensor, padding: Padding | None) -> Rows | None:
     sums = x.sum(1)
     # the same two kernels again, whose code is at hand: digits do not matter here
     length, total = torch.linalg.vector_norm(lengths).item(), sums.sum().item()
-    entries = (batch * tokens if padding is None else padding.count) * features
+    entries = (batch * tokens if padding is None else padding.count) * features or 1.0  # of no token nothing is known
     second, mean = length * length / entries, total / entries
     if not (_SMALLEST < second < _LARGEST and second > 1.25 * mean * mean):
         return None
@@ -189,6 +189,8 @@ def exact(x: Tensor, padding: Padding | None = None) -> Sums:
     """The sums in float64 (float32 on a device that has no other), shifted by the first real entry."""
     dtype = torch.float32 if x.device.type == "mps" else torch.float64
     batch, tokens, features = x.shape
+    if not x.numel():
+        return Sums(torch.zeros(5, dtype=dtype), 0.0, 0.0, features)
     sequence, token = divmod(0 if padding is None else padding.first, tokens)
     pivot = x[sequence, token, 0].to(dtype)  # an entry, so that a constant has variance exactly 0
     counts = None if padding is None else padding.counts.to(dtype)

@@ -51,6 +51,7 @@ def reproduce(
       signalprop reproduce tgs-fig12 tgs-tab24 --out figures
     """
     from signalprop.errors import InputError, require
+    from signalprop.files.storage import make_folder
     from signalprop_lab.reproductions.registry import ROWS, find
     from signalprop_lab.reproductions.result import SCALES, Settings
 
@@ -65,8 +66,11 @@ def reproduce(
         rows = [row for row in rows if row.runs]
     output.check_outputs(json_file)
     if listed:
-        if output.write_result(json_file, {"schema": SCHEMA, "rows": [row.to_json() for row in rows]}):
-            output.echo(_listing(rows))
+        output.deliver(
+            json_file,
+            lambda: {"schema": SCHEMA, "rows": [row.to_json() for row in rows]},
+            lambda: output.echo(_listing(rows)),
+        )
         return
     settings = Settings(scale=scale, seed=seed, checkpoint=checkpoint)
     if len(rows) == 1 and rows[0].checkpoint and checkpoint is None:
@@ -74,41 +78,54 @@ def reproduce(
     if out is not None:
         require("matplotlib", "report")
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
         except OSError as error:
             raise InputError(f"cannot write {out}: {error.strerror or error}; name another directory") from None
-    found, broken = [], []
+    if checkpoint is not None and len(rows) > 1 and any(row.checkpoint for row in rows):
+        require("torch", "models")
+        from signalprop.diagnosis.loading import load
+
+        load(checkpoint)  # what is wrong with it is told before the work on the other rows
+    found, broken, unwritten = [], [], []
     for row in rows:
         try:
             one = _run(row, settings, alone=len(rows) == 1)
-            if out is not None:
-                from signalprop_lab.reproductions.pictures import save
-
-                save(out, one)
         except Exception as error:
             if len(rows) == 1:
                 raise
             broken.append(row.id)
             one = row.not_run(settings, f"failed: {type(error).__name__}: {' '.join(str(error).split())}")
+        unwritten += [] if out is None else _save(out, one)
         print(f"{row.id}: {one.verdict}" + (f", {one.seconds:.0f} s" if one.seconds else ""), file=sys.stderr)
         found.append(one)
-    if output.write_result(json_file, {"schema": SCHEMA, "reproductions": [one.to_json() for one in found]}):
+
+    def show() -> None:
         for one in found:
             output.echo(_text(one) + "\n")
         if len(found) > 1:
             output.echo(_summary(found))
         if out is not None:
             output.echo(f"written to {out}")
+
     bad = [one.id for one in found if one.verdict == "contradicted"]
-    if bad or broken:
-        print(
-            "signalprop: "
-            + "; ".join(
-                f"{word}: {', '.join(names)}" for word, names in (("contradicted", bad), ("failed", broken)) if names
-            ),
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
+    against = (("contradicted", bad), ("failed", broken), ("not written", unwritten))
+    output.deliver(
+        json_file,
+        lambda: {"schema": SCHEMA, "reproductions": [one.to_json() for one in found]},
+        show,
+        failure="; ".join(f"{word}: {', '.join(names)}" for word, names in against if names) or None,
+    )
+
+
+def _save(out: Path, one: Reproduction) -> list[str]:
+    """Write picture and JSON of a reproduction; why not, where that fails."""
+    from signalprop_lab.reproductions.pictures import save
+
+    try:
+        save(out, one)
+    except Exception as error:  # its numbers are still handed out with all others
+        return [f"{one.id} ({' '.join(str(error).split())})"]
+    return []
 
 
 def _run(row: Row, settings: Settings, *, alone: bool) -> Reproduction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,7 @@ def sweep(
     Example:
       signalprop sweep --list
     """
-    from signalprop.errors import InputError, as_line, require
+    from signalprop.errors import InputError, require
     from signalprop_lab.training.grid import load_sweep, shipped_sweeps
 
     require("yaml", "training")
@@ -48,7 +48,7 @@ def sweep(
     from signalprop_lab.report.sweeps import of_results
     from signalprop_lab.training.sweep import SWEEP, prepare
     from signalprop_lab.training.sweep import sweep as run
-    from signalprop_lab.training.tables import FILES, results_table, write_results
+    from signalprop_lab.training.tables import results_table, store_of, writers
 
     grid = load_sweep(source)
     folder = out or Path("sweeps") / grid.sweep.name
@@ -58,16 +58,21 @@ def sweep(
     try:
         if not table_only:
             run(grid, folder, jobs=jobs)
-    finally:  # also what was done until an interruption
-        store = write_results(grid, folder, runs.entries())
-    output.write_report(
-        output.ReportFile(folder / "report.html", asked=False), [(grid.sweep.name, of_results(store, folder))]
+    except BaseException:  # what was done until an interruption
+        for write in writers(store_of(grid, runs.entries()), folder).values():
+            with suppress(InputError):
+                write()
+        raise
+    store = store_of(grid, runs.entries())
+    failed = store["failed"]
+    output.deliver(
+        None,
+        lambda: store,
+        lambda: output.echo(results_table(store)),
+        *(output.File(path.suffix.removeprefix("."), path, write) for path, write in writers(store, folder).items()),
+        page=output.ReportFile(folder / "report.html", asked=False),
+        items=lambda: [(grid.sweep.name, of_results(store, folder))],
+        failure=f"{len(failed)} run{'s' * (len(failed) > 1)} failed; {failed[0]['cell']}: {failed[0]['error']}"
+        if failed
+        else None,
     )
-    output.echo(results_table(store))
-    for name in FILES:
-        output.echo(f"{name.rpartition('.')[2]:<20}{folder / name}")
-    if store["failed"]:
-        first, n = store["failed"][0], len(store["failed"])
-        line = as_line(f"{n} run{'s' * (n > 1)} failed; {first['cell']}: {first['error']}")
-        print(f"signalprop: {line}", file=sys.stderr)
-        raise typer.Exit(1)

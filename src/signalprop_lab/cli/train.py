@@ -49,16 +49,15 @@ def train(
     require("yaml", "training")
     from signalprop_lab.training.recipe import load_recipe
 
+    output.check_outputs(json_file)
     if list_recipes:
         _list(json_file)
         return
     if recipe is None:
         raise InputError("give a recipe: a YAML file, or a name that `signalprop train --list` shows")
-    output.check_outputs(json_file)
     chosen = load_recipe(recipe, settings or ())
     if show:
-        if output.write_result(json_file, chosen.to_json()):
-            output.echo(chosen.to_yaml(), nl=False)
+        output.deliver(json_file, chosen.to_json, lambda: output.echo(chosen.to_yaml(), nl=False))
         return
     require("torch", "models")
     require("accelerate", "training")
@@ -72,9 +71,13 @@ def train(
         return
     from signalprop_lab.report.runs import read_run
 
-    output.write_report(output.ReportFile(folder / "report.html", asked=False), [(chosen.name, read_run(folder))])
-    if output.write_result(json_file, result.to_json()):
-        _print(result, folder)
+    output.deliver(
+        json_file,
+        result.to_json,
+        lambda: _print(result, folder),
+        page=output.ReportFile(folder / "report.html", asked=False),
+        items=lambda: [(chosen.name, read_run(folder))],
+    )
     if result.status != "finished":
         raise typer.Exit(1)
 
@@ -88,10 +91,9 @@ def _list(json_file: str | None) -> None:
         for name, data in found.items()
         if data.get("schema", SCHEMA) == SCHEMA
     }
-    if output.write_result(json_file, rows):
-        width = max(map(len, rows), default=0) + 2
-        for name, text in rows.items():
-            output.echo(f"{name:<{width}}{text}")
+    width = max(map(len, rows), default=0) + 2
+    lines = [f"{name:<{width}}{text}" for name, text in rows.items()]
+    output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
 
 
 def _print(result: object, folder: Path) -> None:

@@ -43,7 +43,8 @@ def verify(
     report = verified(component, effort=effort, seed=seed, progress=lambda line: print(line, file=sys.stderr))
 
     verdicts = [row.standing for row in report.rows]
-    if output.write_result(json_file, report.as_json()):
+
+    def show() -> None:
         header = ["component", "quantity", "error %: 50, 90, 99", "s.e. %", "papers' Table 20", "configurations", ""]
         rows = [
             [row.component, row.quantity, _triple(row.percentiles), f"{row.standard_error:.2f}", _triple(row.paper),
@@ -51,10 +52,10 @@ def verify(
             for row, verdict in zip(report.rows, verdicts, strict=True)
         ]  # fmt: skip
         output.echo(text_table(header, rows, left=2))
+
     worse = [f"{row.component} {row.quantity}" for row, v in zip(report.rows, verdicts, strict=True) if v == "worse"]
-    if worse:
-        print(f"signalprop: worse than the papers' Table 20 in {len(worse)} cells: {', '.join(worse)}", file=sys.stderr)
-        raise typer.Exit(1)
+    said = f"worse than the papers' Table 20 in {len(worse)} cells: {', '.join(worse)}"
+    output.deliver(json_file, report.as_json, show, failure=said if worse else None)
 
 
 def _triple(values: tuple[float, float, float] | None) -> str:

@@ -27,6 +27,7 @@ _STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
 _SEVERITIES = {tables.CONFIRMED: "good", tables.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
 _NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
+_LARGEST = 1e150  # score of a run, whose square is still a number
 _APART = 0.07  # between what is compared, in distances between two ticks
 
 
@@ -74,6 +75,8 @@ def of_results(data: Any, root: Path) -> Swept:
     swept = Swept(_checked(data), root=root)
     best = {}
     for item in tables.summaries(swept.store):
+        if not item.rows:  # only runs that did not tune have ended
+            continue
         folder = _folder(swept, item.rows[0])
         if folder is not None:
             try:
@@ -92,16 +95,22 @@ def _checked(data: Any) -> dict[str, Any]:
         raise InputError("the results of a sweep have no list of rows; write them again with sweep --table-only")
     names, column = set(sweep.names()), sweep.tune.column if sweep.tune else None
     for k, row in enumerate(rows):
-        if not isinstance(row, dict) or row.get("cell") not in names:
+        if not isinstance(row, dict) or not isinstance(row.get("cell"), str) or row["cell"] not in names:
             raise InputError(f"row {k} is of no cell of the sweep; write the results again with sweep --table-only")
-        known = isinstance(row.get("seed"), int) and isinstance(row.get("status"), str)
-        known = known and (column is None or as_double(row.get(column)) is not None)
-        if not known or not all(row.get(name) is None or as_double(row[name]) is not None for name in _NUMBERS):
+        known = isinstance(row.get("seed"), int) and isinstance(row.get("status"), str) and "score" in row
+        known = known and (column is None or (as_double(row.get(column)) or 0.0) > 0)
+        known = known and isinstance(row.get("scores") or {}, dict)
+        if not known or not all(map(_can_be_averaged, (row.get(name) for name in _NUMBERS))):
             raise InputError(
                 f"row {k} lacks its seed, status{f' or {column}' if column else ''}, or one of its numbers is none; "
                 "write the results again with sweep --table-only"
             )
     return {"environments": [], **data, "failed": failed}
+
+
+def _can_be_averaged(value: Any) -> bool:
+    """Whether a value is None, or a number whose square is one."""
+    return value is None or abs(as_double(value) or (0.0 if value == 0 else math.inf)) <= _LARGEST
 
 
 def _folder(swept: Swept, row: Mapping[str, Any]) -> Path | None:

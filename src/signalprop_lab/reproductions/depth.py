@@ -8,6 +8,7 @@ import numpy as np
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layer_starts, layout
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile, Series
@@ -58,7 +59,7 @@ def figure_1(settings: Settings) -> Findings:
     n_seeds = 8
     pair = both(_vanilla(settings, "pre", n_seeds), settings)
     measured = pair.measured.forward["stream_out"]
-    y = layers(measured)
+    y = layers(pair.measured)
     slope, _, line = fitted_line(np.arange(1.0, len(y) + 1), y)
     low, high = PAPER_SLOPE * (1 - PAPER_TOLERANCE), PAPER_SLOPE * (1 + PAPER_TOLERANCE)
     slope_error = slope * _relative(measured, -1)
@@ -84,7 +85,7 @@ def figure_2(settings: Settings) -> Findings:
     pair = both(_vanilla(settings, "pre", n_seeds), settings)
     _, measured = _gradients(pair)
     n = np.arange(1.0, DEPTH + 1)
-    y = measured.variance[::2]  # that arrives at the input of layer n
+    y = measured.variance[layer_starts(layout(pair.measured.architecture))]  # that arrives at the input of layer n
     exponents = _exponents(n, y)
     lower = n <= DEPTH / 4
     hyperbola = fitted_line(1 / n[lower], y[lower])[2]
@@ -137,7 +138,7 @@ def figure_3(settings: Settings) -> Findings:
     n_seeds = 12
     pair = both(_vanilla(settings, "post", n_seeds), settings)
     _, measured = _gradients(pair)
-    y = np.log(measured.variance[::2])
+    y = np.log(measured.variance[layer_starts(layout(pair.measured.architecture))])
     n = np.arange(1.0, len(y) + 1)
     expected = _rate(pair.predicted)
     law, power = fitted_line(n, y)[2], fitted_line(np.log(n), y)[2]
@@ -173,14 +174,14 @@ def figure_3(settings: Settings) -> Findings:
 def _rate(profile: Profile) -> float:
     """What ln of the gradient variance loses per layer on its way down."""
     assert profile.gradient is not None
-    y = profile.gradient["stream_in"].log_variance[::2]
+    y = profile.gradient["stream_in"].log_variance[layer_starts(layout(profile.architecture))]
     return fitted_line(np.arange(len(y), dtype=np.float64), y)[0]
 
 
 def _conserved(name: str, pair: Pair) -> list[Check]:
     """Both variances within bounds: forward 1 (TGS Table 3), the gradient within e^±2 (v1 appendix L)."""
     _, gradient = _gradients(pair)
-    forward = layers(pair.measured.forward["stream_out"])
+    forward = layers(pair.measured)
     error = _relative(pair.measured.forward["stream_out"], -1) * float(forward[-1])
     largest = int(np.argmax(np.abs(np.log(gradient.variance))))
     factor = float(np.exp(abs(math.log(gradient.variance[largest]))))

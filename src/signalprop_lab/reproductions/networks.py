@@ -12,6 +12,7 @@ import numpy as np
 from signalprop.data.batches import Batch, default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import layer_ends, layout
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -189,9 +190,9 @@ def series_of(profile: Profile, which: Literal["forward", "gradient"]) -> Series
     return profile.gradient["stream_in"]
 
 
-def layers(series: Series) -> FloatArray:
-    """The rows of whole layers: behind each feed-forward, for stacks of two sublayers per layer."""
-    return np.asarray(series.variance[1::2])
+def layers(profile: Profile) -> FloatArray:
+    """Variances of the streams after whole layers."""
+    return np.asarray(profile.forward["stream_out"].variance[layer_ends(layout(profile.architecture))])
 
 
 def over_depth(pair: Pair, which: str, label: str = "", colour: int = 0) -> tuple[Curve, Curve]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from signalprop.network.architecture import Architecture
-from signalprop.network.cost import train_flops
+from signalprop.results.cost import train_flops
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
 
 PAPER_LARGEST, PAPER_ATTENTION = 10.0, 44.5  # per cent, 99th percentile: v1 appendix E, Table 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -28,29 +29,43 @@ KeepGoing = Callable[[int, float], bool]
 
 
 class Lines:
-    """A file of JSON lines, each with its `step`; one of a kind for a step, whatever is done again after a restart."""
+    """A file of JSON lines, each with its `step`; one of a kind for a step, whatever is done again after a restart.
+
+    A line that cannot be written does not end the run: it is said once, and tried again with every later one.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._written: set[tuple[int, frozenset[str]]] = set()
+        self._waiting: list[str] = []
+        self._size: int | None = None  # of the file before a line that failed midway
+        self._said = False
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add a line; a run that is killed midway leaves at most a half of it, which readers skip.
-
-        Raises:
-            InputError: the disk is full, or the file cannot be written.
-        """
+        """Add a line; a run that is killed midway leaves at most a half of it, which readers skip."""
         kind = (line["step"], frozenset(line))
         if kind in self._written:
             return
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(finite(line), allow_nan=False) + "\n")
-        except OSError as error:
-            raise InputError(
-                f"cannot write {self.path}: {error.strerror}; mend that, and go on with --resume"
-            ) from None
         self._written.add(kind)
+        self._waiting.append(json.dumps(finite(line), allow_nan=False) + "\n")
+        try:
+            with self.path.open("ab") as file:
+                end = file.seek(0, os.SEEK_END)
+                self._size = end if self._size is None else min(self._size, end)
+                if self._size < end:
+                    file.truncate(self._size)
+                file.write("".join(self._waiting).encode())
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                print(
+                    f"signalprop: cannot write {self.path} ({error.strerror}); the run goes on, and its lines are "
+                    "written as soon as that is possible",
+                    file=sys.stderr,
+                )
+            return
+        self._waiting.clear()
+        self._size = None
 
     def keep_until(self, step: int) -> None:
         """Drop what was written of later steps, which will be done again, and a broken last line."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
+import math
 import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,12 +26,20 @@ from torch import Tensor, nn
 
 from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError, require
-from signalprop.files.storage import check_regular, is_below, opened, read_json, sync, write_json
+from signalprop.files.storage import (
+    check_regular,
+    is_below,
+    make_folder,
+    opened,
+    read_json,
+    read_text,
+    sync,
+    sync_names,
+    sync_tree,
+    write_json,
+)
 from signalprop.repair.initialisation import fill, whole
 from signalprop_lab.training.processes import first, gathered
-
-if TYPE_CHECKING:
-    from signalprop_lab.training.trainer import RecipeTrainer
 
 SCHEMA = "signalprop/checkpoint/1"
 MARKER = "complete.json"
@@ -37,6 +48,32 @@ _TRAINER_STATE = "trainer_state.json"  # the Trainer reads it by this name
 _BLOCK = 1 << 20
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Training(Protocol):
+    """What of the Trainer belongs to a checkpoint. Names with an underscore are the Trainer's own.
+
+    Attributes:
+        live: the model that is trained, sharded where the run shards it. folder: where checkpoints are.
+    """
+
+    state: Any
+    args: Any
+    accelerator: Any
+    optimizer: Any
+    _globalstep_last_logged: int
+    _tr_loss: Any
+
+    @property
+    def live(self) -> nn.Module: ...
+
+    @property
+    def schedule(self) -> Any: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    def seconds(self) -> float: ...
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -75,13 +112,57 @@ def problem_of(folder: Path) -> str | None:
                 return f"{name} has {size} bytes; {known['bytes']} were written"
             if _digest(folder / name) != known["sha256"]:
                 return f"{name} is not what was written (its SHA-256 sum differs)"
+        return _problem_of_state(folder, data["step"], data["files"])
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
     except InputError as error:
         return str(error)
     except (KeyError, TypeError, ValueError, AttributeError):
         return f"its {MARKER} is damaged"
+
+
+def _problem_of_state(folder: Path, step: int, files: dict[str, Any]) -> str | None:
+    """What the Trainer would be told that is not of this step; sums that agree do not make it what a run writes."""
+    from transformers import TrainerState
+
+    if _TRAINER_STATE not in files:
+        return f"it has no {_TRAINER_STATE}"
+    try:
+        state = json.loads(read_text(folder / _TRAINER_STATE))  # what was logged may hold NaN
+    except (InputError, ValueError, RecursionError):
+        return f"its {_TRAINER_STATE} is not JSON"
+    if not isinstance(state, dict) or state.keys() - {item.name for item in fields(TrainerState)}:
+        return f"its {_TRAINER_STATE} is not that of a Trainer"
+    wrong = [name for name, holds in _STATE.items() if not holds(state.get(name), step)]
+    if wrong:
+        return f"its {_TRAINER_STATE} is not that of step {step} ({wrong[0]} is {state.get(wrong[0])!r:.60})"
     return None
+
+
+def _is_log(value: Any, step: int) -> bool:
+    """Whether these are lines that were logged up to a step."""
+    return isinstance(value, list) and all(isinstance(x, dict) and _within(x.get("step"), step) for x in value)
+
+
+def _within(value: Any, last: int) -> bool:
+    return type(value) is int and 0 <= value <= last
+
+
+def _number(value: Any, _: int) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
+# What the Trainer goes by, of its state: field, and whether a value can be that of a step.
+_STATE: dict[str, Callable[[Any, int], bool]] = {
+    "global_step": lambda value, step: type(value) is int and value == step,
+    "max_steps": lambda value, step: type(value) is int and value >= step,
+    "log_history": _is_log,
+    "epoch": _number,
+    "total_flos": _number,
+    "num_input_tokens_seen": _number,
+    "train_batch_size": lambda value, _: value is None or (type(value) is int and value > 0),
+    "stateful_callbacks": lambda value, _: isinstance(value, dict),
+}
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -101,7 +182,7 @@ def _digest(path: Path) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None:
+def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
     """Write a checkpoint of the step that was just done; every process calls it.
 
     Args:
@@ -135,7 +216,8 @@ def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None
             if target.exists():  # one that was found damaged
                 shutil.rmtree(target)
             beside.rename(target)
-            sync(folder)
+            sync_names(folder)
+            sync_names(folder.parent)  # the Trainer has made the directory of checkpoints
 
     if first():
         for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
@@ -173,32 +255,10 @@ def _left(folder: Path) -> str:
 def mark(folder: Path, step: int) -> None:
     """Make sure that a checkpoint's files are on the disk, and write down what they are."""
     files = {}
+    sync_tree(folder)
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
-        sync(path)
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
     write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
-    sync(folder)
-
-
-def adopt(folder: Path, step: int, keep: int) -> None:
-    """Make a checkpoint of what DeepSpeed has written; every process calls it when its part is there.
-
-    Raises:
-        InputError: the disk is full.
-    """
-    target = folder / f"checkpoint-{step}"
-
-    def commit() -> None:
-        if first():
-            (target / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-            mark(target, step)
-
-    gathered(None)  # the others have written too
-    problem = next((p for p in gathered(_problem(commit)) if p is not None), None)
-    if problem is not None:
-        raise InputError(f"cannot write the checkpoint {target}: {problem}; {_left(folder)}go on with --resume")
-    if first():
-        thin_out(folder, keep, step)
 
 
 def thin_out(folder: Path, keep: int, step: int) -> None:
@@ -299,7 +359,7 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 # --- optimizer, schedule, random states -------------------------------------------------------------------------------
 
 
-def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def _optimizer_of(trainer: Training) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The state's tensors as "parameter/field" (for the first process), and the groups with names of parameters."""
     optimizer = _plain(trainer.optimizer)
     names = _names(trainer.live)
@@ -338,7 +398,7 @@ def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
 
 
 @_of_a_run
-def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
+def load_optimizer(trainer: Training, checkpoint: Path) -> None:
     """Go on with the optimizer's and the schedule's state; every process calls it.
 
     Raises:
@@ -365,6 +425,8 @@ def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
                 states[i] = {field: _like(p, tensor) for field, tensor in found[name].items()}
         group["params"] = numbered
     optimizer.load_state_dict({"state": states, "param_groups": groups})
+    if state["schedule"]["last_epoch"] != step_of(checkpoint):
+        raise ValueError(f"a schedule of step {state['schedule']['last_epoch']!r}")
     trainer.schedule.load_state_dict(state["schedule"])
     if state["scaler"] is not None and trainer.accelerator.scaler is not None:
         trainer.accelerator.scaler.load_state_dict(state["scaler"])
@@ -388,7 +450,7 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in unwrapped(model).named_parameters()}
 
 
-def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dict[str, Any]:
+def _training_state(trainer: Training, groups: list[dict[str, Any]]) -> dict[str, Any]:
     scaler = trainer.accelerator.scaler
     return {
         "optimizer": groups,
@@ -399,7 +461,7 @@ def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dic
     }
 
 
-def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
+def _process_state(trainer: Training) -> dict[str, Any]:
     """What every process has of its own: random states, and the loss that waits to be logged."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries draw from it
     version, numbers, gauss_next = random.getstate()
@@ -438,13 +500,19 @@ def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float,
     losses = {file.name: read_json(file)["loss"] for file in files}
     same = len(losses) == processes
     loss = losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1)
-    return float(loss), int(read_json(checkpoint / STATE)["last_logged"])
+    last = read_json(checkpoint / STATE)["last_logged"]
+    if not math.isfinite(loss) or not _within(last, step_of(checkpoint)):
+        raise ValueError(f"the loss {loss} that waits to be logged since step {last!r}")
+    return float(loss), last
 
 
 @_of_a_run
 def seconds_of(checkpoint: Path) -> float:
     """How long the training up to a checkpoint took."""
-    return float(read_json(checkpoint / STATE)["seconds"])
+    seconds = float(read_json(checkpoint / STATE)["seconds"])
+    if not seconds >= 0:
+        raise ValueError(f"{seconds} seconds of training")
+    return seconds
 
 
 def _hex(state: Tensor) -> str:
@@ -468,7 +536,7 @@ def alone(folder: Path) -> Iterator[None]:
     filelock = require("filelock", "training")
     lock = filelock.FileLock(folder / ".lock", timeout=0)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock.acquire()
     except filelock.Timeout:
         raise InputError(f"another process is training in {folder}; wait for it, or choose a new directory") from None

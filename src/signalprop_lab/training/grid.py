@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -243,7 +244,8 @@ class Sweep(Value):
             known = ", ".join(sorted(key for key, value in numbers.items() if isinstance(value, float)))
             raise InputError(f"sweep {self.name}: runs have no score {self.score!r}; they have {known}")
         value = numbers[self.score]
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+        finite = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+        return float(value) if finite else None
 
     def cost_of(self, row: Mapping[str, Any]) -> float:
         """What is minimised: the score or its negative; infinite for a run that has failed.

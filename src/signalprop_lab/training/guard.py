@@ -9,8 +9,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,11 @@ from signalprop.errors import InputError
 from signalprop.measurement.measuring import lent_gradients
 from signalprop.measurement.result import not_finite, tables
 from signalprop.watching.recording import Recorder
-from signalprop_lab.training.checkpoints import fill_weights, pending_loss, weights_of
+from signalprop_lab.training.checkpoints import Training, fill_weights, pending_loss, weights_of
+from signalprop_lab.training.examples import Prepared
+from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.processes import anywhere, first, gathered, sharded, told
-
-if TYPE_CHECKING:
-    from signalprop_lab.training.networks import Network
-    from signalprop_lab.training.trainer import RecipeTrainer
+from signalprop_lab.training.recipe import Recipe
 
 # A scale of float16's loss below which gradients still overflow: they would in any case.
 _SMALLEST_SCALE = 1.0
@@ -49,6 +49,26 @@ class Pass:
     count: Tensor | float | None
     loss: Tensor
     random: tuple[Tensor, Tensor | None]
+
+
+class Guarded(Training, Protocol):
+    """What the guard sees of the Trainer.
+
+    Attributes:
+        passes: of the step that is being done. last_norm: of the gradient of the step, before it is clipped.
+        goes_on_from: the checkpoint that the run starts from, or None.
+    """
+
+    network: Network
+    recipe: Recipe
+    prepared: Prepared
+    passes: list[Pass]
+    last_norm: Tensor | float | None
+    goes_on_from: Path | None
+
+    def logits_of(self, outputs: Any) -> Tensor: ...
+
+    def loss_of(self, logits: Tensor, labels: Tensor, count: Tensor | float | None) -> Tensor: ...
 
 
 def random_states() -> tuple[Tensor, Tensor | None]:
@@ -129,14 +149,14 @@ class Guard(TrainerCallback):
         stopping: whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: RecipeTrainer, interrupts: Interrupts) -> None:
+    def __init__(self, trainer: Guarded, interrupts: Interrupts) -> None:
         self._trainer, self._interrupts = trainer, interrupts
         self.stopping = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Go on with the losses that waited to be logged when the checkpoint was written."""
         trainer = self._trainer
-        if trainer.goes_on_from is not None and not trainer.is_deepspeed_enabled:
+        if trainer.goes_on_from is not None:
             waiting, last = pending_loss(trainer.goes_on_from, args.process_index, args.world_size)
             trainer._tr_loss += waiting
             trainer._globalstep_last_logged = last
@@ -172,7 +192,7 @@ class Guard(TrainerCallback):
         """Whether loss and gradient of the step are not finite; one look at the device."""
         losses = [one.loss for one in self._trainer.passes]
         norm = self._trainer.last_norm
-        if not isinstance(norm, Tensor):  # DeepSpeed's is a number
+        if not isinstance(norm, Tensor):
             norm = losses[0].new_tensor(0.0 if norm is None else norm)
         full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         seen = torch.stack([torch.stack(losses).sum().float(), full.detach().float().to(losses[0].device)])
@@ -180,13 +200,11 @@ class Guard(TrainerCallback):
         return not math.isfinite(loss), not math.isfinite(gradient)
 
 
-def explain(trainer: RecipeTrainer) -> str:
+def explain(trainer: Guarded) -> str:
     """Where the passes of the step went wrong first, in words; every process calls it."""
     if not sharded(trainer.live):
         found = gathered(_first_fault(trainer, trainer.network, trainer.passes, _gradients(trainer.network.base)))
         return next((place for place in found if place), _NOT_AGAIN)
-    from signalprop_lab.training.networks import network_of
-
     # a sharded model runs in all processes or in none, so the first one repeats the step with a whole model
     weights = weights_of(trainer.live)
     passes = gathered([_on_cpu(one) for one in trainer.passes])
@@ -216,7 +234,7 @@ def _gradients(module: nn.Module) -> str:
     return ""
 
 
-def _first_fault(trainer: RecipeTrainer, network: Network, passes: list[Pass], otherwise: str) -> str:
+def _first_fault(trainer: Guarded, network: Network, passes: list[Pass], otherwise: str) -> str:
     """Repeat the passes, as they were, until one is not finite; where it is so first, or `otherwise`."""
     for one in passes:
         try:
@@ -229,7 +247,7 @@ def _first_fault(trainer: RecipeTrainer, network: Network, passes: list[Pass], o
     return otherwise
 
 
-def fault_of(network: Network, one: Pass, trainer: RecipeTrainer) -> str:
+def fault_of(network: Network, one: Pass, trainer: Guarded) -> str:
     """The first sublayer and point of a pass that is not finite, in words: of the signal, the logits, the gradient; or
     ""."""
     base = network.base

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop import checkpoint_loading
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, require
+from signalprop.files import checkpoint_loading
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.architecture import Architecture

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import read_text
-from signalprop.files.validation import Value
+from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 
@@ -245,18 +245,18 @@ class Parallel(Value):
 
     Attributes:
         fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's plugin.
-        deepspeed: path of a DeepSpeed configuration.
     """
 
     fsdp: bool = False
     fsdp_config: dict[str, Any] = Field(default_factory=dict)
-    deepspeed: str | None = None
 
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if self.fsdp and self.deepspeed:
-            raise ValueError("fsdp and deepspeed exclude each other")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier(cls, data: Any) -> Any:
+        """Recipes of runs before DeepSpeed went say that there was none."""
+        if isinstance(data, dict) and data.get("deepspeed", "") is None:
+            return {key: value for key, value in data.items() if key != "deepspeed"}
+        return data
 
 
 class Recipe(Value):
@@ -474,6 +474,7 @@ def parse(data: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+@typed
 def load_recipe(source: str | Path, settings: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package (`source`), with `key=value` `settings`.
 

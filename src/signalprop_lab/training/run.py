@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from signalprop.errors import InputError
-from signalprop.files.storage import read_json, write_json, write_text, written_whole
+from signalprop.files.storage import make_folder, read_json, write_json, write_text, written_whole
+from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
 from signalprop_lab.training.callbacks import KeepGoing, Lines, Metrics, Progress, Signal, Veto, read_lines
@@ -95,6 +96,7 @@ class Result:
             raise InputError(f"this is no result of a run: {error}") from None
 
 
+@typed
 def train(
     recipe: Recipe | str | Path,
     out: str | Path,
@@ -202,7 +204,7 @@ class _Run:
         self.guard = Guard(self.trainer, self.interrupts)
         callbacks: list[Any] = [self.guard, Metrics(Lines(self.metrics), per_step, unit)]
         signal = None
-        whole = not (recipe.parallel.fsdp or recipe.parallel.deepspeed)
+        whole = not recipe.parallel.fsdp
         if (recipe.cadence.signal or recipe.cadence.monitor) and not whole and self.main:
             print("signalprop: the signal is not measured while the model is sharded (parallel)", file=sys.stderr)
         if recipe.cadence.signal and whole:
@@ -324,7 +326,7 @@ class _Run:
         return result
 
     def _describe(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_text(self.folder / "recipe.yaml", self.recipe.to_yaml())
         write_json(self.folder / "environment.json", environment())
         write_json(self.folder / "parametrization.json", self.network.parametrization.to_json())
@@ -340,8 +342,34 @@ class _Run:
         start = self.trainer.goes_on_from
         purge = None if start is None else step_of(start) + 1
         directory = str(self.folder / "tensorboard")
-        callback = TensorBoardCallback(SummaryWriter(directory, purge_step=purge))  # type: ignore[no-untyped-call]
+        said = False
+
+        class Guarded(TensorBoardCallback):
+            """Does not end the run where its files cannot be written; begins new ones as soon as that is possible."""
+
+            def _tried(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+                nonlocal said
+                try:
+                    event(*args, **kwargs)
+                except Exception as error:  # of TensorBoard's thread too, which hands on what it met
+                    self.tb_writer = None
+                    if not said:
+                        said = True
+                        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                        print(f"signalprop: cannot write {directory} ({reason}); the run goes on", file=sys.stderr)
+
+            def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+                self._tried(super().on_train_begin, *args, **kwargs)
+
+            def on_log(self, *args: Any, **kwargs: Any) -> None:
+                self._tried(super().on_log, *args, **kwargs)
+
+            def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+                self._tried(super().on_train_end, *args, **kwargs)
+
+        callback = Guarded()  # type: ignore[no-untyped-call]
         callback.logging_dir = directory  # it makes a new writer for what is logged after the training
+        callback._tried(lambda: setattr(callback, "tb_writer", SummaryWriter(directory, purge_step=purge)))
         return [callback]
 
     def _save(self) -> str:
@@ -386,11 +414,12 @@ class _Run:
 
 @contextmanager
 def _writers_leave_errors() -> Iterator[None]:
-    """No traceback of a thread that cannot write: TensorBoard's raises the same error again when it is next called."""
+    """No traceback of a thread that cannot write: TensorBoard's raises its error again when it is next called."""
     before = threading.excepthook
 
     def hook(thrown: threading.ExceptHookArgs) -> None:
-        if not (isinstance(thrown.exc_value, OSError) and thrown.exc_value.errno in _NO_ROOM):
+        full = isinstance(thrown.exc_value, OSError) and thrown.exc_value.errno in _NO_ROOM
+        if not full and not type(thrown.thread).__module__.startswith("tensorboard"):
             before(thrown)
 
     threading.excepthook = hook

@@ -10,9 +10,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from signalprop.checkpoint_loading import data_set, saved_data_set
 from signalprop.data.texts import characters, lines_of
 from signalprop.errors import InputError, first_line, require
+from signalprop.files.checkpoint_loading import data_set, saved_data_set
 from signalprop.files.storage import check_regular
 from signalprop_lab.training.recipe import Data
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from signalprop.errors import InputError, printable
-from signalprop.files.storage import finite, read_json, write_json
+from signalprop.files.storage import finite, make_folder, read_json, write_json
+from signalprop.files.validation import typed
 from signalprop_lab.training.claims import Claim, Entry, Runs
 from signalprop_lab.training.grid import Grid, Point, load_sweep
 from signalprop_lab.training.ladder import best_rung, rungs, wanted
@@ -153,7 +154,7 @@ def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
     watch = Watch(runs, claim, recipe.budget.steps)
     models = grid.sweep.keep == "models"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         bar = jobs == 1 and sys.stderr.isatty()
         result = train(recipe, folder, resume=True, keep_going=watch, progress=bar, final=models)
         row = row_of(result.to_json(), folder)
@@ -241,6 +242,7 @@ def to_stderr(line: str) -> None:
     print(f"sweep: {printable(line)}", file=sys.stderr, flush=True)
 
 
+@typed
 def sweep(
     source: str | Path | Grid,
     out: Path,
@@ -277,7 +279,7 @@ def prepare(grid: Grid, out: Path) -> Runs:
         InputError: `out` cannot be made, or holds runs of other settings.
     """
     try:
-        (out / "runs").mkdir(parents=True, exist_ok=True)
+        make_folder(out / "runs")
     except OSError as error:
         raise InputError(f"cannot make {out}: {error.strerror}; choose another directory") from None
     runs = Runs(grid, out, secrets.token_hex(8))

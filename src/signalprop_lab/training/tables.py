@@ -12,7 +12,7 @@ import math
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from signalprop_lab.training.grid import SEPARATOR, Check, Grid, Point, Sweep
 from signalprop_lab.training.ladder import best_rung, on_edge, wanted
 
 SCHEMA = "signalprop/results/1"
-FILES = ("table.md", "results.csv", "results.parquet", "results.json")
 STALLED = 0.02  # nats: a run that ends less than this below chance has learnt nothing of its input
 Row = Mapping[str, Any]
 Store = Mapping[str, Any]
@@ -102,18 +101,18 @@ def as_parquet(rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def write_results(grid: Grid, out: Path, entries: Sequence[Entry]) -> dict[str, Any]:
-    """Write what the runs of a sweep have come to until now, beside them; the stored value.
+def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[], None]]:
+    """What writes each file of a sweep's results into its directory; the stored value comes first.
 
-    Raises:
-        InputError: runs lack the score that the sweep compares, or `out` cannot be written.
+    Raises (each of them):
+        InputError: `out` cannot be written.
     """
-    store = store_of(grid, entries)
-    write_json(out / "results.json", store)
-    write_text(out / "results.csv", as_csv(store["rows"]))
-    write_bytes(out / "results.parquet", as_parquet(store["rows"]))
-    write_text(out / "table.md", page(store))
-    return store
+    return {
+        out / "results.json": lambda: write_json(out / "results.json", store),
+        out / "results.csv": lambda: write_text(out / "results.csv", as_csv(store["rows"])),
+        out / "results.parquet": lambda: write_bytes(out / "results.parquet", as_parquet(store["rows"])),
+        out / "table.md": lambda: write_text(out / "table.md", page(store)),
+    }
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------

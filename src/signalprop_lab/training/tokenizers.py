@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from signalprop import checkpoint_loading
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
+from signalprop.files import checkpoint_loading
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.recipe import Tokenizer
 
@@ -86,7 +86,8 @@ def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:
     """The ids of each text, without special tokens around it."""
     source = iter(texts)
     while batch := list(islice(source, _TOGETHER)):
-        rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        with refusing("the tokenizer cannot read the text", "expected one that has its own unknown token"):
+            rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         for row in rows:
             yield np.array(row, np.int64)
 

@@ -70,8 +70,8 @@ class RecipeTrainer(Trainer):
     """The Trainer of a recipe.
 
     The loss is computed here, for every kind of model alike, over all labels of the global batch. Examples are read in
-    the order of the dataset, which the seed fixes. Checkpoints are those of `signalprop_lab.training.checkpoints`, but
-    with DeepSpeed, which writes its own. The Trainer documents what is replaced of it here but for
+    the order of the dataset, which the seed fixes. Checkpoints are those of `signalprop_lab.training.checkpoints`. The
+    Trainer documents what is replaced of it here but for
     `_get_train_sampler`, `_get_grad_norm`, `_save_checkpoint` and the `_load_...`.
 
     Attributes:
@@ -197,24 +197,17 @@ class RecipeTrainer(Trainer):
         return self._earlier_seconds + time.perf_counter() - self._begun
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        keep = self.recipe.cadence.keep
-        if self.is_deepspeed_enabled:
-            super()._save_checkpoint(model, trial)
-            checkpoints.adopt(self.folder, self.state.global_step, keep)
-            return
         weights = checkpoints.weights_of(self.live)
         bad = told(checkpoints.not_finite(weights))
         if bad is not None:
             raise Diverged(f"parameter {bad} is not finite after step {self.state.global_step}")
-        checkpoints.write(self, weights, keep)
+        checkpoints.write(self, weights, self.recipe.cadence.keep)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoints.load_weights(self.live if model is None else model, resume_from_checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.is_deepspeed_enabled:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        elif checkpoint is not None:
+        if checkpoint is not None:
             checkpoints.load_optimizer(self, Path(checkpoint))
             self._earlier_seconds = checkpoints.seconds_of(Path(checkpoint))
 
@@ -222,9 +215,7 @@ class RecipeTrainer(Trainer):
         """It comes with the optimizer."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if self.is_deepspeed_enabled:
-            super()._load_rng_state(checkpoint)
-        elif checkpoint is not None:
+        if checkpoint is not None:
             checkpoints.restore_random(Path(checkpoint), self.args.process_index)
 
 
@@ -284,8 +275,6 @@ def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Netw
     if recipe.parallel.fsdp:
         units = {"version": 2, "transformer_layer_cls_to_wrap": _layer_classes(network)}
         options |= {"fsdp": True, "fsdp_config": units | recipe.parallel.fsdp_config}
-    if recipe.parallel.deepspeed:
-        options |= {"deepspeed": recipe.parallel.deepspeed}
     if recipe.compile:
         options |= {"torch_compile": True}
     return TrainingArguments(

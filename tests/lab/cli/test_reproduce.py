@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from commandline import Command
+from signalprop.errors import InputError
 from signalprop_lab.reproductions import ROWS
 
 
@@ -95,3 +96,22 @@ def test_removals_of_a_small_checkpoint(command: Command, hf_directories: Path, 
     assert found["verdict"] != "not run"
     assert len(found["panels"][0]["curves"][0]["x"]) == 6
     assert command("reproduce", "cod-fig2", "--checkpoint", str(hf_directories / "gpt2")).status == 2  # two layers
+
+
+def test_pictures_of_reproductions_that_cannot_be_written(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from signalprop_lab.reproductions import pictures
+
+    def cannot(*_: object) -> None:
+        raise InputError("cannot write it: the disk is full")
+
+    monkeypatch.setattr(pictures, "save", cannot)
+    ended = command("reproduce", "tgs-tab24", "--out", str(tmp_path / "o"), "--json", str(tmp_path / "r.json"))
+    (one,) = json.loads((tmp_path / "r.json").read_text())["reproductions"]
+    assert ended.status == 1 and one["verdict"] == "confirmed" and one["checks"]
+    assert "not written: TGS" in ended.err.splitlines()[-1] or "not written: tgs" in ended.err.splitlines()[-1]
+
+
+def test_a_checkpoint_is_read_before_all_reproductions(refused: Callable[..., str]) -> None:
+    assert "none" in refused("reproduce", "tgs-tab24", "cod-fig2", "--checkpoint", "./none")

@@ -14,7 +14,6 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.theory.growth import Growth
 from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run
-from signalprop_lab.reproductions.bounds import jacobians, stack
 from signalprop_lab.reproductions.correlation import (
     ffn_map,
     ffn_polynomial,
@@ -151,39 +150,6 @@ def find_vit() -> object:
 
     fields = {"n_layers": 2, "d_model": 32, "n_heads": 2, "patch_dim": 48, "n_classes": 10, "seq_len": 65}
     return Architecture.preset("vit-base", **fields)
-
-
-def test_the_norm_of_a_jacobian_is_its_largest_singular_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the dense Jacobian of a tiny stack, whose rows are gradients."""
-    import torch
-
-    from signalprop.models.sublayers import make_sublayer, torch_shapes
-    from signalprop.models.transformer import surroundings
-
-    for name, value in (
-        ("LAYERS", 2),
-        ("_WIDTH", (12, 12)),
-        ("_HEADS", (1, 1)),
-        ("_TOKENS", (4, 4)),
-        ("_ITERATIONS", 60),
-    ):
-        monkeypatch.setattr(f"signalprop_lab.reproductions.bounds.{name}", value)
-    p = stack("lns", Settings())
-    found = jacobians(p, 3, lambda done, total: None)
-    a = p.architecture
-    generator = torch.Generator().manual_seed(3)
-    stream = torch.randn((1, a.seq_len, a.d_model), generator=generator, dtype=torch.float64) * p.embedding.token
-    around, shapes = surroundings(a, stream, a.kind), torch_shapes(p)
-    sublayers = [make_sublayer(p, i, 3, torch.float64, shapes[i]) for i in range(p.n_sublayers)]
-
-    def whole(x: torch.Tensor) -> torch.Tensor:
-        for sublayer in sublayers:
-            x = sublayer(x, around)
-        return x
-
-    dense = torch.autograd.functional.jacobian(whole, stream).reshape(stream.numel(), stream.numel())
-    assert found.norm == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=1e-3)
-    assert found.distances.shape == (2,)
 
 
 @pytest.mark.slow

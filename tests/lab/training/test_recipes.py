@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from signalprop.errors import InputError
-from signalprop.network.cost import count_parameters
 from signalprop.network.inputs import InputStatistics
+from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
 from signalprop_lab.training.recipe import (
     SCHEMA,

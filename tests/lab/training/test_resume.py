@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import resource
 import shutil
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import trained
+from signalprop_lab.training.callbacks import Lines
 from signalprop_lab.training.checkpoints import WEIGHTS
+from signalprop_lab.training.recipe import parse
+from signalprop_lab.training.run import train
 from trained import checkpoint_steps, finish, recipe_of, result_of, run, same_course, start, stderr_of, stop, wait_for
 
 
@@ -152,6 +159,74 @@ class TestNoRoom:
         (tmp_path / "file").write_text("x")
         assert finish(start(recipe_of(folder), tmp_path / "file" / "run", said)) == 2
         assert said.read_text().count("\n") == 1 and "cannot write in" in said.read_text()
+
+
+class TestLogs:
+    """What only watches a run does not end it."""
+
+    def test_tensorboard_s_folder_is_removed(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "run"
+        pytest.importorskip("tensorboard")
+        threads: list[Any] = []
+        removed_after = (4, 12)
+        before, threading.excepthook = threading.excepthook, threads.append
+
+        def remove(step: int, loss: float) -> bool:
+            if step in removed_after:
+                assert list((out / "tensorboard").glob("events*"))
+                shutil.rmtree(out / "tensorboard")
+            return True
+
+        try:
+            result = train(parse(recipe_of(folder)), out, keep_going=remove, progress=False)
+        finally:
+            threading.excepthook = before
+        assert result.status == "finished" and not threads
+        said = capsys.readouterr().err
+        assert said.count("the run goes on") == 1 and f"cannot write {out / 'tensorboard'}" in said
+        assert same_course(folder / "whole", out)
+        assert list((out / "tensorboard").glob("events*"))  # of what was logged later
+
+    def test_lines_that_cannot_be_written_for_a_while(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out, aside = tmp_path / "run", tmp_path / "aside"
+
+        def hide(step: int, loss: float) -> bool:
+            lines = out / "metrics.jsonl"
+            if step == 4:
+                lines.rename(aside)
+                lines.mkdir()
+            if step == 12:
+                lines.rmdir()
+                aside.rename(lines)
+            return True
+
+        result = train(parse(recipe_of(folder)), out, keep_going=hide, progress=False)
+        assert result.status == "finished"
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"cannot write {out / 'metrics.jsonl'} (Is a directory)" in said
+        assert same_course(folder / "whole", out)
+
+
+@pytest.mark.usefixtures("capsys")  # what is said would go to a file, which cannot grow either
+def test_a_line_that_fails_midway_is_written_once(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "m.jsonl")
+    lines.append({"step": 1, "loss": 1.0})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "m.jsonl").stat().st_size + 5, limit[1]))
+    try:
+        lines.append({"step": 2, "loss": 2.0})
+        lines.append({"step": 3, "loss": 3.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert (tmp_path / "m.jsonl").read_text().count("\n") == 1
+    lines.append({"step": 4, "loss": 4.0})
+    assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
 
 
 class TestTwoAtOnce:

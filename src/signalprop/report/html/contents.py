@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
+from signalprop.files.validation import typed
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.html.registry import parts
@@ -15,6 +16,7 @@ Item = Any  # of one of the types of a Part
 _SEVERITIES = ("fault", "warning", "note", "good")
 
 
+@typed
 def document(
     items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: str | None = None, beside: Path | None = None
 ) -> Block:

@@ -19,7 +19,8 @@ from string import Template
 from typing import Any
 
 from signalprop.errors import require
-from signalprop.files.storage import finite, write_text
+from signalprop.files.storage import finite, real_path, write_text
+from signalprop.files.validation import typed
 from signalprop.report.html.contents import Item, document
 
 # The order in which the scripts are read: each uses those before it.
@@ -28,6 +29,7 @@ _LIBRARY = ("package_data", "plotly.min.js")
 _ICONS = {"fault": "✕", "warning": "!", "note": "i", "good": "✓"}
 
 
+@typed
 def write_report(
     path: str | Path, items: Mapping[str, Item] | Sequence[tuple[str, Item]], *, title: str | None = None
 ) -> None:
@@ -42,9 +44,10 @@ def write_report(
     Raises:
         InputError: nothing to report, a sweep, or a path that cannot be written. MissingExtra: plotly is not installed.
     """
-    write_text(path, render(document(items, title=title, beside=Path(path).resolve().parent)))
+    write_text(path, render(document(items, title=title, beside=real_path(path).parent)))
 
 
+@typed
 def render(content: Mapping[str, Any]) -> str:
     """The HTML of a document (`content`: see `signalprop.report.html.contents.document`).
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
+from signalprop.files.validation import typed
 from signalprop.report.html.parts import Reader
 from signalprop.report.html.registry import parts
 
 
+@typed
 def read(path: str | Path) -> dict[str, Any]:
     """What a file or the directory of a run (`path`) holds, by name (of the file, where it has no names of its own).
 

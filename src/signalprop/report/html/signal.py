@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop.network.layout import KINDS, PLACEMENTS, STACKS, layer_starts, layout
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import PLACEMENTS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
 from signalprop.report import findings
@@ -31,7 +32,6 @@ from signalprop.results.text import number, percent
 from signalprop.schemes import scheme
 
 _WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}
-_KINDS = {"attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
 # Tried in this order as a cure; all are published for transformers of any task.
 CURES = ("deepscalelm", "lns", "deepnorm", "noci", "stable-resnet", "deepscalelm-simple")
 _SHOWN_CURES = 2
@@ -228,8 +228,8 @@ def _sublayers(p: Profile) -> Block:
     rows, gap = layout(p.architecture), _borders(p)
     both = p.architecture.kind == "encoder-decoder"
     names = [
-        f"{STACKS[stack] + ' ' if both else ''}layer {layer}, {_KINDS[KINDS[kind]]}"
-        for stack, layer, kind in zip(rows.stack, rows.layer, rows.kind, strict=True)
+        f"{STACKS[stack] + ' ' if both else ''}layer {layer}, {kind_of(rows, i).words}"
+        for i, (stack, layer) in enumerate(zip(rows.stack, rows.layer, strict=True))
     ]
     for offset, i in enumerate(gap):
         names.insert(i + offset, "")

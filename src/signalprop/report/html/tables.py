@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from signalprop.network.kinds import kinds_where
 from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Part
 from signalprop.results.text import number
 
-_WORDS = {"attention": "attention", "cross_attention": "cross-attention", "feed_forward": "feed-forward"}
+_WORDS = {kind.name: kind.words for kind in kinds_where(lambda _: True)}
 _FIRST = ("stack", "layer", "kind", "norm")
 _GROUPS = {"weights": "std", "biases": "bias std", "learning_rates": "rate"}
 

@@ -9,8 +9,8 @@ import pytest
 
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop.network.cost import MASKED_SHARE, count_parameters, train_flops
 from signalprop.network.parametrization import Parametrization
+from signalprop.results.cost import MASKED_SHARE, count_parameters, train_flops
 from signalprop.schemes import scheme
 
 SMALL: dict[str, Any] = {

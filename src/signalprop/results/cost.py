@@ -5,14 +5,14 @@ from __future__ import annotations
 from signalprop.errors import InputError
 from signalprop.families import find
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import KINDS, PLACEMENTS, STACKS, Parametrization, layout
+from signalprop.network.kinds import Kind, kind_of, kinds_in
+from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
+from signalprop.network.parametrization import PLACEMENTS, STACKS, Parametrization, layout
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 
 # Rows of a table of relative position biases (relative_attention_num_buckets in transformers); one table per stack.
 RELATIVE_BUCKETS = 32
-_NORMS = {"pre": 1, "post": 1, "sandwich": 2, "none": 0, "res-post": 1}
-
-# Operations per element, as ELECTRA counts them.
-_NORM, _SOFTMAX, _ACTIVATION, _DROPOUT, _ADD, _LOSS_TARGET = 5, 5, 8, 4, 1, 2
+_LOSS_TARGET = 2  # operations per output and position
 MASKED_SHARE = 0.15625  # ELECTRA's output fraction: 80 of 512 positions carry the loss of masked language modelling
 
 
@@ -25,25 +25,21 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     `multipliers`: what its scheme makes trainable (skips, branch multipliers, value skips and attention gains).
     """
     p, a = (network, network.architecture) if isinstance(network, Parametrization) else (None, network)
-    d, q, kv = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head
+    d = a.d_model
     norm = d * (2 if a.norm == "layernorm" and a.norm_bias else 1)
     rows = layout(a)
     family = find(a.family)
 
-    attention = d * (q + 2 * kv) + (q + 2 * kv) * bool(a.qkv_bias) + q * d + d * a.bias
-    if a.qk_norm:
-        attention += q + kv if a.qk_norm == "whole" else 2 * a.d_head
-    if family is not None and not family.key_bias:
-        attention -= kv * bool(a.qkv_bias)
-    maps_in = 2 if a.gated else 1
-    feed_forward = (maps_in + 1) * d * a.d_ff + (maps_in * a.d_ff + d) * a.bias
-    n_feed_forward = int((rows.kind == KINDS.index("feed_forward")).sum())
-    n_attention = len(rows.kind) - n_feed_forward
+    parts = {"embeddings": _embedding_parameters(a), "attention": 0, "feed_forward": 0}
+    for kind in kinds_in(rows):
+        part = kind.counted or kind.name
+        parts[part] = parts.get(part, 0) + int(kind.of(rows).sum()) * kind.part("cost").parameters(a)
     n_stacks = 2 if a.kind == "encoder-decoder" else 1
     biased = a.positions == "relative" or (family is not None and family.score_bias)
-    relative = RELATIVE_BUCKETS * a.n_heads * n_stacks if biased else 0
+    parts["attention"] += RELATIVE_BUCKETS * a.n_heads * n_stacks * biased
 
-    n_norms = sum(_NORMS[PLACEMENTS[code]] for code in rows.placement) - a.n_layers * a.shared_norm
+    n_norms = sum(n_norms_of(PLACEMENTS[code]) for code in rows.placement)
+    n_norms -= int(rows.parallel.sum()) * a.shared_norm
     n_norms += n_stacks * a.has_final_norm + a.embedding_norm * n_stacks + a.head_transform
 
     tied = a.tied_embeddings and a.has_token_table
@@ -52,16 +48,15 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
         head += (0 if tied else a.vocab_size * d) + a.vocab_size * (a.head_transform or a.has_head_bias)
     elif a.head == "classes":
         head += a.n_classes * (d + 1)
-    parts = {
-        "embeddings": _embedding_parameters(a),
-        "attention": n_attention * attention + relative,
-        "feed_forward": n_feed_forward * feed_forward,
-        "norms": n_norms * norm,
-        "head": head,
-    }
+    parts |= {"norms": n_norms * norm, "head": head}
     if p is not None:
         parts["multipliers"] = _trainable_multipliers(p)
     return parts | {"total": sum(parts.values())}
+
+
+def n_norms_of(placement: str) -> int:
+    """How many norms a placement gives a sublayer."""
+    return sum(placement in where for where in (NORM_BEFORE, NORM_ON_BRANCH, NORM_AFTER))
 
 
 def _trainable_multipliers(p: Parametrization) -> int:
@@ -69,9 +64,12 @@ def _trainable_multipliers(p: Parametrization) -> int:
     count = p.n_sublayers * sizes[p.branch_trainable]
     count += int((~p.parallel).sum()) * sizes[p.skip_trainable]  # a parallel layer has one skip
     if p.attention_trainable:  # a query across has no value of its own
-        count += 2 * int((p.kind == KINDS.index("attention")).sum())
-        count += int((p.kind == KINDS.index("cross_attention")).sum())
+        count += sum(2 if kind.attends_itself else 1 for kind in _attending(p))
     return count
+
+
+def _attending(p: Parametrization) -> list[Kind]:
+    return [kind for kind in (kind_of(p, i) for i in range(p.n_sublayers)) if kind.attends]
 
 
 def _embedding_parameters(a: Architecture) -> int:
@@ -134,17 +132,13 @@ def train_flops(
     parts = {"embeddings": 0.0, "attention": 0.0, "feed_forward": 0.0}
     target = a.target_len or a.seq_len
     rows = layout(a)
-    for i, (kind, stack, placement) in enumerate(zip(rows.kind, rows.stack, rows.placement, strict=True)):
+    for i, (stack, placement) in enumerate(zip(rows.stack, rows.placement, strict=True)):
         in_decoder = a.kind == "encoder-decoder" and STACKS[stack] == "decoder"
         queries = target if in_decoder else a.seq_len
-        n_norms = _NORMS[PLACEMENTS[placement]]
-        part = "feed_forward" if KINDS[kind] == "feed_forward" else "attention"
-        if part == "feed_forward":
-            parts[part] += queries * _feed_forward_flops(a, n_norms)
-        else:
-            keys = a.seq_len if KINDS[kind] == "cross_attention" else queries
-            parts[part] += _attention_flops(a, queries, keys, n_norms)
-            parts[part] += 0.0 if p is None else _value_skip_flops(p, i, queries, keys)
+        kind = kind_of(rows, i)
+        part = kind.counted or kind.name
+        count = kind.part("cost").flops(a, p, i, queries, n_norms_of(PLACEMENTS[placement]))
+        parts[part] = parts.get(part, 0.0) + count
         if p is not None:
             learned = (p.branch_trainable != "fixed") + (p.skip_trainable != "fixed" and not p.parallel[i])
             parts[part] += queries * a.d_model * learned
@@ -156,59 +150,19 @@ def train_flops(
     return {name: forward_and_backward * batch_size * steps * count for name, count in parts.items()}
 
 
-def _value_skip_flops(p: Parametrization, i: int, queries: int, keys: int) -> float:
-    """What value_skip V + attention_gain A V costs beyond A V; less than nothing where A is not needed."""
-    a = p.architecture
-    if p.kind[i] == KINDS.index("attention") and p.attention_gain[i] == 0 and not p.attention_trainable:
-        value, bias = 2 * a.d_model * a.n_kv_heads * a.d_head, a.n_kv_heads * a.d_head * bool(a.qkv_bias)
-        return -_attending_flops(a, queries, keys) + keys * float(value + bias)
-    mixed = p.value_skip[i] != 0 or (p.attention_trainable and p.kind[i] == KINDS.index("attention"))
-    return float(3 * queries * a.n_heads * a.d_head * mixed)
-
-
-def _attention_flops(a: Architecture, queries: int, keys: int, n_norms: int) -> float:
-    d, q = a.d_model, a.n_heads * a.d_head
-    per_query: float = 2 * q * d + d * a.bias + _ADD * d + _NORM * n_norms  # output, residual addition, norm
-    per_query += _DROPOUT * d * (a.dropout > 0)
-    return queries * per_query + _attending_flops(a, queries, keys)
-
-
-def _attending_flops(a: Architecture, queries: int, keys: int) -> float:
-    """Queries, keys, values, scores and averages."""
-    d, q, kv, heads = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head, a.n_heads
-    per_query: float = 2 * d * q + q * bool(a.qkv_bias)
-    per_key: float = 2 * (2 * d * kv + kv * bool(a.qkv_bias))
-    per_score = 2 * q + 2 * q + heads * (1 + _SOFTMAX + _DROPOUT * ((a.attention_dropout or 0) > 0))
-    per_score += heads * (a.positions == "relative")
-    if a.positions == "rotary":
-        per_query += 3 * q * a.rotary_fraction
-        per_key += 3 * kv * a.rotary_fraction
-    if a.qk_norm:
-        per_query += _NORM * q
-        per_key += _NORM * kv
-    return float(queries * per_query + keys * per_key + queries * keys * per_score)
-
-
-def _feed_forward_flops(a: Architecture, n_norms: int) -> float:
-    d, hidden, maps_in = a.d_model, a.d_ff, 2 if a.gated else 1
-    count = maps_in * (2 * d * hidden + hidden * a.bias) + _ACTIVATION * hidden + hidden * a.gated
-    count += 2 * hidden * d + d * a.bias + _ADD * d + _NORM * d * n_norms
-    return float(count + _DROPOUT * d * (a.dropout > 0))
-
-
 def _embedding_flops(a: Architecture, length: int, *, decoder: bool = False) -> float:
     d = a.d_model
     if a.input == "frames" and not decoder:
         count, stride = 0.0, 1
         for (inputs, outputs, kernel), step in zip(reversed(_convolutions(a)), reversed(a.conv_strides), strict=True):
-            count += stride * outputs * (2 * inputs * kernel + 1 + _ACTIVATION)  # positions per token of the stream
+            count += stride * outputs * (2 * inputs * kernel + 1 + ACTIVATION)  # positions per token of the stream
             stride *= step
     else:
         count = 2 * d * (a.patch_dim if a.input == "patches" else a.vocab_size)
     learned = a.positions_of(decoder=decoder) == "learned"
     count += 2 * d * ((length if learned else 0) + a.n_segments)
-    count += _ADD * d * (a.n_embedding_tables - 1) + _NORM * d * a.embedding_norm
-    return float(count + _DROPOUT * d * ((a.embedding_dropout or 0) > 0))
+    count += ADD * d * (a.n_embedding_tables - 1) + NORM * d * a.embedding_norm
+    return float(count + DROPOUT * d * ((a.embedding_dropout or 0) > 0))
 
 
 def _head_positions(a: Architecture, length: int, output_fraction: float | None) -> float:
@@ -224,5 +178,5 @@ def _head_flops(a: Architecture) -> float:
     if a.head == "none":
         return 0.0
     outputs = a.vocab_size if a.head == "lm" else a.n_classes
-    transform = 2 * d * d + d * a.bias + _ACTIVATION * d + _NORM * d
-    return float(transform * a.head_transform + 2 * d * outputs + (_SOFTMAX + _LOSS_TARGET) * outputs)
+    transform = 2 * d * d + d * a.bias + ACTIVATION * d + NORM * d
+    return float(transform * a.head_transform + 2 * d * outputs + (SOFTMAX + _LOSS_TARGET) * outputs)

@@ -1,0 +1,140 @@
+"""All or nothing: whatever ends surgery midway, an interrupt included, the model is bit by bit as it was."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.files.limits import memory_free
+
+# Old weights are kept in memory where they take at most this share of what is free, else in a temporary file.
+_SHARE = 0.5
+_ALIGNED = 64  # bytes, of which every tensor's place in that file is a multiple
+
+
+@contextmanager
+def all_or_nothing(model: nn.Module, overwritten: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Put the model back as it was, whatever ends the block but its end.
+
+    Classes, attributes, hooks and names of modules, marks on parameters, and configurations are put back; numbers only
+    of the tensors that are `overwritten`, of which there is a copy meanwhile: in memory, or in a temporary file where
+    that would take more than half of what is free. Numbers on the meta device need none.
+    """
+    saved = Saved(model, overwritten)
+    try:
+        yield
+    except BaseException:
+        saved.restore()
+        raise
+
+
+class Saved:
+    """What a model is, to be put back."""
+
+    def __init__(self, model: nn.Module, overwritten: Iterable[Tensor] = ()) -> None:
+        modules = list(model.modules())
+        self._objects: list[tuple[Any, type, dict[str, Any], list[tuple[Any, Any]]]] = []
+        for item in {id(found): found for found in (*modules, *_configs(modules))}.values():
+            inner = [(value, value.copy()) for value in vars(item).values() if isinstance(value, (dict, set))]
+            self._objects.append((item, type(item), dict(vars(item)), inner))
+        tensors = [tensor for module in modules for held in (module._parameters, module._buffers)
+                   for tensor in held.values() if tensor is not None]  # fmt: skip
+        self._marks = [(tensor, dict(vars(tensor)), tensor.requires_grad) for tensor in tensors]
+        there = {id(tensor): _local(tensor) for tensor in overwritten if not tensor.is_meta}
+        self._numbers = list(zip(there.values(), _copies(list(there.values())), strict=True))
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for item, cls, attributes, inner in self._objects:
+            if type(item) is not cls:
+                item.__class__ = cls
+            _refill(vars(item), attributes)
+            for value, content in inner:
+                _refill(value, content)
+        for tensor, marks, trains in self._marks:
+            _refill(vars(tensor), marks)
+            if tensor.requires_grad != trains:
+                tensor.requires_grad_(trains)
+        with torch.no_grad():
+            for tensor, before in self._numbers:
+                tensor.copy_(before)
+
+
+def everything(model: nn.Module) -> list[Tensor]:
+    """All parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def _refill(now: Any, before: Any) -> None:
+    """Give a dictionary or set the content that it had."""
+    same = list(now) == list(before)
+    if not same or (isinstance(now, dict) and any(now[key] is not before[key] for key in before)):
+        now.clear()
+        now.update(before)
+
+
+def _configs(modules: Iterable[nn.Module]) -> list[Any]:
+    """The configurations of transformers that modules hold, and those inside them."""
+    found: dict[int, Any] = {}
+    waiting = [config for module in modules if hasattr(config := vars(module).get("config"), "__dict__")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            waiting += [value for value in vars(config).values() if hasattr(value, "to_dict")]
+    return list(found.values())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The numbers that this process holds."""
+    found: Tensor = tensor.detach()
+    return found.to_local() if hasattr(found, "to_local") else found
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of tensors, outside of accelerators."""
+    sizes = [-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors]
+    needed = sum(sizes)
+    free = memory_free()
+    if free is None or needed <= _SHARE * free:
+        return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    try:
+        return _in_a_file(tensors, sizes)
+    except OSError as error:
+        warnings.warn(
+            f"there is no room for a copy of the weights that are overwritten ({needed / 1e9:.1f} GB; "
+            f"{error.strerror or error}): an interruption would leave some of them new and some old",
+            UserWarning,
+            stacklevel=5,
+        )
+        return tensors
+
+
+def _in_a_file(tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
+    """Copies that lie in a file without a name, which is gone when they are.
+
+    Args:
+        sizes: bytes that each takes there.
+
+    Raises:
+        OSError: there is no room.
+    """
+    descriptor, path = tempfile.mkstemp(prefix="signalprop-")
+    try:
+        os.posix_fallocate(descriptor, 0, sum(sizes))  # a write into a mapped file without room ends the process
+        whole = torch.from_file(path, shared=True, size=sum(sizes), dtype=torch.uint8)
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
+    copies = []
+    for tensor, part in zip(tensors, torch.split(whole, sizes), strict=True):
+        copy = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        copies.append(copy.copy_(tensor))
+    return copies

@@ -1,0 +1,175 @@
+"""The main job: predict a network, measure networks like it or a live model, and say how well the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from signalprop.data.batches import Batch, default_batch
+from signalprop.errors import InputError, require
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.parametrization import Parametrization
+from signalprop.prediction import Fidelity, predict
+from signalprop.results.comparison import Comparison, compare
+from signalprop.results.cost import count_parameters
+from signalprop.results.profile import Profile, average
+from signalprop.schemes import scheme as scheme_named
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Above this many weights in one network, networks are drawn layer by layer instead of built whole (4 bytes each).
+LARGE = 1_000_000_000
+AS_RANDOM = "the prediction takes the weights as random, with the standard deviations that they have"
+Progress = Callable[[int, int], None]
+
+
+def study(
+    subject: str | Architecture | Parametrization | nn.Module,
+    scheme: str = "xavier",
+    *,
+    batches: Batch | Sequence[Batch] | None = None,
+    seeds: int = 8,
+    seed: int = 0,
+    batch_size: int = 2,
+    fidelity: Fidelity = "auto",
+    backward: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Predict and measure, and say how well the two agree.
+
+    Networks with fresh weights are built for every seed and read one batch. A live model is measured as it is, in the
+    mode that it is in, on several batches, and predicted from the sizes of its weights, without dropout.
+
+    Args:
+        subject: a preset's name, an Architecture (both are initialised by `scheme`), a Parametrization, or a model that
+            `measure` can read.
+        scheme: name of the initialisation of a preset or an Architecture.
+        batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text.
+        seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
+        fidelity: of the prediction. backward: also the gradient, where the model has a loss.
+        progress: called with the measurements that are done, and all of them.
+
+    Returns:
+        A Comparison of the prediction with the mean of the measurements and its standard errors.
+
+    Raises:
+        InputError: an unknown preset or scheme, no seed, fidelity `simulate`, or as `predict` and `measure`.
+        MissingExtra: PyTorch is not installed.
+    """
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise InputError(f"seeds is {seeds!r:.40}; expected a whole number from 1 on")
+    if fidelity == "simulate":
+        raise InputError("a study measures networks already; choose fidelity auto, moments or kernel")
+    require("torch", "models")
+    draw: Callable[[int], Profile]
+    if isinstance(subject, str):
+        subject = Architecture.preset(subject)
+    if isinstance(subject, Architecture):
+        subject = scheme_named(scheme)(subject)
+    if isinstance(subject, Parametrization):
+        table = subject
+        batch = _one(batches) or default_batch(table.architecture, batch_size=batch_size, seed=seed)
+        backward, notes = with_gradient(table.architecture, backward)
+        draw = partial(_fresh, table, batch, seed=seed, backward=backward)
+        statistics = batch.statistics(table.architecture)
+        measured = _measured(draw, seeds, progress)
+    else:
+        table, statistics, measured, notes = _live(subject, batches, seeds, seed, batch_size, backward, progress)
+        backward = measured.gradient is not None
+    predicted = predict(table, statistics, fidelity=fidelity, backward=backward)
+    return compare(replace(predicted, notes=(*predicted.notes, *notes)), measured)
+
+
+def _one(batches: Batch | Sequence[Batch] | None) -> Batch | None:
+    if batches is None or isinstance(batches, Batch):
+        return batches
+    if len(batches) != 1:
+        raise InputError(f"{len(batches)} batches given; expected one, which all fresh networks read")
+    return batches[0]
+
+
+def _live(
+    model: nn.Module,
+    batches: Batch | Sequence[Batch] | None,
+    seeds: int,
+    seed: int,
+    batch_size: int,
+    backward: bool,
+    progress: Progress | None,
+) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
+    """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
+    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.parametrization_of import read_parametrization
+    from signalprop.measurement import measure
+
+    given = [batches] if isinstance(batches, Batch) else batches
+    a = mapping_for(model, None).architecture
+    if given is None:
+        given = [default_batch(a, batch_size=batch_size, seed=seed + k) for k in range(seeds)]
+    a = fitted(a, given[0]).replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+    backward, notes = with_gradient(a, backward)
+
+    def draw(k: int) -> Profile:
+        return measure(model, given[k], backward=backward, scheme="as is", architecture=a)
+
+    measured = _measured(draw, len(given), progress)
+    table = read_parametrization(model, architecture=a)
+    return table, pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
+
+
+def fitted(architecture: Architecture, batch: Batch) -> Architecture:
+    """The architecture for sequences as long as a batch's."""
+    lengths: dict[str, int] = {}
+    if batch.tokens is not None:
+        lengths["seq_len"] = batch.tokens.shape[-1]
+    if batch.decoder_tokens is not None:
+        lengths["target_len"] = batch.decoder_tokens.shape[-1]
+    return architecture.replace(**lengths)
+
+
+def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool) -> Profile:
+    """The k-th network with fresh weights, measured."""
+    import torch
+
+    from signalprop.measurement import measure
+    from signalprop.measurement.simulation import simulate
+    from signalprop.models import build
+
+    if count_parameters(p.architecture)["total"] > LARGE:
+        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward)
+    model = build(p, seed=seed + k)
+    torch.manual_seed(seed + k)  # of the dropout masks
+    return measure(model, batch, backward=backward, scheme=p.scheme)
+
+
+def _measured(draw: Callable[[int], Profile], n: int, progress: Progress | None) -> Profile:
+    profiles = []
+    for k in range(n):
+        profiles.append(draw(k))
+        if progress is not None:
+            progress(k + 1, n)
+    return average(profiles)
+
+
+def with_gradient(architecture: Architecture, wanted: bool) -> tuple[bool, tuple[str, ...]]:
+    """Whether to take the backward pass, and a note where a model without a head has no loss to start it from."""
+    if wanted and architecture.head == "none":
+        return False, ("the model has no head, so there is no loss: forward pass only",)
+    return wanted, ()
+
+
+def pooled(batches: Sequence[Batch]) -> Batch:
+    """Several batches of one shape as a single one."""
+
+    def joined(name: str) -> Any:
+        parts = [getattr(batch, name) for batch in batches]
+        return None if parts[0] is None else np.concatenate(parts)
+
+    names = [item.name for item in fields(Batch) if item.name != "source"]
+    return replace(batches[0], **{name: joined(name) for name in names})

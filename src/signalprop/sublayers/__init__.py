@@ -1,0 +1,1 @@
+"""One folder for every kind of sublayer; `signalprop.network.kinds` finds them."""

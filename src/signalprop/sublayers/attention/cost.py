@@ -1,0 +1,67 @@
+"""What an attention sublayer costs: parameters, and operations by ELECTRA's accounting (`signalprop.results.cost`)."""
+
+from __future__ import annotations
+
+from signalprop.families import find
+from signalprop.network.architecture import Architecture
+from signalprop.network.operations import ADD, DROPOUT, NORM, SOFTMAX
+from signalprop.network.parametrization import Parametrization
+
+
+def parameters(a: Architecture) -> int:
+    """Trainable numbers of one sublayer, norms on the stream apart."""
+    d, q, kv = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head
+    count = d * (q + 2 * kv) + (q + 2 * kv) * bool(a.qkv_bias) + q * d + d * a.bias
+    if a.qk_norm:
+        count += q + kv if a.qk_norm == "whole" else 2 * a.d_head
+    family = find(a.family)
+    if family is not None and not family.key_bias:
+        count -= kv * bool(a.qkv_bias)
+    return count
+
+
+def flops(a: Architecture, p: Parametrization | None, i: int, queries: int, n_norms: int) -> float:
+    """Operations of one forward pass through sublayer i for one sequence.
+
+    Args:
+        p: the table, where multipliers count; None: an architecture alone. queries: tokens of its stream.
+        n_norms: norms on the stream that it has.
+    """
+    return attention_flops(a, queries, queries, n_norms) + (0.0 if p is None else _mixed_flops(a, p, i, queries))
+
+
+def _mixed_flops(a: Architecture, p: Parametrization, i: int, tokens: int) -> float:
+    """What value_skip V + attention_gain A V costs beyond A V; less than nothing where A is not needed."""
+    if p.attention_gain[i] == 0 and not p.attention_trainable:
+        value, bias = 2 * a.d_model * a.n_kv_heads * a.d_head, a.n_kv_heads * a.d_head * bool(a.qkv_bias)
+        return -_attending_flops(a, tokens, tokens) + tokens * float(value + bias)
+    return mixing_flops(a, tokens, mixed=p.value_skip[i] != 0 or p.attention_trainable)
+
+
+def mixing_flops(a: Architecture, queries: int, *, mixed: bool) -> float:
+    """Two products and a sum per feature of the heads, where values are added."""
+    return float(3 * queries * a.n_heads * a.d_head * mixed)
+
+
+def attention_flops(a: Architecture, queries: int, keys: int, n_norms: int) -> float:
+    """Operations of attention of so many queries to so many keys."""
+    d, q = a.d_model, a.n_heads * a.d_head
+    per_query: float = 2 * q * d + d * a.bias + ADD * d + NORM * n_norms  # output, residual addition, norm
+    per_query += DROPOUT * d * (a.dropout > 0)
+    return queries * per_query + _attending_flops(a, queries, keys)
+
+
+def _attending_flops(a: Architecture, queries: int, keys: int) -> float:
+    """Queries, keys, values, scores and averages."""
+    d, q, kv, heads = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head, a.n_heads
+    per_query: float = 2 * d * q + q * bool(a.qkv_bias)
+    per_key: float = 2 * (2 * d * kv + kv * bool(a.qkv_bias))
+    per_score = 2 * q + 2 * q + heads * (1 + SOFTMAX + DROPOUT * ((a.attention_dropout or 0) > 0))
+    per_score += heads * (a.positions == "relative")
+    if a.positions == "rotary":
+        per_query += 3 * q * a.rotary_fraction
+        per_key += 3 * kv * a.rotary_fraction
+    if a.qk_norm:
+        per_query += NORM * q
+        per_key += NORM * kv
+    return float(queries * per_query + keys * per_key + queries * keys * per_score)

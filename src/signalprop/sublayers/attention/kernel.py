@@ -1,0 +1,91 @@
+"""Token kernels through self-attention: by softmax of random scores, or by matrices that it is shaped to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
+from signalprop.kernels.shaping import Shapes
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.moments import SelfAttention
+from signalprop.sublayers.attention.moments import of as moments_of
+
+
+class AttentionKernel:
+    """The self-attention sublayers of one stack.
+
+    Attributes:
+        shapes: of every sublayer of the table.
+    """
+
+    def __init__(self, made: SelfAttention, a: Architecture, shapes: Sequence[Shapes]) -> None:
+        self.made, self.a, self.shapes = made, a, shapes
+        self.rho, self.omega = None, None
+        if a.positions == "rotary":
+            self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
+
+    def silent(self, i: int) -> bool:
+        """Always worked out."""
+        return False
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
+        row = self.made.at(i)
+        if self.shapes[i]:  # rows of D A do not sum to 1: a bias is mixed as values are
+            values = self._shaped(i, kernel * row.value + row.value_bias).forward()
+        else:
+            attention, size = self._by_scores(i, kernel)
+            bias = row.value_bias * (row.value_skip + row.attention_gain) ** 2
+            values = attention.forward()
+            values *= size * row.value
+            values += bias
+        out = values * row.output
+        out += row.output_bias
+        return out
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at what the branch reads, from the one before its dropout."""
+        attention = self._shaped(i, kernel) if self.shapes[i] else self._by_scores(i, kernel)[0]
+        return attention.backward(gradient) * float(self.made.at(i).back)
+
+    def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
+        """A sublayer's attention, and the factor on its forward kernel.
+
+        QK-norm takes the size of the stream out of the scores (here one size for all tokens), not out of the values. On
+        the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
+        """
+        row = self.made.at(i)
+        size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
+        size = size if size > 0 else 1.0
+        made = TokenAttention(
+            kernel=kernel if size == 1 else kernel / size,
+            qk=float(row.qk),
+            d_model=self.a.d_model,
+            causal=self.a.causal,
+            dropout=self.a.attention_dropout or 0.0,
+            rho=self.rho,
+            omega=self.omega,
+            query_bias=float(row.query_bias),
+            value_skip=float(row.value_skip),
+            gain=float(row.attention_gain),
+        )
+        return made, size
+
+    def _shaped(self, i: int, kernel: FloatArray) -> ShapedAttention:
+        row = self.made.at(i)
+        return ShapedAttention(
+            kernel=kernel,
+            shapes=self.shapes[i],
+            dropout=self.a.attention_dropout or 0.0,
+            value_skip=float(row.value_skip),
+            gain=float(row.attention_gain),
+        )
+
+
+def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
+    """The self-attention sublayers of a table in one stack (index into STACKS)."""
+    return AttentionKernel(moments_of(p, stack), p.architecture, shapes)

@@ -1,0 +1,136 @@
+"""Multi-head attention as a PyTorch module, of a stream to itself or to an encoder's output."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.errors import InputError
+from signalprop.models.multipliers import Multiplier, is_fixed, times, trainable
+from signalprop.models.shaping import Positions, TorchShape, shaped_attention
+from signalprop.models.surroundings import Surroundings, rotate
+from signalprop.models.weights import Linear
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization, Trainable, fan
+from signalprop.sublayers.attention.roles import ROLES
+
+
+class Attention(nn.Module):
+    """Multi-head attention over the stream itself, or over the encoder's output (`cross`).
+
+    Attributes:
+        value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; plain numbers, or
+            parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
+        shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        score_scale: float,
+        biases: dict[str, bool],
+        *,
+        cross: bool,
+        dtype: torch.dtype,
+        value_skip: Multiplier = 0.0,
+        attention_gain: Multiplier = 1.0,
+        shape: TorchShape | None = None,
+    ) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.shape = shape
+        self.score_scale = score_scale
+        self.cross = cross
+        self.value_skip = value_skip
+        self.attention_gain = attention_gain
+        self.query, self.key, self.value, self.output = (
+            Linear(*fan(architecture, role), bias=biases[role], dtype=dtype) for role in (role.name for role in ROLES)
+        )
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape."""
+        a = self.architecture
+        source = stream
+        if self.cross:
+            assert around.memory is not None, "cross-attention needs the encoder's output"
+            source = around.memory
+
+        def heads(x: Tensor, n: int) -> Tensor:
+            return x.view(*x.shape[:-1], n, a.d_head).transpose(1, 2)
+
+        v = heads(self.value(source), a.n_kv_heads)
+        if a.n_kv_heads != a.n_heads:
+            v = v.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
+        if is_fixed(self.attention_gain, 0.0) and not self.cross:
+            mixed = times(self.value_skip, v)
+        else:
+            q, k = heads(self.query(stream), a.n_heads), heads(self.key(source), a.n_kv_heads)
+            mixed = times(self.attention_gain, self._attended(q, k, v, around))
+            if not is_fixed(self.value_skip, 0.0):
+                mixed = mixed + times(self.value_skip, v)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, around: Surroundings) -> Tensor:
+        """A V, (batch, heads, queries, d_head)."""
+        a = self.architecture
+        if a.qk_norm == "whole":
+            q, k = (x * torch.rsqrt(x.square().mean((1, 3), keepdim=True) + a.norm_eps) for x in (q, k))
+        elif a.qk_norm:
+            q, k = F.rms_norm(q, (a.d_head,), eps=a.norm_eps), F.rms_norm(k, (a.d_head,), eps=a.norm_eps)
+        if around.rotation is not None and not self.cross:
+            q, k = rotate(q, around.rotation), rotate(k, around.rotation)
+        if a.n_kv_heads != a.n_heads:
+            k = k.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
+        mask = around.memory_mask if self.cross else around.mask
+        dropout = (a.attention_dropout or 0.0) if self.training else 0.0
+        if self.shape is not None:
+            at = around.positions or Positions.of_length(q.shape[2], q.device)
+            added = mask if mask is not None and mask.is_floating_point() else None
+            return shaped_attention(self.shape, q, k, v, at, added=added, dropout=dropout, scale=self.score_scale)
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=around.causal and not self.cross and mask is None,
+            scale=self.score_scale,
+        )
+
+
+def make(
+    p: Parametrization,
+    index: int,
+    biases: dict[str, bool],
+    dtype: torch.dtype,
+    shape: TorchShape | None,
+    *,
+    cross: bool = False,
+) -> Attention:
+    """The attention of sublayer `index` of a table, its weights not drawn yet.
+
+    Args:
+        biases: whether the map of each role has one. shape: the matrix that it is shaped to.
+
+    Raises:
+        InputError: a cross-attention with a value skip.
+    """
+    value_skip, gain = float(p.value_skip[index]), float(p.attention_gain[index])
+    if cross and value_skip != 0:
+        raise InputError(
+            f"value_skip of sublayer {index} is {value_skip}; expected 0 in cross-attention, where a query has no "
+            "value of its own"
+        )
+    learned: Trainable = "scalar" if p.attention_trainable else "fixed"
+    return Attention(
+        p.architecture,
+        float(p.score_scale[index]),
+        biases,
+        cross=cross,
+        dtype=dtype,
+        value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
+        attention_gain=trainable(gain, learned, 1, dtype),
+        shape=shape,
+    )

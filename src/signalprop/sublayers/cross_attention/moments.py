@@ -1,0 +1,59 @@
+"""Moments through attention to the encoder's output, forward and back to both streams."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.network.kinds import rows_where
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.moments import Heads, mixes, settings, table_of
+from signalprop.theory import attention
+from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
+
+
+class CrossAttention(Heads):
+    """Attention of a stream to the encoder's output."""
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        """As `BranchMoments.forward`."""
+        assert memory is not None
+        row = self.at(i)
+        s0, bias = self.scores(row, read[0], memory[0])
+        averaged = attention.cross_forward(
+            read[1], memory[1], s0, self.n_keys, self.d_model, self.d_head, self.attention_dropout, query_bias=bias
+        )
+        squared = row.attention_gain**2
+        return self.through_output(row, memory[0], (squared * averaged[0], squared * averaged[1]))
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        """As `BranchMoments.backward`, to the query stream and to the encoder's output."""
+        assert memory is not None
+        row = self.at(i)
+        s0, bias = self.scores(row, read[0], memory[0])
+        args = (s0, self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout)
+        ends = [attention.cross_backward(read[1], memory[1], r_g, *args, query_bias=bias) for r_g in (0.0, 1.0)]
+        # both paths are in units of d_v sigma_v^2 on inputs of second moment 1: dS/dx carries the other stream's scale
+        to_query = self.from_ends(row, ends[0][0], ends[1][0])
+        to_key = self.from_ends(row, ends[0][1], ends[1][1])
+        scale = memory[0] / np.maximum(read[0], 1e-200)  # the paths fall with the query's second moment: 0 stays 0
+        squared = row.attention_gain**2
+        return Sent(
+            BranchBackward(*(np.asarray(column * scale * squared) for column in to_query)),
+            BranchBackward(*(np.asarray(column * squared) for column in to_key)),
+        )
+
+
+def of(p: Parametrization, stack: int) -> CrossAttention:
+    """The cross-attention sublayers of a table.
+
+    Raises:
+        InputError: one has a value skip.
+    """
+    a = p.architecture
+    if (p.value_skip[..., rows_where(p, lambda kind: kind.reads_memory)] != 0).any():
+        raise InputError(
+            "value_skip of a cross-attention is not 0; expected 0 there, where a query has no value of its own"
+        )
+    fields = settings(a, stack) | {"n_keys": a.seq_len, "causal": False}
+    return CrossAttention(table_of(p), mixes(p), **fields)

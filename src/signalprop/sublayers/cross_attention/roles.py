@@ -1,0 +1,18 @@
+"""Attention of a decoder to the encoder's output: what it is."""
+
+from __future__ import annotations
+
+from signalprop.network.kinds import Kind
+from signalprop.sublayers.attention.roles import ROLES
+
+KIND = Kind(
+    name="cross_attention",
+    package=__name__.rpartition(".")[0],
+    roles=ROLES,
+    words="cross-attention",
+    short="cross",
+    line=":",
+    counted="attention",
+    attends=True,
+    reads_memory=True,
+)

@@ -1,0 +1,66 @@
+"""Token kernels through feed-forward sublayers: every entry by itself, through the activation's dual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
+from signalprop.sublayers.feed_forward.moments import of as moments_of
+
+
+class FeedForwardKernel:
+    """The feed-forward sublayers of one stack."""
+
+    def __init__(self, made: FeedForwardMoments) -> None:
+        self.made = made
+
+    def silent(self, i: int) -> bool:
+        """Whether sublayer i gives nothing, and needs no work."""
+        row = self.made.at(i)
+        return row.down == 0 and row.down_bias == 0
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
+        row = self.made.at(i)
+        r, s, up = self._pre_activation(i, kernel)
+        out = dual_of_kernel(self.made.activation, s, r)
+        if up is not None:
+            out *= up
+        out *= row.down
+        out += row.down_bias
+        return out
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at what the branch reads, from the one before its dropout."""
+        row, activation = self.made.at(i), self.made.activation
+        r, s, up = self._pre_activation(i, kernel)
+        slope = slope_of_kernel(activation, s, r)
+        if up is None:
+            return np.asarray(gradient * (row.down_back * row.up_back * slope))
+        q = dual_of_kernel(activation, s, r)
+        return np.asarray(gradient * (row.down_back * (row.up_back * q + row.gate_back * up * slope)))
+
+    def _pre_activation(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        """(correlation, variances of the non-linear pre-activation, kernel of the linear one of a gated block)."""
+        row, gated = self.made.at(i), self.made.gated
+        weight, bias = (row.gate, row.gate_bias) if gated else (row.up, row.up_bias)
+        pre = kernel * weight + bias
+        diagonal = np.diagonal(pre).copy()
+        inverse = 1 / np.sqrt(np.maximum(diagonal, 1e-150))
+        r = pre
+        r *= inverse
+        r *= inverse[:, None]
+        np.clip(r, -1, 1, out=r)
+        np.fill_diagonal(r, 1.0)
+        return r, diagonal, kernel * row.up + row.up_bias if gated else None
+
+
+def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> FeedForwardKernel:
+    """The feed-forward sublayers of a table in one stack; nothing shapes them."""
+    return FeedForwardKernel(moments_of(p, stack))

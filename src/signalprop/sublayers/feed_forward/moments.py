@@ -1,0 +1,103 @@
+"""Moments through feed-forward sublayers (TGS Table 2, v1 appendix C; generalised in `docs/theory/network.md`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.theory.elements import (
+    Branch,
+    BranchBackward,
+    Pair,
+    Rowset,
+    Sent,
+    activated,
+    activated_back,
+    dropped,
+    linear,
+)
+
+
+class Row(NamedTuple):
+    """Products of widths and weight variances: of one sublayer, or of several."""
+
+    up: Array  # d_model sigma_up^2
+    up_bias: Array
+    gate: Array
+    gate_bias: Array
+    down: Array  # d_ff sigma_down^2
+    down_bias: Array
+    up_back: Array  # d_ff sigma_up^2
+    gate_back: Array
+    down_back: Array  # d_model sigma_down^2
+
+
+@dataclass(frozen=True)
+class FeedForwardMoments:
+    """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
+
+    Attributes:
+        table: the fields of Row, (9, ..., sublayers).
+    """
+
+    table: FloatArray
+    gated: bool
+    activation: str
+    dropout: float
+
+    def at(self, i: Any) -> Row:
+        """The products of sublayer i, or of several."""
+        values = self.table[..., i]
+        return Row(*(values.tolist() if values.ndim == 1 else values))
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        """As `BranchMoments.forward`."""
+        row, x = self.at(i), (read[0], read[0] * read[1])
+        if self.gated:
+            one, shared = activated(linear(x, row.gate, row.gate_bias), self.activation)
+            up, up_shared = linear(x, row.up, row.up_bias)
+            hidden = (one * up, shared * up_shared)
+        else:
+            hidden = activated(linear(x, row.up, row.up_bias), self.activation)
+        # a bias is the same for all tokens, and is dropped out as the rest is
+        return Branch(*dropped(linear(hidden, row.down, row.down_bias), self.dropout))
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        """As `BranchMoments.backward`: variance and covariance of a gradient do not mix here."""
+        row, x = self.at(i), (read[0], read[0] * read[1])
+        one = np.ones_like(np.asarray(x[0], float))
+        g = linear(dropped((one, one), self.dropout), row.down_back)
+        up = linear(x, row.up, row.up_bias)
+        if self.gated:
+            gate = linear(x, row.gate, row.gate_bias)
+            act = activated(gate, self.activation)
+            through_up = linear((g[0] * act[0], g[1] * act[1]), row.up_back)
+            through_gate = linear(activated_back((g[0] * up[0], g[1] * up[1]), gate, self.activation), row.gate_back)
+            v, c = through_up[0] + through_gate[0], through_up[1] + through_gate[1]
+        else:
+            v, c = linear(activated_back(g, up, self.activation), row.up_back)
+        zero = np.zeros_like(one)
+        return Sent(BranchBackward(np.asarray(v), zero, zero, np.asarray(c)))
+
+
+def of(p: Parametrization, stack: int) -> FeedForwardMoments:
+    """The feed-forward sublayers of a table; those of all stacks are alike."""
+    a = p.architecture
+    w, b = p.weights, p.biases
+    d = a.d_model
+    columns = [
+        d * w["up"] ** 2,
+        b["up"] ** 2,
+        d * w["gate"] ** 2,
+        b["gate"] ** 2,
+        a.d_ff * w["down"] ** 2,
+        b["down"] ** 2,
+        a.d_ff * w["up"] ** 2,
+        a.d_ff * w["gate"] ** 2,
+        d * w["down"] ** 2,
+    ]
+    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, a.dropout)

@@ -1,0 +1,109 @@
+"""Results of commands: each is written whatever became of the others, and what could not be is said at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commandline import TINY, Command
+from signalprop.cli import output
+from signalprop.errors import InputError
+
+COMMANDS: dict[str, list[str]] = {
+    "predict": ["predict", "tgs", *TINY],
+    "measure": ["measure", "tgs", *TINY],
+    "compare": ["compare", "tgs", *TINY, "--seeds", "1"],
+    "kernel": ["kernel", "tgs", *TINY],
+    "schemes": ["schemes", "xavier", "--architecture", "tgs", "--layers", "2"],
+    "compute": ["compute", "tgs"],
+}
+DRAWN = ("predict", "measure", "compare", "kernel")
+
+
+def cannot(*_: Any, **__: Any) -> None:
+    raise InputError("cannot write it: the disk is full")
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError("division by zero")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_that_cannot_be_written(
+    name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = command(*COMMANDS[name])
+    monkeypatch.setattr(output, "write_json", cannot)
+    plot = ["--plot", str(tmp_path / "p.png")] if name in DRAWN else []
+    ended = command(*COMMANDS[name], *plot, "--json", str(tmp_path / "r.json"))
+    assert ended.status == 1 and ended.err.splitlines()[-1] == "signalprop: cannot write it: the disk is full"
+    assert ended.out.startswith(whole.out[: 40 if name == "kernel" else None])
+    assert (tmp_path / "p.png").exists() == bool(plot) and not re.search("^json ", ended.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("fault", [cannot, broken])
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture_that_cannot_be_drawn(
+    name: str, fault: Callable[..., None], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from signalprop.report import plots
+
+    monkeypatch.setattr(plots, "save_figure", fault)
+    page = ["--report", str(tmp_path / "r.html")] if name in ("compare", "kernel") else []
+    files = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png"), *page]
+    ended = command(*COMMANDS[name], *files)
+    last = "cannot write it" if fault is cannot else "ZeroDivisionError: division by zero"
+    assert ended.status == 1 and ended.err.splitlines()[-1].startswith(f"signalprop: {last}")
+    assert json.loads((tmp_path / "r.json").read_text()) and re.search("^json ", ended.out, re.MULTILINE)
+    assert len(ended.out.splitlines()) > 5 and "plot " not in ended.out
+    assert (tmp_path / "r.html").exists() == bool(page)
+
+
+def test_a_table_that_cannot_be_made(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from signalprop.report import tables
+
+    monkeypatch.setattr(tables, "profile_table", broken)
+    files = [tmp_path / "r.json", tmp_path / "p.png"]
+    ended = command(*COMMANDS["predict"], "--json", str(files[0]), "--plot", str(files[1]))
+    assert ended.status == 1 and "ZeroDivisionError" in ended.err and all(file.exists() for file in files)
+
+
+def test_a_reader_that_leaves_costs_no_file(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`signalprop predict ... --plot p.png | head` draws."""
+    from signalprop.report import tables
+
+    def leave(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(tables, "profile_table", leave)
+    monkeypatch.setattr("signalprop.cli._reader_left", lambda: 0)
+    ended = command(*COMMANDS["predict"], "--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png"))
+    assert ended.status == 0 and (tmp_path / "r.json").exists() and (tmp_path / "p.png").exists()
+
+
+def test_a_verdict_is_said_beside_what_could_not_be_written(
+    command: Command, hf_directories: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(output, "write_json", cannot)
+    asked = ["check", str(hf_directories / "gpt2"), "--scheme", "deepscalelm", "--json", str(tmp_path / "c.json")]
+    ended = command(*asked)
+    assert ended.status == 1 and len(ended.err.splitlines()[-2:]) == 2
+    assert "the disk is full" in ended.err.splitlines()[-2] and "are wrong" in ended.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("more", [["--at", "5"], ["--input", "text", "--text", "none.txt"]])
+def test_kernel_reads_what_all_networks_need_before_it_traces_one(
+    more: list[str], refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from signalprop.kernels import trace
+
+    def traced(*_: Any, **__: Any) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(trace, "trace", traced)
+    refused("kernel", "gpt2 xavier layers=6", "gpt2 xavier layers=2", "--d-model", "32", "--seq-len", "8", *more)

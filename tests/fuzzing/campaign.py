@@ -1,0 +1,441 @@
+"""Random command lines and crafted files by the thousand, to find what does not end in one clear line.
+
+    make fuzz                                  # 20,000 command lines and 2,000 files, from seed 0
+    PYTHONPATH=src:tests python tests/fuzzing/campaign.py --seed 7 --lines 5000 --files 0
+    PYTHONPATH=src:tests python tests/fuzzing/campaign.py --seed 7 --first 1234 --lines 1    # repeats one line
+
+A line is made from its seed and number alone; files of a subject from the seed. All run in this process, within a
+temporary directory, offline, each for SECONDS at most. What is raw is printed with what repeats it: another end than
+status 0, 1 or 2; a message that is not one short printable line; a traceback; no end. The exit status is 1 where there
+was any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", MPLBACKEND="Agg", COLUMNS="200")
+
+import click
+import torch
+import transformers
+import typer
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis.strategies import SearchStrategy
+
+import signalprop as sp
+from commandline import Result
+from damage import check_line, commanded, damaged_bytes, files_of, outcome
+from fuzzing import test_checkpoints, test_documents, test_values
+from gguf_file import write_gguf
+from reported import write_run
+from signalprop.cli import all_commands, command_line
+from signalprop.diagnosis.loading import load
+from signalprop.network.presets import PRESETS
+from signalprop.schemes import SCHEMES
+from signalprop_lab.training.claims import Runs
+from signalprop_lab.training.grid import Point, load_sweep
+from signalprop_lab.training.tables import SCHEMA as RESULTS
+
+SECONDS = 60  # of a line or file, of processor time
+MEMORY = 12 << 30
+KINDS = 37  # of files
+# how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
+COMMANDS: dict[str, tuple[int, list[str]]] = {
+    "predict": (30, ["--layers", "2", "--d-model", "16", "--seq-len", "8"]),
+    "schemes": (18, ["--architecture", "tgs", "--layers", "2", "--d-model", "16"]),
+    "compute": (16, []),
+    "kernel": (12, ["--layers", "2", "--d-model", "16", "--seq-len", "6"]),
+    "report": (6, ["--out", "r.html"]),
+    "train": (2, ["--show"]),
+    "sweep": (1, ["--table-only"]),
+    "diagnose": (3, ["--no-report"]),
+    "check": (2, []),
+    "apply": (1, []),
+    "fold": (1, []),
+    "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50"]),
+    "reproduce": (1, ["--list"]),
+    "nonsense": (1, []),
+}
+PLAIN = ("1", "2", "3", "4", "8", "0.5")  # what options take more often than not
+NUMBERS = (
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "5",
+    "1.5",
+    "0.1",
+    "1e-3",
+    "1e8",
+    "-1e30",
+    "1e999",
+    "nan",
+    "inf",
+    "9" * 30,
+    "x",
+    "",
+)
+FIELDS = (*NUMBERS, "true", "null", "[1]", "none", "rotary", "decoder", "patches")
+FILES = ("o.json", "o.png", "no/such/o.json", "loop", "/dev/null", ".", "-", "a\x00b", "x" * 300, "o.xyz")
+WORDS = (*test_values.VALUES, "caf\u00e9", "--", "--help", "-h", "xavier", "gpt2")
+SOURCES = (*PRESETS, "plain")
+ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "identity", "sin", "sigmoid", "x")
+
+
+class Hang(BaseException):
+    """A case that did not end in time."""
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    def end(_: int, __: FrameType | None) -> None:
+        raise Hang(f"no end after {SECONDS} s")
+
+    signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def problem_of(result: Result) -> str | None:
+    """What is raw about the end of a command."""
+    status, out, err = result
+    lines = [line for line in err.splitlines() if line.startswith("signalprop: ") and "warning" not in line[:22]]
+    try:
+        assert status in (0, 1, 2), f"status {status}"
+        assert "Traceback" not in err and "SIGNALPROP_DEBUG" not in err, "an error from the inside"
+        assert all(c.isprintable() or c == "\n" for c in err), "characters that steer a terminal"
+        if status == 2:
+            assert len(lines) == 1 and out == "", f"{len(lines)} lines on stderr, {len(out)} characters on stdout"
+            check_line(lines[0])
+    except AssertionError as error:
+        return f"{error}: {err[-400:]!r}"
+    return None
+
+
+# --- command lines ----------------------------------------------------------------------------------------------------
+
+
+def corpus(folder: Path) -> list[str]:
+    """Files and directories that a line may name; of every kind that is read, some of them damaged."""
+    profile = test_documents.PROFILE.to_json()
+    comparison = sp.compare(test_documents.PROFILE, test_documents.PROFILE).to_json()
+    documents = {
+        "architecture": test_documents.ARCHITECTURE, "table": test_documents.TABLE.to_json(), "profile": profile,
+        "comparison": comparison, "diagnosis": test_documents.DIAGNOSIS, "kernels": test_documents.kernels(),
+        "results": results(), "kernel": [[1.0, 0.1], [0.1, 1.0]],
+    }  # fmt: skip
+    for name, document in documents.items():
+        text = json.dumps(document)
+        (folder / f"{name}.json").write_text(text)
+        (folder / f"{name}-cut.json").write_text(text[: len(text) // 2])
+    write_run(folder / "run", steps=20, status="finished")
+    plain = test_checkpoints.make_plain(folder / "plain")
+    test_checkpoints.make_applied(plain)
+    (folder / "text.txt").write_text("the state of the union is strong and the state of the union is good " * 30)
+    (folder / "empty").write_text("")
+    (folder / "task.jsonl").write_text(json.dumps(test_documents.QUESTION))
+    (folder / "loop").symlink_to(folder / "loop")
+    os.mkfifo(folder / "pipe")
+    return [*sorted(path.name for path in folder.iterdir()), "applied/signalprop.json", "plain/config.json"]
+
+
+@functools.cache
+def commands() -> dict[str, Any]:
+    """The commands by name, with their options."""
+    found: Any = typer.main.get_command(command_line(all_commands()))
+    return dict(found.commands)
+
+
+def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
+    """The arguments of one line: mostly what makes sense, with a few things that do not."""
+    r = random.Random(f"line {seed} {number}")
+    name = r.choices([*COMMANDS], [often for often, _ in COMMANDS.values()])[0]
+    command = commands().get(name)
+    out = [name, *(COMMANDS[name][1] if r.random() < 0.95 else [])]
+    if command is None:
+        return [*out, r.choice(WORDS)]
+    options = [item for item in command.params if isinstance(item, click.Option) or hasattr(item, "is_flag")]
+    options = [item for item in options if item.opts[0].startswith("-") and not hangs(item.opts[0])]
+    for item in command.params:
+        if not item.opts[0].startswith("-") and r.random() < 0.97:
+            out.insert(1, argument(r, name, files))
+    if name in ("check", "apply") and r.random() < 0.9:
+        out += ["--scheme", r.choice([*SCHEMES])]
+    if name in ("apply", "fold") and r.random() < 0.9:
+        out += ["--out", r.choice(["new", *FILES])]
+    for item in r.choices(options, k=r.randrange(4)):
+        out.append(r.choice(item.opts))
+        if not getattr(item, "is_flag", False):
+            out.append(value_of(r, item.opts[-1], files))
+    if r.random() < 0.05:
+        out.insert(r.randrange(len(out) + 1), r.choice(WORDS))
+    return out
+
+
+def hangs(option: str) -> bool:
+    """Options that make a line long by intent: many draws, removals, whole evaluations."""
+    return option in ("--seeds", "--repeats", "--fidelity", "--remove", "--harness", "--storage", "--jobs", "--steps")
+
+
+def argument(r: random.Random, name: str, files: Sequence[str]) -> str:
+    if r.random() < 0.08:
+        return r.choice(WORDS)
+    if name in ("report", "diagnose", "check", "apply", "fold"):
+        return r.choice(files)
+    if name == "train":
+        return r.choice(["gpt-small", "bert-mini", *files])
+    if name == "schemes":
+        return r.choice([*SCHEMES])
+    if name in ("sweep", "reproduce"):
+        return r.choice(["sweep-tgs-tab11", *files])
+    named = r.random() < 0.7
+    source = r.choice(SOURCES if named else files)
+    return f"{source} {r.choice([*SCHEMES])}" if name == "kernel" and r.random() < 0.7 else source
+
+
+def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
+    if r.random() < 0.08:
+        return r.choice(WORDS)
+    known: dict[str, Callable[[], str]] = {
+        "--scheme": lambda: r.choice([*SCHEMES, *files]),
+        "--activation": lambda: r.choice(ACTIVATIONS),
+        "--norm": lambda: r.choice(["pre", "post", "sandwich", "none", "res-post", "x"]),
+        "--norm-kind": lambda: r.choice(["layernorm", "rmsnorm", "x"]),
+        "--architecture": lambda: r.choice(["tgs", "gpt2", *files]),
+        "--option": lambda: f"{r.choice([*options_of_schemes()])}={r.choice((*PLAIN, *NUMBERS))}",
+        "--set": lambda: f"{r.choice([*sp.Architecture.model_fields])}={r.choice(FIELDS)}",
+    }
+    if option in known:
+        return known[option]()
+    if option in ("--json", "--plot", "--out", "--report", "--matrices"):
+        return r.choice(FILES if r.random() < 0.5 else ("o.json", "-"))
+    if option in ("--text", "--input", "--against", "--task", "--probe", "--batch"):
+        return r.choice(files)
+    return r.choice(PLAIN if r.random() < 0.6 else NUMBERS)
+
+
+@functools.cache
+def options_of_schemes() -> list[str]:
+    return sorted({name for cls in SCHEMES.values() for name in cls.__dataclass_fields__})
+
+
+def run_lines(seed: int, first: int, n: int, folder: Path) -> Iterator[tuple[str, str]]:
+    """(what it was, what is raw about it or '') of every line."""
+    files = corpus(folder)
+    for number in range(first, first + n):
+        arguments = line_of(seed, number, files)
+        try:
+            with limited(), warnings.catch_warnings():
+                result = commanded(*arguments)
+            found, kind = problem_of(result), f"{arguments[0]} {result.status}"
+        except SystemExit as error:
+            found, kind = (None, "help") if error.code == 0 else (f"exit {error.code}", "exit")
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            found, kind = f"{type(error).__name__}: {error}", "raised"
+        yield kind, "" if found is None else f"line {seed} {number} {arguments!r:.600}: {found}"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def results() -> dict[str, Any]:
+    """What a sweep keeps."""
+    sweep = {
+        "schema": "signalprop/sweep/1", "name": "s", "base": "gpt-small", "seeds": [0, 1],
+        "axes": {"scheme": {"a": {"model.scheme": "xavier"}, "b": {"model.scheme": "lns"}}},
+        "tune": {"key": "optimizer.learning_rate", "values": [0.001, 0.003]},
+        "verdict": [{"less": ["a", "b"]}],
+    }  # fmt: skip
+    row = {"learning_rate": 0.001, "status": "finished", "score": 2.0, "train_loss": 2.0, "eval_loss": 2.0,
+           "chance": 3.0, "seconds": 1.0, "scores": {"accuracy": 0.5}, "directory": "runs/a"}  # fmt: skip
+    rows = [{"cell": cell, "seed": seed, **row} for cell in "ab" for seed in (0, 1)]
+    return {"schema": RESULTS, "sweep": sweep, "base": {}, "environments": [{}], "rows": rows, "failed": [
+        {"cell": "a", "rate": 0.003, "seed": 1, "error": "e"}]}  # fmt: skip
+
+
+def subjects(folder: Path) -> Iterator[tuple[str, SearchStrategy[bytes], Callable[[bytes], None]]]:
+    """Every kind of file: its name, its damaged contents, what reads one."""
+
+    def reader(path: Path, act: Callable[[Path], Any]) -> Callable[[bytes], None]:
+        def go(content: bytes) -> None:
+            path.write_bytes(content)
+            outcome(lambda: act(path))
+
+        return go
+
+    for name, (file, content, act) in test_documents.SUBJECTS.items():
+        yield name, content, reader(folder / file, act)
+    run = write_run(folder / "run", steps=3, status="finished")
+    for file, content in test_documents.RUN_FILES.items():
+        good = (run / file).read_bytes()
+        yield f"run/{file}", content, reader(run / file, lambda path: test_documents.reported(path.parent))
+        (run / file).write_bytes(good)
+    yield "results of a sweep", files_of(results()), reader(folder / "r.json", test_documents.reported)
+    grid = load_sweep("sweep-tgs-tab11")
+    point = Point(next(iter(grid.cells)), grid.sweep.tune.values[0] if grid.sweep.tune else None, 0)
+    entry = folder / "sweep" / f"{grid.directory(point)}.json"
+    entry.parent.mkdir(parents=True)
+    known = {"point": asdict(point), "settings": grid.settings(point), "error": None,
+             "row": results()["rows"][0], "session": "x", "attempts": 1, "curve": {"1": 2.0}}  # fmt: skip
+    yield "run of a sweep", files_of(known), reader(entry, lambda _: Runs(grid, folder / "sweep", "x").entries())
+    yield (
+        "table of a sweep",
+        files_of(known),
+        reader(
+            entry, test_documents.command("sweep", "sweep-tgs-tab11", "--out", str(folder / "sweep"), "--table-only")
+        ),
+    )
+    plain = test_checkpoints.make_plain(folder / "plain")
+    applied = test_checkpoints.make_applied(plain)
+    (plain / "tokenizer_config.json").write_text(json.dumps(test_checkpoints.TOKENS))
+    for name, (which, file, making, act) in test_checkpoints.SUBJECTS.items():
+        place = plain if which == "plain" else applied
+        if file.endswith("index.json"):
+            continue  # its directory is another one; test_checkpoints.py has it
+        good = (place / file).read_bytes()
+        yield name, making(plain, applied), reader(place / file, lambda path, act=act: act(path.parent))
+        (place / file).write_bytes(good)
+    gguf = gguf_of(folder / "tiny.gguf")
+    yield "gguf", damaged_bytes(gguf), reader(folder / "a.gguf", load)
+    yield (
+        "header of a gguf",
+        damaged_bytes(gguf[:4000]).map(lambda head: head + gguf[4000:]),
+        reader(folder / "a.gguf", load),
+    )
+    for command in ("check", "fold", "measure"):
+        more = {"check": ["--scheme", "rezero"], "fold": ["--out", str(folder / "new")], "measure": []}[command]
+        config = files_of(json.loads((plain / "config.json").read_text()))
+        yield (
+            f"{command} of a config",
+            config,
+            reader(
+                plain / "config.json",
+                lambda path, name=command, more=more: one_line(commanded(name, path.parent, *more)),
+            ),
+        )
+
+
+def one_line(result: Result) -> None:
+    problem = problem_of(result)
+    assert problem is None, problem
+
+
+def gguf_of(path: Path) -> bytes:
+    """A tiny model in llama.cpp's format."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    bpe.train_from_iterator(["the state of the union "] * 20, trainer)
+    config = transformers.LlamaConfig(
+        vocab_size=bpe.get_vocab_size(), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=32, max_position_embeddings=32, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    write_gguf(path, transformers.LlamaForCausalLM(config).eval(), bpe)
+    return path.read_bytes()
+
+
+def run_files(seed: int, n: int, folder: Path) -> Iterator[tuple[str, str]]:
+    """(the kind of file, what is raw about one or '') of about n files, the same number of each kind."""
+    for name, content, act in subjects(folder):
+        for number, (case, problem) in enumerate(tried(content, act, seed, -(-n // KINDS))):
+            if problem:
+                kept = folder.parent / f"raw-{name.replace('/', ' ')}-{number}"
+                kept.write_bytes(case)
+                problem = f"file {seed} {name!r} {number}: {problem}; {kept}"
+            yield name, problem
+
+
+def tried(content: SearchStrategy[bytes], act: Callable[[bytes], None], seed: int, n: int) -> list[tuple[bytes, str]]:
+    """n contents that the seed draws, each with what is raw about reading it, or ''."""
+    found: list[tuple[bytes, str]] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=n, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    )
+    @given(content)
+    def go(case: bytes) -> None:
+        problem = ""
+        try:
+            with limited(), warnings.catch_warnings(), silence():
+                warnings.simplefilter("ignore")
+                act(case)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            problem = f"{type(error).__name__}: {error!s:.400}"
+        found.append((case, problem))
+
+    go()
+    return found
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """What libraries print of what they read is not looked at."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def main() -> int:
+    """Run both campaigns, and print what is raw, counts and seeds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first line")
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--files", type=int, default=2_000)
+    asked = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    place = Path(tempfile.mkdtemp(prefix="campaign-"))
+    raw = 0
+    for what, n in (("lines", asked.lines), ("files", asked.files)):
+        folder = place / what
+        folder.mkdir()
+        os.chdir(folder)
+        made = run_lines(asked.seed, asked.first, n, folder) if what == "lines" else run_files(asked.seed, n, folder)
+        counts: Counter[str] = Counter()
+        begun = time.monotonic()
+        for kind, problem in made if n else ():
+            counts[kind] += 1
+            if problem:
+                raw += 1
+                print(f"RAW {problem}".encode("ascii", "backslashreplace").decode(), flush=True)
+            if counts.total() % 500 == 0:
+                print(f"{counts.total()} {what}, {raw} raw, {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"seed {asked.seed}: {counts.total()} {what} in {time.monotonic() - begun:.0f} s; {dict(counts)}")
+    print(f"{raw} raw")
+    return int(raw > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

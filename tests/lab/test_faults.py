@@ -1,0 +1,235 @@
+"""Commands that are killed, stopped, or without room: nothing half written has a final name, the next call goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import killing
+from signalprop import cli
+from signalprop.errors import InputError
+from signalprop.files.storage import written_whole
+
+FULL = Path("/dev/full")
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands read."""
+    folder = tmp_path_factory.mktemp("faults") / "given"
+    killing.prepare(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "kills"),
+    [("fold", 3), ("report", 2), ("apply", 3)]
+    + [pytest.param(name, 6, marks=slow) for name in ("train", "sweep", "diagnose", "reproduce", "kernel")],
+)
+def test_killed_in_place_of_a_change(name: str, kills: int, given: Path, tmp_path: Path) -> None:
+    """As it gives the last file its name, and at others of the changes to files that it makes."""
+    case, whole = killing.cases(given)[name], tmp_path / "whole"
+    undisturbed = killing.run(case.arguments, whole)
+    assert undisturbed.status == 0, undisturbed.err
+    n = len(undisturbed.changes)
+    for change in {n, *random.Random(7).sample(range(2, n), min(kills - 1, n - 2))}:
+        folder = tmp_path / f"killed-{change}"
+        ended = killing.run(case.arguments, folder, (change, signal.SIGKILL))
+        if ended.status == 0 and case.goes_on:
+            continue  # the clock decides how many changes a sweep makes
+        assert ended.status == -signal.SIGKILL and len(ended.changes) == change
+        if not case.goes_on:
+            there = [item for item in case.written if (folder / item).exists()]
+            assert there != [*case.written] and killing.different(whole, folder, there) == []
+        again = killing.remade(case, folder)
+        assert again.status == 0, again.err
+        assert killing.different(whole, folder, case.written) == []
+
+
+def test_half_a_file_is_seen(given: Path, tmp_path: Path) -> None:
+    """By what the other tests compare with; another weight too."""
+    for name in ("plain/model.safetensors", "p.json"):
+        data, file = (given / name).read_bytes(), Path(name).name
+        for folder, written in {"one": data, "half": data[:-5], "other": data.replace(data[-9:], b"123456789")}.items():
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / file).write_bytes(written)
+            expected = [] if folder == "one" else [file]
+            assert killing.different(tmp_path / "one", tmp_path / folder, [file]) == expected
+        assert killing.different(tmp_path / "one", tmp_path / "other", ["missing"]) == ["missing"]
+
+
+@pytest.mark.parametrize(("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"),
+                                                        (signal.SIGINT, 130, "interrupted")])  # fmt: skip
+def test_stopped_nothing_stays(number: signal.Signals, status: int, word: str, given: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    ended = killing.run(killing.cases(given)["fold"].arguments, folder, (3, number))
+    assert (ended.status, ended.out) == (status, "")
+    assert ended.err.splitlines()[-1] == f"signalprop: {word}" and "Traceback" not in ended.err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("stop", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143), (ValueError(), 1)])
+def test_stopped_while_a_library_makes_a_class(
+    stop: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python 3.11 makes a RuntimeError of what is raised in __set_name__, as when a signal comes while one imports."""
+
+    class Member:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise stop
+
+    def command(**_: object) -> None:
+        try:
+            type("Owner", (), {"member": Member()})
+        except RuntimeError:
+            raise
+        except BaseException as error:  # as later versions of Python leave it
+            raise RuntimeError("wrapped") from error
+
+    monkeypatch.setattr(cli, "command_line", lambda _: command)
+    assert cli.run([]) == status
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("fold", "applied/deep/model.safetensors"),
+        ("fold", "applied/deep/signalprop.json"),
+        ("fold", "applied/deep/generation_config.json"),
+        ("diagnose", "plain/generation_config.json"),
+        ("diagnose", "plain/config.json"),
+    ],
+)
+def test_half_a_file_of_a_model_is_refused(command: str, file: str, given: Path, tmp_path: Path) -> None:
+    mine, folder = tmp_path / "given", tmp_path / "out"
+    shutil.copytree(given, mine)
+    os.truncate(mine / file, (mine / file).stat().st_size // 2)
+    ended = killing.run(killing.cases(mine)[command].arguments, folder)
+    assert ended.status == 2, ended.err
+    said = [line for line in ended.err.splitlines() if line.startswith("signalprop: ")]
+    assert len(said) == 1 and str((mine / file).parent) in said[0] and "Traceback" not in ended.err
+    assert list(folder.iterdir()) == []
+
+
+class TestDisks:
+    """Full or read-only: one line, exit status 2, nothing half written, and the next call goes on."""
+
+    @pytest.fixture
+    def mounted(self, tmp_path: Path) -> Iterator[Path]:
+        """A file system of 64 KiB in memory, where the system lets us have one."""
+        folder = tmp_path / "mounted"
+        folder.mkdir()
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=65536", "tmpfs", folder], capture_output=True)
+        if made.returncode:
+            pytest.skip("only root can mount a file system")
+        yield folder
+        subprocess.run(["umount", folder], check=True)
+
+    @pytest.mark.parametrize("name", ["fold", "apply", "diagnose"])
+    def test_no_room_for_the_weights(self, name: str, given: Path, tmp_path: Path) -> None:
+        """safetensors has an error of its own for it; the system refuses to let a file grow, as on a full disk."""
+        case = killing.cases(given)[name]
+        arguments = [*case.arguments]
+        if name == "diagnose":  # pictures and page are not what this is about
+            del arguments[arguments.index("--plot") :]
+            arguments.append("--no-report")
+        ended = killing.run(arguments, tmp_path / "full", room=20_000)
+        assert ended.status == 2, ended.err
+        line = ended.err.splitlines()[-1]
+        assert line.startswith(f"signalprop: cannot write {case.once[0]}: ") and "File too large" in line
+        assert "Traceback" not in ended.err
+        assert list((tmp_path / "full").iterdir()) == []
+
+    @pytest.mark.parametrize("error", [ZeroDivisionError("x"), InputError("y")])
+    def test_other_errors_of_what_fills_a_directory_stay_what_they_are(self, error: Exception, tmp_path: Path) -> None:
+        def fill() -> None:
+            with written_whole(tmp_path / "out") as beside:
+                (beside / "file").write_text("half")
+                raise error
+
+        with pytest.raises(type(error)):
+            fill()
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
+    @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+    def test_standard_output_that_takes_nothing(self, redirected: str) -> None:
+        command = f"{shlex.quote(sys.executable)} -m signalprop predict tgs --layers 2 {redirected}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+        if redirected == ">&-":  # closed by whoever wants to hear nothing
+            assert (done.returncode, done.stderr) == (0, "")
+        else:
+            assert done.returncode == 1
+            assert done.stderr.count("\n") == 1 and os.strerror(errno.ENOSPC) in done.stderr
+
+    def test_a_thread_without_room_says_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The writer of TensorBoard's files hands its error to the next call; its thread's traceback adds nothing."""
+        from signalprop_lab.training.run import _writers_leave_errors
+
+        def fail(number: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        before = threading.excepthook
+        seen: list[int | None] = []
+        threading.excepthook = lambda thrown: seen.append(getattr(thrown.exc_value, "errno", None))
+        try:
+            with _writers_leave_errors():
+                for number in (errno.ENOSPC, errno.EFBIG, errno.EBADF):
+                    thread = threading.Thread(target=fail, args=(number,))
+                    thread.start()
+                    thread.join()
+            thread = threading.Thread(target=fail, args=(errno.ENOSPC,))
+            thread.start()
+            thread.join()
+        finally:
+            threading.excepthook = before
+        assert seen == [errno.EBADF, errno.ENOSPC]
+        assert capsys.readouterr().err == ""
+
+    def test_what_is_said_after_the_bar_has_a_line_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from transformers import TrainerState
+
+        from signalprop_lab.training.callbacks import Progress
+
+        bar = Progress("tiny", 4, "tokens", None)
+        bar.on_train_begin(None, TrainerState(max_steps=8), None)
+        assert not capsys.readouterr().err.endswith("\n")
+        for _ in range(2):
+            bar.close()
+        assert capsys.readouterr().err.count("\n") == 1
+
+    @pytest.mark.parametrize("name", ["fold", "apply", "report"])
+    def test_a_read_only_directory(self, name: str, given: Path, mounted: Path) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
+        ended = killing.run(killing.cases(given)[name].arguments, mounted)
+        assert ended.status == 2 and ended.err.count("\n") == 1, ended.err
+        assert ended.err.startswith("signalprop: cannot write ") and list(mounted.iterdir()) == []
+
+    @slow
+    @pytest.mark.parametrize("name", ["train", "sweep", "diagnose", "fold"])
+    @pytest.mark.parametrize("pages", [1, 12, 30])
+    def test_full_at_another_place(self, name: str, pages: int, given: Path, mounted: Path) -> None:
+        case, whole = killing.cases(given)[name], mounted.with_name("whole")
+        subprocess.run(["mount", "-o", f"remount,size={pages * 4096}", mounted], check=True)
+        ended = killing.run(case.arguments, mounted)
+        assert ended.status in ((0, 2) if name != "sweep" else (0, 1, 2)), ended.err
+        assert "Traceback" not in ended.err and list(mounted.rglob("*.tmp")) == []
+        assert not ended.status or any(line.startswith("signalprop: ") for line in ended.err.splitlines())
+        subprocess.run(["mount", "-o", "remount,size=64m", mounted], check=True)
+        again = killing.remade(case, mounted)
+        assert again.status == 0, again.err
+        assert killing.run(case.arguments, whole).status == 0
+        assert killing.different(whole, mounted, case.written) == []

@@ -1,0 +1,230 @@
+"""A repair that is interrupted: the model is bit by bit what it was, whatever ended it and wherever."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import signalprop as sp
+from applied import batch_of, vanilla
+from own_model import own_model
+from signalprop.errors import InputError
+from signalprop.repair import folds, initialisation, installation, saved_models, undoing
+from signalprop.repair.saved_models import RECORD
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt, which no `except Exception` sees."""
+
+
+def after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which is interrupted after so many calls, in the midst of what it does."""
+    done = 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done > calls:
+            for value in args:  # half written
+                if isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta:
+                    value.view(-1)[: value.numel() // 2].fill_(7.0)
+            raise Stop
+        return function(*args, **kwargs)
+
+    return counted
+
+
+def state(model: nn.Module) -> Any:
+    """All that a model is: numbers, classes, attributes, hooks, configuration."""
+    numbers = {
+        name: (tensor.clone(), tensor.requires_grad) for name, tensor in model.state_dict(keep_vars=True).items()
+    }
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # also those that are not stored
+    modules = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, (int, float, str, bool))}
+        held = {key: list(value) for key, value in vars(module).items() if isinstance(value, (dict, set))}
+        modules[name] = type(module), plain, held, sorted(vars(module))
+    marks = {name: sorted(vars(q)) for name, q in model.named_parameters()}
+    config = model.config.to_dict() if hasattr(model, "config") else None
+    names = {name: id(q) for name, q in model.named_parameters(remove_duplicate=False)}
+    return numbers, buffers, modules, marks, copy.deepcopy(config), names
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+# where it is interrupted: the module and name of a function that surgery calls over and over
+PLACES: dict[str, tuple[Any, str]] = {
+    "a splice": (installation, "splice"),
+    "a draw": (initialisation, "draw"),
+    "a fill": (initialisation, "fill"),
+    "the model's own initialisation": (initialisation, "reset_others"),
+    "the multipliers": (initialisation, "set_multipliers"),
+}
+SCHEMES: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt2", "deepscalelm", {}),
+    ("llama", "layerscale", {"match_eps": True}),
+    ("llama", "mix-ln", {}),
+    ("llama", "lns", {"mode": "absorbed"}),
+    ("llama", "value-skipinit", {}),
+    ("llama", "e-spa", {}),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("family", "scheme", "options"), SCHEMES)
+def test_an_interrupted_apply(
+    family: str, scheme: str, options: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, name = PLACES[place]
+    function = getattr(where, name)
+    interrupted = 0
+    for calls in (0, 3):
+        model = vanilla(family, 2)
+        before = state(model)
+        monkeypatch.setattr(where, name, after(calls, function))
+        try:
+            sp.apply(model, scheme, seed=1, **options)
+        except Stop:
+            interrupted += 1
+            assert same(state(model), before)
+            monkeypatch.setattr(where, name, function)
+            sp.apply(model, scheme, seed=1, **options)
+        monkeypatch.setattr(where, name, function)
+        whole = vanilla(family, 2)
+        sp.apply(whole, scheme, seed=1, **options)
+        assert all(
+            torch.equal(x, y) for x, y in zip(model.state_dict().values(), whole.state_dict().values(), strict=True)
+        )
+    assert interrupted or (options.get("mode") == "absorbed" and place == "a splice")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), InputError("y")])
+def test_any_error(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    model = vanilla("gpt2", 2)
+    before = state(model)
+    monkeypatch.setattr(initialisation, "set_multipliers", fail)
+    with pytest.raises(type(error)):
+        sp.apply(model, "deepscalelm", seed=1)
+    assert same(state(model), before)
+
+
+def test_kept_weights_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vanilla("llama", 2)
+    before = state(model)
+    splice = installation._multiply_weights
+
+    def half(model: nn.Module, record: Any) -> None:
+        with undoing.all_or_nothing(model, [dict(model.named_parameters())[name] for name in record.factors]):
+            parameter = dict(model.named_parameters())[next(iter(record.factors))]
+            with torch.no_grad():
+                parameter.mul_(3)
+            raise Stop
+
+    monkeypatch.setattr(installation, "_multiply_weights", half)
+    with pytest.raises(Stop):
+        sp.apply(model, "lns", mode="absorbed", initialize=False)
+    assert same(state(model), before)
+    monkeypatch.setattr(installation, "_multiply_weights", splice)
+
+
+def test_an_interrupted_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vanilla("bert", 2).train()
+    before = state(model)
+    monkeypatch.setattr(installation, "measure", after(0, installation.measure))
+    with pytest.raises(Stop):
+        sp.apply(model, "admin", data=batch_of(model), seed=1)
+    assert same(state(model), before)
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+@pytest.mark.parametrize("free", [None, 0])
+def test_an_interrupted_initialize(calls: int, free: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the old weights are kept in memory or in a file."""
+    monkeypatch.setattr(undoing, "memory_free", lambda: free)
+    model = vanilla("gpt2", 2)
+    sp.apply(model, "layerscale", seed=1)
+    before = state(model)
+    monkeypatch.setattr(initialisation, "fill", after(calls, initialisation.fill))
+    with pytest.raises(Stop):
+        sp.initialize(model, seed=2)
+    assert same(state(model), before)
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_an_interrupted_fold(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vanilla("gpt2", 2)
+    sp.apply(model, "layerscale", seed=1)
+    before = state(model)
+    monkeypatch.setattr(folds._Change, "value", after(2 * calls + 4, folds._Change.value))
+    with pytest.raises(Stop):
+        sp.fold(model)
+    assert same(state(model), before)
+    monkeypatch.undo()
+    monkeypatch.setattr(folds, "take_off", after(0, folds.take_off))
+    with pytest.raises(Stop):
+        sp.fold(model)
+    assert same(state(model), before)
+
+
+def test_weights_that_do_not_fit_leave_a_model_of_your_own_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = own_model()
+    sp.apply(saved, "rezero", seed=1)
+    sp.save(saved, tmp_path)
+    assert (tmp_path / RECORD).is_file()
+    model = own_model()
+    before = state(model)
+    monkeypatch.setattr(saved_models, "_fill_added", after(0, saved_models._fill_added))
+    with pytest.raises(Stop):
+        sp.load(tmp_path, model)
+    assert same(state(model), before)
+
+
+def test_nothing_is_copied_that_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device there is nothing to keep, and installed multipliers overwrite no weight."""
+    copied: list[int] = []
+    copies = undoing._copies
+
+    def counted(tensors: list[Tensor]) -> list[Tensor]:
+        copied.append(sum(tensor.nbytes for tensor in tensors))
+        return copies(tensors)
+
+    monkeypatch.setattr(undoing, "_copies", counted)
+    with torch.device("meta"):
+        model = vanilla("llama", 2)
+    sp.apply(model, "deepscalelm")
+    sp.initialize(model.to_empty(device="cpu"), seed=0)
+    sp.apply(vanilla("llama", 2), "deepscalelm", initialize=False)
+    assert copied and max(copied) == 0
+    drawn = vanilla("llama", 2)
+    sp.apply(drawn, "deepscalelm", seed=0)
+    assert max(copied) == sum(t.nbytes for t in (*drawn.parameters(), *drawn.buffers()))
+
+
+def test_no_room_for_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(undoing, "memory_free", lambda: 0)
+    monkeypatch.setattr(undoing.os, "posix_fallocate", full)
+    with pytest.warns(UserWarning, match="no room for a copy.*No space left"):
+        sp.apply(vanilla("llama", 2), "deepscalelm", seed=0)

@@ -1,0 +1,178 @@
+"""What ended in an error from the inside once: each is one clear line, or works."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import signalprop as sp
+from commandline import TINY
+from damage import check_command, commanded
+from signalprop.cli import run
+from signalprop.diagnosis import token_batches
+from signalprop.errors import InputError
+from signalprop.watching.reduction import Padding, collect, exact, moments
+from signalprop_lab.training.tables import SCHEMA
+
+SWEEP = {
+    "schema": "signalprop/sweep/1", "name": "s", "base": "gpt-small", "seeds": [0, 1],
+    "axes": {"scheme": {"a": {"model.scheme": "xavier"}, "b": {"model.scheme": "lns"}}},
+    "tune": {"key": "optimizer.learning_rate", "values": [0.001, 0.003]},
+}  # fmt: skip
+ROW = {"cell": "a", "learning_rate": 0.001, "seed": 0, "status": "finished", "score": 2.0, "train_loss": 2.0,
+       "eval_loss": 2.0, "chance": 3.0, "seconds": 1.0, "scores": {}}  # fmt: skip
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
+    return GPT2LMHeadModel(config)
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(0))
+
+
+class TestResultsOfASweep:
+    def report(self, folder: Path, **changes: Any) -> Any:
+        row = {key: value for key, value in (ROW | changes).items() if value != "left out"}
+        (folder / "results.json").write_text(json.dumps({"schema": SCHEMA, "sweep": SWEEP, "base": {}, "rows": [row]}))
+        result = commanded("report", folder / "results.json", "--out", folder / "r.html")
+        check_command(result)
+        return result
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"score": "left out"}, {"cell": []}, {"cell": {}}, {"learning_rate": -1}, {"learning_rate": 0},
+            {"scores": "x"}, {"scores": [1]}, {"score": 1e300}, {"seed": None}, {"train_loss": "x"},
+        ],
+    )  # fmt: skip
+    def test_damaged_rows(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+        result = self.report(tmp_path, **changes)
+        assert result.status == 2 and "row 0" in result.err and "--table-only" in result.err
+
+    @pytest.mark.parametrize("changes", [{}, {"seed": 1}, {"seed": 7}, {"score": 0}, {"steps": 10**400}])
+    def test_rows_that_can_be_shown(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+        assert self.report(tmp_path, **changes).status == 0
+
+
+class TestOutputs:
+    @pytest.fixture
+    def loop(self, tmp_path: Path) -> Path:
+        (tmp_path / "a").symlink_to(tmp_path / "b")
+        (tmp_path / "b").symlink_to(tmp_path / "a")
+        return tmp_path / "a"
+
+    def test_links_in_a_circle(self, loop: Path) -> None:
+        for arguments in (["--json", loop], ["--plot", loop.with_name("c.png")]):
+            loop.with_name("c.png").unlink(missing_ok=True)
+            loop.with_name("c.png").symlink_to(loop)
+            result = commanded("predict", "tgs", *TINY, *arguments)
+            check_command(result)
+            assert result.status == 2 and "leads back to itself" in result.err
+        with pytest.raises(InputError, match="leads back to itself"):
+            sp.scheme("xavier")(sp.Architecture.preset("tgs")).save(loop)
+        assert loop.is_symlink()
+
+    def test_a_report_of_half_a_character_on_standard_output(self, tmp_path: Path) -> None:
+        table = sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=2)).to_json() | {"scheme": "\ud800"}
+        (tmp_path / "t.json").write_text(json.dumps(table))
+        result = commanded("report", tmp_path / "t.json", "--out", "-")
+        assert result.status == 0 and result.out.startswith("<!") and "ud800" in result.out
+
+    def test_a_report_on_standard_output_in_ascii(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        table = sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=2)).to_json() | {"scheme": "caf\u00e9"}
+        (tmp_path / "t.json").write_text(json.dumps(table))
+        out = io.TextIOWrapper(io.BytesIO(), "ascii")
+        monkeypatch.setattr(sys, "stdout", out)
+        assert run(["report", str(tmp_path / "t.json"), "--out", "-"]) == 0
+        assert "charset" in out.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
+
+
+class TestTokenizers:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A GPT-2 whose tokenizer knows one word and not its own unknown token."""
+        gpt2().save_pretrained(tmp_path)
+        vocabulary = {"model": {"type": "WordLevel", "vocab": {"the": 0}, "unk_token": "[UNK]"}, "version": "1.0",
+                      "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}, "decoder": None,
+                      "post_processor": None, "truncation": None, "padding": None}  # fmt: skip
+        (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        return tmp_path
+
+    @pytest.mark.parametrize("command", ["measure", "diagnose"])
+    def test_without_their_own_unknown_token(self, folder: Path, command: str) -> None:
+        result = commanded(command, folder, *(["--no-report"] if command == "diagnose" else []))
+        check_command(result)
+        assert result.status == 2 and "unknown token" in result.err
+
+
+class TestMeasuring:
+    def test_a_mask_of_zeros(self) -> None:
+        batch = {"input_ids": ids(2, 8), "labels": ids(2, 8), "attention_mask": torch.zeros(2, 8)}
+        with pytest.raises(InputError, match="attention_mask is zero everywhere"):
+            sp.measure(gpt2(), batch)
+
+    @pytest.mark.parametrize("shape", [(0, 8), (2, 0)])
+    def test_an_empty_batch(self, shape: tuple[int, int]) -> None:
+        with pytest.raises(InputError, match="input_ids is empty"):
+            sp.measure(gpt2(), {"input_ids": ids(*shape), "labels": ids(*shape)})
+
+    def test_moments_of_no_token_are_unknown(self) -> None:
+        padding = Padding.of(torch.zeros(2, 3))
+        found = collect([moments(torch.ones(2, 3, 4), padding), exact(torch.ones(0, 3, 4))])
+        assert found.shape == (2, 3) and bool((found[:, 0] != found[:, 0]).all())
+
+    def test_under_inference_mode(self) -> None:
+        model = gpt2().eval()
+        expected = sp.measure(model, {"input_ids": ids(2, 8), "labels": ids(2, 8)})
+        with torch.inference_mode():
+            made = ids(2, 8).clone()
+            assert made.is_inference()
+            found = sp.measure(model, {"input_ids": made, "labels": made})
+        assert found.gradient is not None and expected.gradient is not None
+        assert found.gradient["stream_in"].variance == pytest.approx(expected.gradient["stream_in"].variance)
+
+    def test_a_model_made_under_inference_mode(self) -> None:
+        with torch.inference_mode():
+            model = gpt2()
+        with pytest.raises(InputError, match=r"made under torch\.inference_mode"):
+            sp.measure(model, {"input_ids": ids(2, 8), "labels": ids(2, 8)})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+class TestQuantised:
+    @pytest.fixture
+    def model(self) -> Any:
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                             intermediate_size=32, max_position_embeddings=12)  # fmt: skip
+        return torch.ao.quantization.quantize_dynamic(
+            LlamaForCausalLM(config).eval(), {torch.nn.Linear}, dtype=torch.qint8
+        )
+
+    def test_diagnosis_without_gradients(self, model: Any) -> None:
+        batches = token_batches(None, None, 8, 2, 4, architecture=sp.Architecture.from_hf(model.config))
+        found = sp.diagnose(model, batches)
+        assert len(found.signal) == 2 and all(row.gradient is None for row in found.signal)
+        assert all(row.std["query"] == pytest.approx(0.02, rel=0.3) for row in found.weights)
+
+    def test_schemes_are_refused(self, model: Any, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="has no tensor as weight"):
+            sp.apply(model, "xavier")
+
+
+def test_a_head_transform_that_passes_nothing() -> None:
+    result = commanded("predict", "bert-base", "--layers", "2", "--activation", "tanh", "--scheme", "fixed", "--option",
+                       "std=1e8")  # fmt: skip
+    check_command(result)
+    assert result.status == 0

@@ -1,0 +1,27 @@
+"""Every room says in a few lines what is in it, what it may import and where to start; and what it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+ROOMS = sorted(
+    {file.parent for file in SOURCE.rglob("*.py") if file.name != "__init__.py" or any(file.parent.glob("*.md"))}
+    - {SOURCE / "signalprop"}
+)
+INSIDE = {"html", "cli", "report"}  # of a room: its README speaks for them
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.relative_to(SOURCE).as_posix())
+def test_a_room_has_a_readme(room: Path) -> None:
+    if room.name in INSIDE and room.parent.name in ("report", "signalprop_lab"):
+        room = room.parent
+    text = (room / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 30
+    assert "May import" in text and "Start with" in text
+    homes = (room, *room.parents[:2])
+    for name in re.findall(r"`([\w/]+\.py|[\w]+/)`", text):
+        assert any((home / name).exists() for home in homes), name

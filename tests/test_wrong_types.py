@@ -1,0 +1,136 @@
+"""Arguments of a wrong type: every public function and class answers in one line that names what was expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import signalprop as sp
+from damage import check_line
+from own_model import OwnGPT
+from signalprop.errors import InputError
+from test_public_api import ENTRIES
+
+
+class Wrong:
+    """Of no type that anything takes."""
+
+
+TABLE = sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=8))
+PROFILE = sp.predict(TABLE)
+MODEL = torch.nn.Linear(2, 2)
+# what stands in the other positions, by the words of a parameter's annotation
+GOOD: dict[str, Any] = {
+    "Parametrization": TABLE, "Architecture": TABLE.architecture, "Profile": PROFILE, "nn.Module": MODEL, "str": "x",
+    "int": 1, "float": 0.5, "bool": True, "str | Path": Path("nowhere"), "Path": Path("nowhere"),
+    "Embedding": TABLE.embedding,
+    "Mapping[str, Any]": {}, "Dictionary[str, Any]": {}, "Scheme": sp.scheme("xavier"),
+    "FloatArray": PROFILE.forward["stream_in"].variance,
+    "Source": "predicted", "Form": "corrected", "Function": abs, "str | Scheme | Parametrization": "xavier",
+    "Any": None, "Batch | Dictionary[str, Any]": {}, "Iterable[Batch]": [],
+}  # fmt: skip
+
+
+def good(annotation: str) -> Any:
+    return GOOD.get(annotation, [] if annotation.startswith(("Sequence", "tuple")) else {})
+
+
+def wrong(annotation: str) -> Iterator[Any]:
+    """Values that no reader of the annotation would take for right."""
+    words = set(annotation.replace("|", " ").replace("[", " ").replace("]", " ").replace(",", " ").split())
+    loose = words & {"ArrayLike", "Array", "Any"}
+    yield Wrong()
+    if "None" not in words:
+        yield None
+    if not words & {"str", "Path", "Source", "Form", "Fidelity", "Mode", "Literal"} and not loose:
+        yield "x"
+    if not words & {"int", "float"} and not loose:
+        yield 3
+    yield b"x"
+    yield 1j
+
+
+def public() -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """Every position of every public function, constructor and method: its name, what to call, the parameter."""
+    for entry in ENTRIES:
+        item = entry.item
+        if inspect.isfunction(item):
+            found = [(entry.name, item)]
+        elif inspect.isclass(item) and not issubclass(item, Exception):
+            own = dataclasses.is_dataclass(item) and entry.name in (*sp.__all__, "Batch")
+            found = [(entry.name, item)] if own or hasattr(item.__init__, "__wrapped__") else []
+            found += [
+                (f"{entry.name}.{name}", getattr(item, name))
+                for name, member in vars(item).items()
+                if isinstance(member, classmethod | staticmethod) and not name.startswith("_")
+            ]
+        else:
+            continue
+        for name, function in found:
+            for key, parameter in inspect.signature(function).parameters.items():
+                if parameter.annotation not in ("Any", parameter.empty) and parameter.kind is not parameter.VAR_KEYWORD:
+                    yield f"{entry.module}.{name}", function, key
+
+
+PLACES = list(public())
+
+
+@pytest.mark.parametrize(("name", "function", "key"), PLACES, ids=[f"{name}-{key}" for name, _, key in PLACES])
+def test_a_wrong_type_is_refused_by_name(name: str, function: Callable[..., Any], key: str) -> None:
+    parameters = inspect.signature(function).parameters
+    for value in wrong(str(parameters[key].annotation)):
+        positional, named = [], {}
+        for other, parameter in parameters.items():
+            if (other != key and parameter.default is not parameter.empty) or parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            given = value if other == key else good(str(parameter.annotation))
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL) or "names" in parameters:
+                positional.append(given)
+            else:
+                named[other] = given
+        with pytest.raises(InputError, match=r"expected|takes a|no text|unknown scheme") as caught:
+            function(*positional, **named)
+        check_line(str(caught.value))
+
+
+def test_every_name_of_the_package_is_tried() -> None:
+    tried = {name.removeprefix("signalprop.").partition(".")[0] for name, _, _ in PLACES if name.count(".") < 3}
+    values = {"SCHEMES", "InputError", "MissingExtra", "Scheme", "SignalCallback", "LightningSignalCallback"}
+    assert set(sp.__all__) - values <= tried and len(PLACES) > 150
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: sp.predict("xavier"), r"predict takes as parametrization: Parametrization; it was given the str"),
+        (lambda: sp.average([PROFILE, 3]), "average takes as profiles: Sequence"),
+        (lambda: sp.compare(PROFILE, measured=None), "compare takes as measured: Profile"),
+        (lambda: sp.simulate(TABLE, n_seeds=True), "simulate takes as n_seeds: int"),
+        (lambda: sp.diagnose(OwnGPT(), [3]), "diagnose takes as batches"),
+        (lambda: sp.Series.of(token_correlation="x"), "Series.of takes as token_correlation"),
+    ],
+)  # fmt: skip
+def test_messages(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        call()
+
+
+def test_a_wrong_number_of_arguments_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match=r"predict\(\) missing 1 required positional argument"):
+        sp.predict()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fidelty'"):
+        sp.predict(TABLE, fidelty="auto")  # type: ignore[call-arg]
+
+
+def test_numbers_of_numpy_are_pythons() -> None:
+    import numpy as np
+
+    architecture = sp.Architecture.preset("tgs", n_layers=np.int64(2))
+    table = sp.scheme("xavier", gain=np.float64(1))(architecture.replace(seq_len=8))
+    assert sp.trace(table, at=[np.int64(1)]).at == (1,)
