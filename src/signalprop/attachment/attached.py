@@ -19,10 +19,10 @@ from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
 
 @dataclass(frozen=True)
 class Held:
-    """A weight: where it is in the model, and its output features there (None: all).
+    """A weight: what holds it, and its output features there (None: all); or another part that few things need.
 
     Attributes:
-        found: the module that holds it, or a bare parameter. problem: why there is none, where there is none.
+        found: the module, or a bare parameter. problem: why there is none, where there is none.
     """
 
     found: Any
@@ -42,8 +42,7 @@ class Held:
 
     @property
     def weight(self) -> Any:
-        """The whole tensor (of a module that PyTorch has quantised, the function that gives it); None where the holder
-        has none."""
+        """The whole tensor; None where there is none, and of a module that PyTorch has quantised a function."""
         return self.holder if isinstance(self.holder, Tensor) else getattr(self.holder, "weight", None)
 
     @property
@@ -75,9 +74,9 @@ class AttachedRow:
         label: `layer 3 attention`. kind: what sort of sublayer it is. stack, placement: words of
             `signalprop.network.layout`. layer: in its stack.
         item: the numbers of the sublayer (skip, multiplier, units, ...), as the mapping has them.
-        branch, reads, writes, stream_out, norm, post_norm, query_norm, key_norm, attention, activation: the modules
-            that `SublayerMap` names; None where it names none.
-        weights: by role.
+        branch, reads, writes, stream_out, norm, post_norm, query_norm, key_norm: the modules that `SublayerMap` names;
+            None where it names none.
+        attention, activation, weights (by role): likewise; one that is not there is an error where it is needed.
         carrier: what a multiplier goes on (see `SublayerMap.carrier`).
         dropout: (owner, attribute) of the probability with which the branch is dropped out. scaling: likewise of the
             factor on scores.
@@ -98,8 +97,8 @@ class AttachedRow:
     post_norm: nn.Module | None
     query_norm: nn.Module | None
     key_norm: nn.Module | None
-    attention: nn.Module | None
-    activation: Any
+    attention: Held | None
+    activation: Held | None
     weights: dict[str, Held]
     own_carrier: Any
     dropout: tuple[nn.Module, str] | None
@@ -155,7 +154,7 @@ class AttachedEnds:
     convolutions: tuple[Held, ...]
     head: Held | None
     transform: Held | None
-    activation: Any
+    activation: Held | None
     encoder_final_norm: nn.Module | None
     final_norm: nn.Module | None
 
@@ -178,7 +177,6 @@ class Attached:
     Attributes:
         outer: the model as it was given. model: without its wrappers. mapping, layout: of the model.
         rows: one per sublayer. ends: embedding and head.
-        layers: the module of every layer, or its modules where it is not one; empty where the mapping does not say.
     """
 
     outer: nn.Module
@@ -187,7 +185,6 @@ class Attached:
     layout: Layout
     rows: tuple[AttachedRow, ...]
     ends: AttachedEnds
-    layers: tuple[nn.Module | tuple[nn.Module, ...], ...] = ()
 
     @cached_property
     def plan(self) -> Plan:
@@ -197,6 +194,16 @@ class Attached:
             InputError: a point that the mapping does not name; one line that says which.
         """
         return _plan(self)
+
+    @cached_property
+    def layers(self) -> tuple[nn.Module | tuple[nn.Module, ...], ...]:
+        """The module of every layer, or its modules where it is not one; empty where the mapping does not say."""
+        return tuple(
+            tuple(find(self.model, one, "layer") for one in item)
+            if isinstance(item, tuple)
+            else find(self.model, item, "layer")
+            for item in self.mapping.layers
+        )
 
     def path_of(self, module: Any, what: str) -> str:
         """The path of a module in the model.
@@ -230,11 +237,7 @@ def attach(model: nn.Module, mapping: Mapping | None = None) -> Attached:
             f"the mapping has {len(items)} sublayers, its architecture {len(table.kind)}; give one each, in order"
         )
     rows = tuple(_row(model, table, i, item) for i, item in enumerate(items))
-    layers = tuple(
-        tuple(find(model, one, "layer") for one in item) if isinstance(item, tuple) else find(model, item, "layer")
-        for item in mapping.layers
-    )
-    return Attached(outer, model, mapping, table, rows, _ends(model, mapping), layers)
+    return Attached(outer, model, mapping, table, rows, _ends(model, mapping))
 
 
 def is_transposed(module: Any) -> bool:
@@ -275,8 +278,8 @@ def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attached
         post_norm=module(item.post_norm),
         query_norm=module(item.query_norm),
         key_norm=module(item.key_norm),
-        attention=module(item.attention),
-        activation=None if item.activation is None else find_any(model, item.activation, label),
+        attention=None if item.attention is None else _held(model, item.attention, label),
+        activation=None if item.activation is None else _held(model, item.activation, label),
         weights={role: _held(model, reference, f"{label} {role}") for role, reference in item.weights.items()},
         own_carrier=None if item.carrier is None else find_any(model, item.carrier, label),
         dropout=_dropout(model, item, label),
@@ -322,7 +325,7 @@ def _ends(model: nn.Module, mapping: Mapping) -> AttachedEnds:
         convolutions=tuple(_held(model, one, "convolution") for one in e.convolutions),
         head=held(h.weight, "head"),
         transform=held(h.transform, "head transform"),
-        activation=None if h.activation is None else find_any(model, h.activation, "head"),
+        activation=held(h.activation, "head"),
         encoder_final_norm=norm(mapping.encoder_final_norm, "final norm"),
         final_norm=norm(mapping.final_norm, "final norm"),
     )

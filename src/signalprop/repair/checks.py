@@ -364,7 +364,7 @@ def _multipliers(
     if a.head != "none":
         put(None, "head", "scale", p.head.scale, held.head.scale if held else mapping.head.scale)
     if record is not None and record.plan.head_activates:
-        found = attached.ends.activation
+        found = attached.ends.activation and attached.ends.activation.holder
         differ(None, "activation", getattr(found, "name", type(found).__name__), p.architecture.activation)
     differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
     if held is None:
@@ -410,9 +410,10 @@ def _roundings(item: SublayerMap, name: str) -> int:
 
 def _activation(attached: Attached, record: Record | None, i: int) -> str:
     """The activation of a feed-forward as the model has it now."""
-    found = attached.rows[i].activation
-    if record is None or not record.plan.rows[i].activates or found is None:
+    held = attached.rows[i].activation
+    if record is None or not record.plan.rows[i].activates or held is None:
         return attached.mapping.architecture.activation
+    found = held.holder
     return found.name if isinstance(found, Activating) else vanilla_mapping(attached.model).architecture.activation
 
 

@@ -229,7 +229,7 @@ class _Surgeon:
             elif match_eps:
                 self.rescale_eps(final, factor, "final norm")
         if plan.head_activates:
-            replace_activation(ends.activation, plan.head_activates, "head")
+            replace_activation(ends.activation and ends.activation.holder, plan.head_activates, "head")
         if plan.head_ratio != 1:
             head = _needed(ends.head, "head").module("head")
             if isinstance(head, nn.Embedding):
@@ -265,7 +265,7 @@ class _Surgeon:
             here, shape = self.attached.rows[i], shapes[i]
             assert here.attention is not None and shape is not None
             numbers = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
-            shape_attention(here.attention, shape, numbers, here.label)
+            shape_attention(here.attention.module(here.label), shape, numbers, here.label)
 
     def dropouts(self) -> dict[int, float]:
         """Take the output dropout of rewired rows over: the probability by row; the model's own becomes 0."""
@@ -281,7 +281,7 @@ class _Surgeon:
         """One sublayer."""
         where = here.label
         if row.activates:
-            replace_activation(here.activation, row.activates, where)
+            replace_activation(here.activation and here.activation.holder, row.activates, where)
         carrier = self.attached.model.get_submodule(self.record.carriers[i])
         post_norm = None
         if row.adds_norm and here.norm is not None:  # of the model's own kind, copied before that one is changed

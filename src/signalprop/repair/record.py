@@ -196,7 +196,7 @@ def _row(model: nn.Module, row: AttachedRow, record: Record, i: int) -> Sublayer
         output = row.weights["output"].module(row.label)
         changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
     if done.shapes and row.attention is not None:
-        changes["shape"] = getattr(row.attention, "numbers", item.shape)
+        changes["shape"] = getattr(row.attention.holder, "numbers", item.shape)
     if done.score_ratio != 1:
         changes["score_scale"] = own_score_scale(item, p.architecture) * done.score_ratio
     if rewired:
