@@ -140,14 +140,14 @@ class AttachedRow:
 class AttachedEnds:
     """The tables and maps before the first sublayer and after the last; see `EmbeddingMap` and `HeadMap`.
 
-    `position` and `decoder_position` are numbers where the model computes them. `final_norms`: of every stack that has
+    `position`, `decoder_position` and `segment` are numbers where the model computes them. `final_norms`: of every stack that has
     one, the encoder's first.
     """
 
     token: Held | None
     position: Held | float | None
     decoder_position: Held | float | None
-    segment: Held | None
+    segment: Held | float | None
     norm: nn.Module | None
     decoder_norm: nn.Module | None
     class_tokens: tuple[Held, ...]
@@ -318,7 +318,7 @@ def _ends(model: nn.Module, mapping: Mapping) -> AttachedEnds:
         token=held(e.token, "token embedding"),
         position=position(e.position, "position embedding"),
         decoder_position=position(e.decoder_position, "decoder position embedding"),
-        segment=held(e.segment, "segment embedding"),
+        segment=position(e.segment, "segment embedding"),
         norm=norm(e.norm, "embedding norm"),
         decoder_norm=norm(e.decoder_norm, "embedding norm"),
         class_tokens=tuple(_held(model, token, "class token") for token in e.class_tokens),
