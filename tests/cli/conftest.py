@@ -2,44 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from commandline import Command, Result
-from signalprop.cli import run
-
-
-@pytest.fixture
-def command(
-    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Command:
-    """Run the command line in process, in an empty directory: some commands write a report into theirs."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("work"))
-
-    def call(*arguments: str) -> Result:
-        capsys.readouterr()
-        status = run([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Result(status, captured.out, captured.err)
-
-    return call
-
-
-@pytest.fixture
-def refused(command: Command) -> Callable[..., str]:
-    """Run a command that has to be refused: exit status 2, nothing on stdout, one line on stderr, which is returned."""
-
-    def call(*arguments: str) -> str:
-        status, out, err = command(*arguments)
-        assert (status, out) == (2, ""), err
-        assert err.startswith("signalprop: ")
-        assert err.count("\n") == 1
-        assert "Traceback" not in err
-        return err
-
-    return call
 
 
 @pytest.fixture(scope="session")
