@@ -140,8 +140,7 @@ class AttachedRow:
 class AttachedEnds:
     """The tables and maps before the first sublayer and after the last; see `EmbeddingMap` and `HeadMap`.
 
-    `position`, `decoder_position` and `segment` are numbers where the model computes them. `final_norms`: of every stack that has
-    one, the encoder's first.
+    `position`, `decoder_position` and `segment` are numbers where the model computes them.
     """
 
     token: Held | None
