@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_of
 from signalprop.network.parametrization import Layout, Shaping
 
 Module = str | nn.Module
