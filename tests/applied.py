@@ -103,6 +103,7 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
 def double_norms() -> Iterator[None]:
     """RMS norms of transformers compute in float32 whatever the model's type; here they compute in the model's type."""
     from importlib import import_module
+    from importlib.util import find_spec
 
     def plain(self: Any, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
@@ -111,9 +112,12 @@ def double_norms() -> Iterator[None]:
         return F.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
 
     names = {"llama": "LlamaRMSNorm", "mistral": "MistralRMSNorm", "qwen2": "Qwen2RMSNorm", "qwen3": "Qwen3RMSNorm",
-             "olmo2": "Olmo2RMSNorm", "t5": "T5LayerNorm", "gemma": "GemmaRMSNorm",
-             "gemma3": "Gemma3RMSNorm"}  # fmt: skip
-    found = {n: getattr(import_module(f"transformers.models.{n}.modeling_{n}"), cls) for n, cls in names.items()}
+             "olmo2": "Olmo2RMSNorm", "t5": "T5LayerNorm", "gemma": "GemmaRMSNorm", "gemma3": "Gemma3RMSNorm",
+             "mt5": "MT5LayerNorm", "smollm3": "SmolLM3RMSNorm", "arcee": "ArceeRMSNorm", "olmo3": "Olmo3RMSNorm",
+             "ministral": "MinistralRMSNorm", "hunyuan_v1_dense": "HunYuanDenseV1RMSNorm",
+             "exaone4": "Exaone4RMSNorm"}  # fmt: skip
+    there = [name for name in names if find_spec(f"transformers.models.{name}") is not None]  # in this release
+    found = {n: getattr(import_module(f"transformers.models.{n}.modeling_{n}"), names[n]) for n in there}
     changed = [(cls, offset if name.startswith("gemma") else plain) for name, cls in found.items()]
     before = [(cls, cls.forward) for cls, _ in changed]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from commandline import Command, Result
+from signalprop.cli import run
 from signalprop.data.batches import load_text, word_ids
 
 torch.set_num_threads(1)
@@ -40,3 +43,34 @@ def compiles() -> None:
         finally:
             handle.remove()
             torch._dynamo.reset()
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    """Run the command line in process, in an empty directory: some commands write a report into theirs."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("work"))
+
+    def call(*arguments: str) -> Result:
+        capsys.readouterr()
+        status = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def refused(command: Command) -> Callable[..., str]:
+    """Run a command that has to be refused: exit status 2, nothing on stdout, one line on stderr, which is returned."""
+
+    def call(*arguments: str) -> str:
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, ""), err
+        assert err.startswith("signalprop: ")
+        assert err.count("\n") == 1
+        assert "Traceback" not in err
+        return err
+
+    return call

@@ -147,14 +147,6 @@ def test_the_source_distribution_is_lean_and_makes_the_same_wheel(sdist: Path, w
     assert contents(again) == contents(wheel)
 
 
-def test_the_stated_sizes(sdist: Path, wheel: Path) -> None:
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    stated = re.search(r"wheel has ([\d,]+) kB, the source distribution ([\d,]+) kB", page)
-    assert stated is not None
-    sizes = [int(number.replace(",", "")) * 1000 for number in stated.groups()]
-    assert sizes == pytest.approx([wheel.stat().st_size, sdist.stat().st_size], rel=0.1)
-
-
 def environment(folder: Path, *requirements: str | Path) -> tuple[Path, dict[str, str]]:
     """The programs of a new virtual environment, and variables that hide this repository from them."""
     python = getattr(sys, "_base_executable", sys.executable)

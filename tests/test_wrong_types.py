@@ -35,6 +35,11 @@ GOOD: dict[str, Any] = {
     "Source": "predicted", "Form": "corrected", "Function": abs, "str | Scheme | Parametrization": "xavier",
     "Any": None, "Batch | Dictionary[str, Any]": {}, "Iterable[Batch]": [],
 }  # fmt: skip
+INSTANCES: dict[str, Any] = {
+    "Architecture": TABLE.architecture, "Parametrization": TABLE, "Profile": PROFILE,
+    "Series": PROFILE.forward["stream_in"], "InputStatistics": sp.InputStatistics(),
+    "Comparison": sp.compare(PROFILE, PROFILE), "Trace": sp.trace(TABLE),
+}  # fmt: skip
 
 
 def good(annotation: str) -> Any:
@@ -69,6 +74,12 @@ def public() -> Iterator[tuple[str, Callable[..., Any], str]]:
                 (f"{entry.name}.{name}", getattr(item, name))
                 for name, member in vars(item).items()
                 if isinstance(member, classmethod | staticmethod) and not name.startswith("_")
+            ]
+            one = INSTANCES.get(entry.name)
+            found += [
+                (f"{entry.name}.{name}", getattr(one, name))
+                for name, member in vars(item).items()
+                if one is not None and inspect.isfunction(member) and not name.startswith("_")
             ]
         else:
             continue

@@ -11,6 +11,7 @@ import numpy as np
 
 from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError, require
+from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
@@ -29,6 +30,7 @@ AS_RANDOM = "the prediction takes the weights as random, with the standard devia
 Progress = Callable[[int, int], None]
 
 
+@typed
 def study(
     subject: str | Architecture | Parametrization | nn.Module,
     scheme: str = "xavier",

@@ -24,7 +24,10 @@ CONFIGS = {
     "vit": "ViTConfig", "t5": "T5Config", "gpt_neox": "GPTNeoXConfig", "opt": "OPTConfig", "olmo2": "Olmo2Config",
     "phi": "PhiConfig", "falcon": "FalconConfig", "deit": "DeiTConfig", "bart": "BartConfig",
     "whisper": "WhisperConfig", "speech_to_text": "Speech2TextConfig", "gemma3_text": "Gemma3TextConfig",
-    "mpnet": "MPNetConfig",
+    "mpnet": "MPNetConfig", "xlm-roberta": "XLMRobertaConfig", "camembert": "CamembertConfig", "mt5": "MT5Config",
+    "smollm3": "SmolLM3Config", "internlm3": "InternLM3Config", "arcee": "ArceeConfig",
+    "ministral": "MinistralConfig", "hunyuan_v1_dense": "HunYuanDenseV1Config", "olmo3": "Olmo3Config",
+    "exaone4": "Exaone4Config",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),

@@ -16,6 +16,18 @@ from signalprop.errors import InputError
 from signalprop.files import storage
 from signalprop.files.storage import read_json, read_text, write_bytes, write_json, write_text
 
+VALUES = [
+    {},
+    [],
+    None,
+    "é\n",
+    0,
+    {"a": {}},
+    {"a": [], "b": [{}]},
+    [[]],
+    [[[1]], {"a": [{"b": None}]}],
+    {"": {"": [1.5, True]}},
+]
 ROOT = os.name == "posix" and os.geteuid() == 0
 
 
@@ -98,6 +110,21 @@ class TestWriting:
         value = {"a": np.array([1.0, np.nan]), "b": np.int64(3), "c": (np.float32(0.5), float("inf"))}
         write_json(tmp_path / "a.json", value)
         assert read_json(tmp_path / "a.json") == {"a": [1.0, None], "b": 3, "c": [0.5, None]}
+
+    @pytest.mark.parametrize("value", VALUES)
+    def test_any_value_comes_back(self, value: Any, tmp_path: Path) -> None:
+        write_json(tmp_path / "a.json", value)
+        assert json.loads((tmp_path / "a.json").read_text("utf-8")) == value
+
+    def test_a_line_for_each_record(self, tmp_path: Path) -> None:
+        records = [{"n": n, "values": [n] * 50, "inside": {"a": {"b": []}}} for n in range(20)]
+        write_json(
+            tmp_path / "a.json", {"schema": "s", "machine": {"cores": 2, "name": "x"}, "rows": records, "no": []}
+        )
+        lines = (tmp_path / "a.json").read_text().splitlines()
+        assert lines[:4] == ["{", ' "schema": "s",', ' "machine": {"cores": 2, "name": "x"},', ' "rows": [']
+        assert [json.loads(line.rstrip(",")) for line in lines[4:24]] == records
+        assert lines[24:] == [" ],", ' "no": []', "}"]
 
     def test_dash_is_standard_output(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         write_json("-", {"a": 1})

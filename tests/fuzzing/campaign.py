@@ -57,7 +57,7 @@ from signalprop_lab.training.tables import SCHEMA as RESULTS
 
 SECONDS = 60  # of a line or file, of processor time
 MEMORY = 12 << 30
-KINDS = 37  # of files
+KINDS = 36  # of files
 # how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
 COMMANDS: dict[str, tuple[int, list[str]]] = {
     "predict": (30, ["--layers", "2", "--d-model", "16", "--seq-len", "8"]),
@@ -174,7 +174,7 @@ def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
     r = random.Random(f"line {seed} {number}")
     name = r.choices([*COMMANDS], [often for often, _ in COMMANDS.values()])[0]
     command = commands().get(name)
-    out = [name, *(COMMANDS[name][1] if r.random() < 0.95 else [])]
+    out = [name, *COMMANDS[name][1]]
     if command is None:
         return [*out, r.choice(WORDS)]
     options = [item for item in command.params if isinstance(item, click.Option) or hasattr(item, "is_flag")]

@@ -80,6 +80,10 @@ _GEMMA3 = {
     },
     "rope_theta": 10_000.0, "rope_local_base_freq": 10_000.0,  # the names of transformers 4
 }  # fmt: skip
+# angles of another base are not the same to the last bit; in transformers 5, and before
+_BASE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rope_theta": 10_000.0}
+_OLMO3 = {"sliding_window": 40, "rope_parameters": _GEMMA3["rope_parameters"], "rope_theta": 10_000.0}
+_EXAONE4 = {"sliding_window": 40, "sliding_window_pattern": 99}  # the others rotate nothing
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", _common(**_DROP)),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", _common(**_DROP)),
@@ -117,6 +121,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", "BartConfig", _fairseq(max_position_embeddings=40)),
     "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", _speech(**_WHISPER)),
     "speech_to_text": ("Speech2TextForConditionalGeneration", "Speech2TextConfig", _speech(**_S2T)),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", "XLMRobertaConfig", _common(**_DROP)),
+    "camembert": ("CamembertForMaskedLM", "CamembertConfig", _common(**_DROP)),
+    "mt5": ("MT5ForConditionalGeneration", "MT5Config", _t5()),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", _common(**_GQA, **_BASE, no_rope_layer_interval=99)),
+    "internlm3": ("LlamaForCausalLM", "InternLM3Config", _common(**_GQA, head_dim=6)),
+    "arcee": ("ArceeForCausalLM", "ArceeConfig", _common(**_GQA)),
+    "ministral": ("MinistralForCausalLM", "MinistralConfig", _common(**_GQA, head_dim=6)),
+    "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", _common(**_GQA, head_dim=6)),
+    "olmo3": ("Olmo3ForCausalLM", "Olmo3Config", _common(**_GQA, **_OLMO3)),
+    "exaone4": ("Exaone4ForCausalLM", "Exaone4Config", _common(**_GQA, **_EXAONE4)),
     "mpnet-bare": ("MPNetModel", "MPNetConfig", _common(**_DROP)),
     "bert-bare": ("BertModel", "BertConfig", _common(**_DROP)),
     "gpt2-bare": ("GPT2Model", "GPT2Config", _gpt2()),
@@ -125,6 +139,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart-bare": ("BartModel", "BartConfig", _fairseq(max_position_embeddings=40)),
     "bert-classes": ("BertForSequenceClassification", "BertConfig", _common(**_DROP)),
 }  # fmt: skip
+# a release of transformers may be older than a family
+MODELS = {name: row for name, row in MODELS.items() if hasattr(transformers, row[0]) and hasattr(transformers, row[1])}
 Build = Callable[..., nn.Module]
 
 

@@ -24,7 +24,7 @@ from signalprop.watching.recording import first_tensor
 from .conftest import MODELS, VOCABULARY
 
 ALL = sorted(MODELS)
-ENCODER_DECODERS = ("T5Config", "BartConfig", "WhisperConfig", "Speech2TextConfig")
+ENCODER_DECODERS = ("T5Config", "MT5Config", "BartConfig", "WhisperConfig", "Speech2TextConfig")
 
 
 def arguments_for(model: nn.Module, batch: int = 3, length: int = 11, seed: int = 1) -> dict[str, Any]:

@@ -299,8 +299,23 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all; `-` is standard output. NaN and infinities become null."""
-    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+    """Write a value as JSON, whole or not at all; `-` is standard output. NaN and infinities become null.
+
+    There is a line for each member of the value, and for each record of a member that holds records.
+    """
+    write_text(path, _lines(finite(value)) + "\n")
+
+
+def _lines(value: Any, level: int = 0) -> str:
+    """JSON of a finite value, at this level of the whole."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not inside or level == 2 or (level == 1 and not any(isinstance(item, (dict, list)) for item in inside)):
+        return json.dumps(value, allow_nan=False)
+    names = [f"{json.dumps(str(key))}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    margin = "\n" + " " * level
+    lines = [f"{margin} {name}{_lines(item, level + 1)}" for name, item in zip(names, inside, strict=True)]
+    return f"{first}{','.join(lines)}{margin}{last}"
 
 
 def finite(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -87,12 +88,10 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
     signature = inspect.signature(function)
-    hints: dict[str, Any] = {}  # by parameter, filled on the first call: names may be defined below the function
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not hints:
-            hints.update(get_type_hints(function))
+        hints = _hints(function, "torch.nn" in sys.modules)
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -107,6 +106,19 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+class _WithoutTorch:
+    """What stands for torch.nn before it is imported, when nothing can be one of its modules."""
+
+    class Module:
+        """Of no value."""
+
+
+@functools.cache
+def _hints(function: Callable[..., Any], torch_is_there: bool) -> dict[str, Any]:
+    """Types by parameter. Of the names that a module imports for type checkers alone, `nn` is known."""
+    return get_type_hints(function, localns={"nn": sys.modules["torch.nn"] if torch_is_there else _WithoutTorch})
 
 
 _SEVERAL: dict[Any, Callable[[Any], Iterable[Any]]] = {

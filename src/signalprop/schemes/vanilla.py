@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from signalprop.errors import InputError
-from signalprop.families import find, names
+from signalprop.families import find
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import InputStatistics
@@ -260,8 +260,8 @@ class HuggingFaceDefault(Scheme):
         family = find(a.family)
         if family is None:
             raise InputError(
-                f"the default initialisation of family {a.family!r} is not known here; known: {', '.join(names())}; "
-                "choose another scheme"
+                f"the default initialisation of family {a.family!r} is not known here; give the architecture a family "
+                "that `signalprop.families` holds, or choose another scheme"
             )
         drawn = family.initialisation
         embedding = same_embedding(a, drawn.tables)

@@ -7,10 +7,10 @@ An example is a dictionary of arrays without a batch axis, named as the fields o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
+from signalprop.network.inputs import IntArray
 
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
 IGNORED = -100  # PyTorch's label of positions without loss
+BUFFER = 2048  # examples of a stream among which the next one is drawn
+T = TypeVar("T")
+Make = Callable[[T, np.random.Generator], Example]
 
 
 @runtime_checkable
@@ -155,3 +159,96 @@ def as_batch(tensors: Mapping[str, Tensor], source: str = "") -> Batch:
     arrays = {k: value.astype(np.float64) if k in ("patches", "frames") else value for k, value in arrays.items()}
     arrays.setdefault("tokens", None)  # type: ignore[arg-type]
     return Batch(**arrays, targets=targets, source=source)
+
+
+# --- sets of examples ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed(Generic[T]):
+    """Examples that are made of items in memory."""
+
+    items: Sequence[T]
+    make: Make[T]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def example(self, i: int, rng: np.random.Generator) -> Example:
+        """What `make` makes of the i-th item."""
+        return self.make(self.items[i], rng)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Examples whose chance is fixed: the i-th is always the same."""
+
+    inner: Examples
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def example(self, i: int, rng: np.random.Generator) -> Example:
+        """The i-th one; `rng` is not asked."""
+        return self.inner.example(i, np.random.default_rng([i, 2]))
+
+
+@dataclass(frozen=True)
+class Shuffled(Generic[T]):
+    """A stream of examples, each drawn from those that wait in a buffer.
+
+    Attributes:
+        read: gives the items, anew at every call.
+    """
+
+    read: Callable[[], Iterator[T]]
+    make: Make[T]
+
+    def examples(self, seed: int) -> Iterator[Example]:
+        """Every example once, in an order that the seed fixes."""
+        rng = np.random.default_rng([seed, 3])
+        waiting: list[T] = []
+        for item in self.read():
+            if len(waiting) < BUFFER:
+                waiting.append(item)
+                continue
+            place = int(rng.integers(BUFFER))
+            item, waiting[place] = waiting[place], item
+            yield self.make(item, rng)
+        for place in rng.permutation(len(waiting)):
+            yield self.make(waiting[place], rng)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows(Sequence[IntArray]):
+    """Stretches of `width` consecutive ids, one every `step`."""
+
+    ids: NDArray[Any]
+    width: int
+    step: int
+
+    def __len__(self) -> int:
+        return (self.ids.size - self.width) // self.step + 1
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.ids[i * self.step : i * self.step + self.width].astype(np.int64)
+
+
+def counts_of(labels: NDArray[Any], n: int) -> NDArray[np.int64]:
+    """How often each of the `n` labels is asked for in training, (n,)."""
+    return np.bincount(labels.ravel(), minlength=n)
+
+
+def token_accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics:
+    """Share of the labels (of tokens, or one per example) that are the likeliest id."""
+    asked = labels != IGNORED
+    return {"accuracy": float((predictions == labels)[asked].mean())}
+
+
+def accuracy_and_f1(predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics:
+    """Accuracy, and the mean of the classes' F1, over the classes that are there or were predicted."""
+    scores = []
+    for c in np.union1d(predictions, labels):
+        right = np.sum((predictions == c) & (labels == c))
+        scores.append(2 * right / (np.sum(predictions == c) + np.sum(labels == c)))
+    return token_accuracy(predictions, labels) | {"f1": float(np.mean(scores))}

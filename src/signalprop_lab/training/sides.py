@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
+from signalprop_lab.training.examples import Listed, Make, Shuffled
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place, documents, training_place, validation_place
 
@@ -138,3 +139,8 @@ def stretches(text: str, parts: int) -> Iterator[str]:
             yield text[start : found.start()]
         start = found.start()
     yield text[start:]
+
+
+def drawn_from(found: Sides[T], make: Make[T]) -> Any:
+    """The training examples: listed, or drawn from their stream."""
+    return Listed(found.train, make) if found.stream is None else Shuffled(found.stream, make)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +15,28 @@ from signalprop.diagnosis.stream import Frame, frame_of
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
-from signalprop_lab.training.examples import IGNORED, Example, Examples, Metrics, Prepared
+from signalprop_lab.training.examples import (
+    IGNORED,
+    Example,
+    Fixed,
+    Listed,
+    Make,
+    Prepared,
+    Shuffled,
+    Windows,
+    accuracy_and_f1,
+    counts_of,
+    token_accuracy,
+)
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
-from signalprop_lab.training.sides import Sides, document_sides, key_of, sides
-from signalprop_lab.training.sources import Classified, Pair, Place, classified, pairs, training_place
-from signalprop_lab.training.speech import (
-    SYNTHETIC,
-    Synthetic,
-    Utterance,
-    longest_synthetic,
-    synthetic_texts,
-    utterances,
-)
-from signalprop_lab.training.tokenized import tokenized
-from signalprop_lab.training.tokenizers import separator, special_ids
+from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
+from signalprop_lab.training.sources import Classified, classified, training_place
+from signalprop_lab.training.tokenized import Ids, tokenized
+from signalprop_lab.training.tokenizers import begin_of, pad_of, separator, special_ids
+from signalprop_lab.training.writing import speech_to_text, translation
 
-BUFFER = 2048  # examples of a stream among which the next one is drawn
 _MOST_CLASSES = 100_000
-_FRAMES_PER_TOKEN = 2  # of the front end of transformers' speech models (Whisper)
-T = TypeVar("T")
-Make = Callable[[T, np.random.Generator], Example]
-Ids = tuple[IntArray, ...]  # of the texts of an example
 
 
 def prepare(recipe: Recipe) -> Prepared:
@@ -50,104 +49,11 @@ def prepare(recipe: Recipe) -> Prepared:
         "causal-lm": _causal_lm,
         "masked-lm": _masked_lm,
         "image-classification": _image_classification,
-        "speech-to-text": _speech_to_text,
-        "translation": _translation,
+        "speech-to-text": speech_to_text,
+        "translation": translation,
         "sequence-classification": _sequence_classification,
     }
     return made[recipe.task](recipe)
-
-
-# --- examples ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Listed(Generic[T]):
-    """Examples that are made of items in memory."""
-
-    items: Sequence[T]
-    make: Make[T]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def example(self, i: int, rng: np.random.Generator) -> Example:
-        """What `make` makes of the i-th item."""
-        return self.make(self.items[i], rng)
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Examples whose chance is fixed: the i-th is always the same."""
-
-    inner: Examples
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def example(self, i: int, rng: np.random.Generator) -> Example:
-        """The i-th one; `rng` is not asked."""
-        return self.inner.example(i, np.random.default_rng([i, 2]))
-
-
-@dataclass(frozen=True)
-class Shuffled(Generic[T]):
-    """A stream of examples, each drawn from those that wait in a buffer.
-
-    Attributes:
-        read: gives the items, anew at every call.
-    """
-
-    read: Callable[[], Iterator[T]]
-    make: Make[T]
-
-    def examples(self, seed: int) -> Iterator[Example]:
-        """Every example once, in an order that the seed fixes."""
-        rng = np.random.default_rng([seed, 3])
-        waiting: list[T] = []
-        for item in self.read():
-            if len(waiting) < BUFFER:
-                waiting.append(item)
-                continue
-            place = int(rng.integers(BUFFER))
-            item, waiting[place] = waiting[place], item
-            yield self.make(item, rng)
-        for place in rng.permutation(len(waiting)):
-            yield self.make(waiting[place], rng)
-
-
-@dataclass(frozen=True, eq=False)
-class Windows(Sequence[IntArray]):
-    """Stretches of `width` consecutive ids, one every `step`."""
-
-    ids: NDArray[Any]
-    width: int
-    step: int
-
-    def __len__(self) -> int:
-        return (self.ids.size - self.width) // self.step + 1
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.ids[i * self.step : i * self.step + self.width].astype(np.int64)
-
-
-def counts_of(labels: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """How often each of the `n` labels is asked for in training, (n,)."""
-    return np.bincount(labels.ravel(), minlength=n)
-
-
-def token_accuracy(predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics:
-    """Share of the labels (of tokens, or one per example) that are the likeliest id."""
-    asked = labels != IGNORED
-    return {"accuracy": float((predictions == labels)[asked].mean())}
-
-
-def accuracy_and_f1(predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics:
-    """Accuracy, and the mean of the classes' F1, over the classes that are there or were predicted."""
-    scores = []
-    for c in np.union1d(predictions, labels):
-        right = np.sum((predictions == c) & (labels == c))
-        scores.append(2 * right / (np.sum(predictions == c) + np.sum(labels == c)))
-    return token_accuracy(predictions, labels) | {"f1": float(np.mean(scores))}
 
 
 # --- language models ---------------------------------------------------------------------------------------
@@ -229,7 +135,7 @@ def _language_model(
         train=listed if stream is None else Shuffled(windows, make),
         validation=Fixed(Listed(Windows(validation, width, length), make)),
         facts={"vocab_size": len(tokenizer), "seq_len": length},
-        pads={"tokens": _pad_of(tokenizer), "labels": IGNORED},
+        pads={"tokens": pad_of(tokenizer), "labels": IGNORED},
         counts=counts_of(train[1:] if plain is None else train[np.isin(train, plain)], len(tokenizer)),
         source=data.source,
         tokenizer=tokenizer,
@@ -241,11 +147,6 @@ def _joined(items: Sequence[tuple[str, Ids]], end: int | None) -> NDArray[Any]:
     """The ids of documents, one after the other, with the id `end` after each."""
     after = np.array([] if end is None else [end], np.int32)
     return np.concatenate([part.astype(np.int32) for _, (ids,) in items for part in (ids, after)])
-
-
-def _pad_of(tokenizer: Any) -> int:
-    pad = getattr(tokenizer, "pad_token_id", None)
-    return pad if isinstance(pad, int) else 0
 
 
 # --- classes -----------------------------------------------------------------------------------------------
@@ -332,7 +233,7 @@ def _image_classification(recipe: Recipe) -> Prepared:
     make = partial(Patching, data, classes, mean, deviation)
     before = _class_tokens(recipe)
     return Prepared(
-        train=_examples(found, make(data.augment)),
+        train=drawn_from(found, make(data.augment)),
         validation=Fixed(Listed(found.validation, make(False))),
         facts={
             "input": "patches",
@@ -368,10 +269,6 @@ def _counts_of_classes(classes: Classes, labels: Sequence[Any]) -> NDArray[np.in
     return counts_of(np.array([classes.id_of(label) for label in labels]), len(classes.names))
 
 
-def _examples(found: Sides[T], make: Make[T]) -> Any:
-    return Listed(found.train, make) if found.stream is None else Shuffled(found.stream, make)
-
-
 @dataclass(frozen=True, eq=False)
 class Classifying:
     """A text's ids within the tokenizer's special tokens, and its class."""
@@ -400,7 +297,7 @@ def _sequence_classification(recipe: Recipe) -> Prepared:
     tokenizer, items = tokenized(data, found, lambda item: item.text)
     make = Classifying(_frame_of_texts(tokenizer), data.seq_len, classes)
     return Prepared(
-        train=_examples(items, make),
+        train=drawn_from(items, make),
         validation=Fixed(Listed(items.validation, make)),
         facts={
             "vocab_size": len(tokenizer),
@@ -408,7 +305,7 @@ def _sequence_classification(recipe: Recipe) -> Prepared:
             "n_classes": len(classes.names),
             "head": "classes",
         },
-        pads={"tokens": _pad_of(tokenizer), "keep": 0},
+        pads={"tokens": pad_of(tokenizer), "keep": 0},
         counts=_counts_of_classes(classes, [x.label for x in found.train]),
         source=data.source,
         score=accuracy_and_f1,
@@ -422,185 +319,5 @@ def _frame_of_texts(tokenizer: Any) -> Frame:
     frame = frame_of(tokenizer)
     if frame.before or frame.behind:
         return frame
-    begin, end = _begin_of(tokenizer), separator(tokenizer)
+    begin, end = begin_of(tokenizer), separator(tokenizer)
     return Frame(() if begin is None else (begin,), () if end is None else (end,))
-
-
-# --- text from something else ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Writing:
-    """What a decoder reads and is asked for: the text behind a begin token, and the text before an end token."""
-
-    begin: int
-    end: int
-
-    def __call__(self, ids: IntArray) -> Example:
-        """decoder_tokens (n + 1,) and labels (n + 1,)."""
-        return {
-            "decoder_tokens": np.concatenate([[self.begin], ids]).astype(np.int64),
-            "labels": np.concatenate([ids, [self.end]]).astype(np.int64),
-        }
-
-
-def _begin_of(tokenizer: Any) -> int | None:
-    for name in ("cls_token_id", "bos_token_id"):
-        found = getattr(tokenizer, name, None)
-        if isinstance(found, int):
-            return found
-    return None
-
-
-def _writing(tokenizer: Any) -> Writing:
-    """Where a tokenizer has no begin token, the pad stands for it (T5)."""
-    begin, end = _begin_of(tokenizer), separator(tokenizer)
-    if end is None:
-        raise InputError("the tokenizer has no end token, behind which a text is over; take one that has")
-    return Writing(_pad_of(tokenizer) if begin is None else begin, end)
-
-
-@dataclass(frozen=True)
-class Translating:
-    """Two texts as ids: what the encoder reads, and what the decoder reads and is asked for."""
-
-    frame: Frame
-    writing: Writing
-
-    def __call__(self, item: tuple[Pair, Ids], rng: np.random.Generator) -> Example:
-        """tokens (n,), keep (n,), decoder_tokens (m,) and labels (m,)."""
-        source, target = item[1]
-        tokens = np.concatenate([self.frame.before, source, self.frame.behind]).astype(np.int64)
-        return {"tokens": tokens, "keep": np.ones(tokens.size, np.bool_), **self.writing(target)}
-
-
-def _translation(recipe: Recipe) -> Prepared:
-    data = recipe.data
-    found = sides(data, lambda place: pairs(data, place), lambda pair: key_of(pair.source))
-    tokenizer, items = tokenized(data, found, lambda pair: pair.source, lambda pair: pair.target)
-    writing = _writing(tokenizer)
-    frame = frame_of(tokenizer)
-    if not frame.before and not frame.behind:
-        frame = Frame(behind=(writing.end,))
-    room = data.seq_len - len(frame.before) - len(frame.behind)
-    target_len = data.target_len or data.seq_len
-
-    def fits(item: tuple[Pair, Ids]) -> bool:
-        source, target = item[1]
-        return 0 < source.size <= room and 0 < target.size < target_len
-
-    kept, notes = _fitting(data, items, fits, f"{data.seq_len} and {target_len} tokens")
-    make = Translating(frame, writing)
-    return Prepared(
-        train=_examples(kept, make),
-        validation=Fixed(Listed(kept.validation, make)),
-        facts={"vocab_size": len(tokenizer), "seq_len": data.seq_len, "target_len": target_len},
-        pads=_pads_of_text(tokenizer),
-        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
-        source=data.source,
-        score=token_accuracy,
-        tokenizer=tokenizer,
-        unit=("sentences", 1),
-        notes=notes,
-    )
-
-
-def _pads_of_text(tokenizer: Any) -> dict[str, float]:
-    pad = _pad_of(tokenizer)
-    return {"tokens": pad, "keep": 0, "decoder_tokens": pad, "labels": IGNORED}
-
-
-def _counts_of_texts(found: Sides[tuple[Any, Ids]], end: int, n: int) -> NDArray[np.int64]:
-    texts = [ids[-1] for _, ids in found.train]
-    return counts_of(np.concatenate([*texts, np.full(len(texts), end)]), n)
-
-
-def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> tuple[Sides[T], tuple[str, ...]]:
-    """Examples that are neither empty nor too long, and a note on the others.
-
-    Raises:
-        InputError: nothing is left on one side.
-    """
-    kept = found.kept(fits)
-    for name, side in (("training", kept.train), ("validation", kept.validation)):
-        if not side:
-            raise InputError(
-                f"no {name} example of {data.source} fits into {room}; raise data.seq_len or data.target_len"
-            )
-    n, left = (len(x.train) + len(x.validation) for x in (found, kept))
-    return kept, (f"{n - left} of {n} examples are empty or longer than {room}, and left out",) if left < n else ()
-
-
-@dataclass(frozen=True, eq=False)
-class Hearing:
-    """Frames with silence after them, up to `length`, and the text that they say."""
-
-    length: int
-    writing: Writing
-
-    def __call__(self, item: tuple[Utterance | Synthetic, Ids], rng: np.random.Generator) -> Example:
-        """frames (length, frame_dim), decoder_tokens (m,) and labels (m,)."""
-        heard, (ids,) = item[0].frames, item[1]
-        silence = np.zeros((self.length - len(heard), heard.shape[1]), np.float32)
-        return {"frames": np.concatenate([heard, silence]), **self.writing(ids)}
-
-
-def _speech_to_text(recipe: Recipe) -> Prepared:
-    data = recipe.data
-    stride, wanted = _front_end(recipe)
-    most = (wanted or data.seq_len) * stride  # frames
-    synthetic = data.source == "synthetic-speech"
-    if synthetic and longest_synthetic(most) < 2:
-        raise InputError(f"data.seq_len is {data.seq_len}; synthetic speech needs at least {-(-12 // stride)}")
-
-    def read(place: Place) -> Iterator[Any]:
-        if synthetic and place == training_place(data):
-            texts = synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC)
-            return (Synthetic(text, data.frame_dim) for text in texts)
-        return utterances(data, place)
-
-    tokenizer, items = tokenized(data, sides(data, read, lambda item: key_of(item.text)), lambda item: item.text)
-    writing = _writing(tokenizer)
-    listed = (*items.train, *items.validation)
-    target_len = data.target_len or 1 + max(ids.size for _, (ids,) in listed)
-
-    def length(item: Utterance | Synthetic) -> int:
-        return len(item.frames) if isinstance(item, Utterance) else most
-
-    def fits(item: tuple[Any, Ids]) -> bool:
-        return 0 < item[1][0].size < target_len and length(item[0]) <= most
-
-    room = f"{most // stride} tokens of {stride} frames, and {target_len} of text"
-    kept, notes = _fitting(data, items, fits, room)
-    longest = most if kept.stream is not None else max(length(x) for x, _ in (*kept.train, *kept.validation))
-    tokens = wanted or -(-longest // stride)
-    make = Hearing(tokens * stride, writing)
-    return Prepared(
-        train=_examples(kept, make),
-        validation=Fixed(Listed(kept.validation, make)),
-        facts={
-            "input": "frames",
-            "frame_dim": data.frame_dim,
-            "seq_len": tokens,
-            "vocab_size": len(tokenizer),
-            "target_len": target_len,
-        },
-        pads=_pads_of_text(tokenizer),
-        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
-        source=data.source,
-        score=token_accuracy,
-        tokenizer=tokenizer,
-        unit=("utterances", 1),
-        notes=notes,
-    )
-
-
-def _front_end(recipe: Recipe) -> tuple[int, int | None]:
-    """Frames that one token of the encoder hears, and how many tokens the recipe's model has, if it says so."""
-    model = recipe.model
-    if model.architecture is not None:
-        architecture = architecture_of(recipe, {"input": "frames"})
-        if architecture.kind != "encoder-decoder":
-            raise InputError(f"model.architecture.kind is {architecture.kind}; speech-to-text needs encoder-decoder")
-        return math.prod(architecture.conv_strides), model.architecture.get("seq_len")
-    return _FRAMES_PER_TOKEN, (model.huggingface or {}).get("max_source_positions")

@@ -24,6 +24,7 @@ from signalprop_lab.training.tokenizers import ids_of, load, restore, serialized
 _FORMAT = "5"  # of the cache, and of whatever makes ids of text: another one is another key
 _SMALL = (".json", ".txt", ".model")  # files of a checkpoint's directory that may belong to its tokenizer
 T = TypeVar("T")
+Ids = tuple[IntArray, ...]  # of the texts of an example
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +45,7 @@ class Texts(Sequence[IntArray]):
         return self.ids[self.starts[i] : self.starts[i + 1]].astype(np.int64)
 
 
-def tokenized(
-    data: Data, found: Sides[T], *texts: Callable[[T], str]
-) -> tuple[Any, Sides[tuple[T, tuple[IntArray, ...]]]]:
+def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[Any, Sides[tuple[T, Ids]]]:
     """The tokenizer, and the examples with the ids of their texts.
 
     Args:
@@ -59,7 +58,7 @@ def tokenized(
     tokenizer, ids = encoded(data, columns[: len(texts)], columns[len(texts) :])
     stream = found.stream
 
-    def read() -> Iterator[tuple[T, tuple[IntArray, ...]]]:
+    def read() -> Iterator[tuple[T, Ids]]:
         assert stream is not None
         for x in stream():
             yield x, tuple(ids_of(tokenizer, [text(x) for text in texts]))

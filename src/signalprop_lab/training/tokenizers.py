@@ -106,6 +106,21 @@ def separator(tokenizer: Any) -> int | None:
     return None
 
 
+def begin_of(tokenizer: Any) -> int | None:
+    """The id that stands before a text, or None."""
+    for name in ("cls_token_id", "bos_token_id"):
+        found = getattr(tokenizer, name, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
+def pad_of(tokenizer: Any) -> int:
+    """The id that fills texts up; 0 where there is none."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return pad if isinstance(pad, int) else 0
+
+
 def _wrapped(inner: Any) -> Any:
     transformers = require("transformers", "models")
     names = {"pad_token": PAD, "bos_token": BEGIN, "eos_token": END, "mask_token": MASK}

@@ -23,14 +23,24 @@ from preparing import documents_of, lines, recipe, text_of
 from signalprop.data.batches import image_batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop_lab.training import tasks
-from signalprop_lab.training.examples import IGNORED, Example, Ordered, Prepared, Streamed, as_batch, collate
+from signalprop_lab.training import examples, tasks
+from signalprop_lab.training.examples import (
+    IGNORED,
+    Example,
+    Ordered,
+    Prepared,
+    Streamed,
+    accuracy_and_f1,
+    as_batch,
+    collate,
+    token_accuracy,
+)
 from signalprop_lab.training.images import augmented, patches_of
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.recipe import Data, Tokenizer
 from signalprop_lab.training.sides import document_sides
 from signalprop_lab.training.speech import log_mel, resampled, spectra, synthetic_frames, synthetic_texts
-from signalprop_lab.training.tasks import accuracy_and_f1, classes_of, prepare, token_accuracy
+from signalprop_lab.training.tasks import classes_of, prepare
 from signalprop_lab.training.tokenizers import ids_of, serialized, train
 
 BYTES = {"kind": "bytes"}
@@ -185,7 +195,7 @@ def test_too_little_text(tmp_path: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
 def test_streams_of_text(task: str, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "BUFFER", 16)
+    monkeypatch.setattr(examples, "BUFFER", 16)
     settings = {"source": corpus, "tokenizer": BYTES, "seq_len": 16, "validation": 0.2}
     prepared = prepare(recipe(task, cache, streaming=True, **settings))
     n = 300

@@ -1,0 +1,9 @@
+"""XLM-RoBERTa: RoBERTa, with another vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from signalprop.families import roberta
+
+FAMILY = replace(roberta.FAMILY, model_type="xlm-roberta", defaults={**roberta.FAMILY.defaults, "vocab_size": 30522})

@@ -1,0 +1,201 @@
+"""Tasks in which a decoder writes text: of another text (translation), or of speech."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.diagnosis.stream import Frame, frame_of
+from signalprop.errors import InputError
+from signalprop.network.inputs import IntArray
+from signalprop_lab.training.examples import IGNORED, Example, Fixed, Listed, Prepared, counts_of, token_accuracy
+from signalprop_lab.training.recipe import Data, Recipe, architecture_of
+from signalprop_lab.training.sides import Sides, drawn_from, key_of, sides
+from signalprop_lab.training.sources import Pair, Place, pairs, training_place
+from signalprop_lab.training.speech import (
+    SYNTHETIC,
+    Synthetic,
+    Utterance,
+    longest_synthetic,
+    synthetic_texts,
+    utterances,
+)
+from signalprop_lab.training.tokenized import Ids, tokenized
+from signalprop_lab.training.tokenizers import begin_of, pad_of, separator
+
+_FRAMES_PER_TOKEN = 2  # of the front end of transformers' speech models (Whisper)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a decoder reads and is asked for: the text behind a begin token, and the text before an end token."""
+
+    begin: int
+    end: int
+
+    def __call__(self, ids: IntArray) -> Example:
+        """decoder_tokens (n + 1,) and labels (n + 1,)."""
+        return {
+            "decoder_tokens": np.concatenate([[self.begin], ids]).astype(np.int64),
+            "labels": np.concatenate([ids, [self.end]]).astype(np.int64),
+        }
+
+
+def _writing(tokenizer: Any) -> Writing:
+    """Where a tokenizer has no begin token, the pad stands for it (T5)."""
+    begin, end = begin_of(tokenizer), separator(tokenizer)
+    if end is None:
+        raise InputError("the tokenizer has no end token, behind which a text is over; take one that has")
+    return Writing(pad_of(tokenizer) if begin is None else begin, end)
+
+
+@dataclass(frozen=True)
+class Translating:
+    """Two texts as ids: what the encoder reads, and what the decoder reads and is asked for."""
+
+    frame: Frame
+    writing: Writing
+
+    def __call__(self, item: tuple[Pair, Ids], rng: np.random.Generator) -> Example:
+        """tokens (n,), keep (n,), decoder_tokens (m,) and labels (m,)."""
+        source, target = item[1]
+        tokens = np.concatenate([self.frame.before, source, self.frame.behind]).astype(np.int64)
+        return {"tokens": tokens, "keep": np.ones(tokens.size, np.bool_), **self.writing(target)}
+
+
+def translation(recipe: Recipe) -> Prepared:
+    data = recipe.data
+    found = sides(data, lambda place: pairs(data, place), lambda pair: key_of(pair.source))
+    tokenizer, items = tokenized(data, found, lambda pair: pair.source, lambda pair: pair.target)
+    writing = _writing(tokenizer)
+    frame = frame_of(tokenizer)
+    if not frame.before and not frame.behind:
+        frame = Frame(behind=(writing.end,))
+    room = data.seq_len - len(frame.before) - len(frame.behind)
+    target_len = data.target_len or data.seq_len
+
+    def fits(item: tuple[Pair, Ids]) -> bool:
+        source, target = item[1]
+        return 0 < source.size <= room and 0 < target.size < target_len
+
+    kept, notes = _fitting(data, items, fits, f"{data.seq_len} and {target_len} tokens")
+    make = Translating(frame, writing)
+    return Prepared(
+        train=drawn_from(kept, make),
+        validation=Fixed(Listed(kept.validation, make)),
+        facts={"vocab_size": len(tokenizer), "seq_len": data.seq_len, "target_len": target_len},
+        pads=_pads_of_text(tokenizer),
+        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
+        source=data.source,
+        score=token_accuracy,
+        tokenizer=tokenizer,
+        unit=("sentences", 1),
+        notes=notes,
+    )
+
+
+def _pads_of_text(tokenizer: Any) -> dict[str, float]:
+    pad = pad_of(tokenizer)
+    return {"tokens": pad, "keep": 0, "decoder_tokens": pad, "labels": IGNORED}
+
+
+def _counts_of_texts(found: Sides[tuple[Any, Ids]], end: int, n: int) -> NDArray[np.int64]:
+    texts = [ids[-1] for _, ids in found.train]
+    return counts_of(np.concatenate([*texts, np.full(len(texts), end)]), n)
+
+
+def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> tuple[Sides[T], tuple[str, ...]]:
+    """Examples that are neither empty nor too long, and a note on the others.
+
+    Raises:
+        InputError: nothing is left on one side.
+    """
+    kept = found.kept(fits)
+    for name, side in (("training", kept.train), ("validation", kept.validation)):
+        if not side:
+            raise InputError(
+                f"no {name} example of {data.source} fits into {room}; raise data.seq_len or data.target_len"
+            )
+    n, left = (len(x.train) + len(x.validation) for x in (found, kept))
+    return kept, (f"{n - left} of {n} examples are empty or longer than {room}, and left out",) if left < n else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Hearing:
+    """Frames with silence after them, up to `length`, and the text that they say."""
+
+    length: int
+    writing: Writing
+
+    def __call__(self, item: tuple[Utterance | Synthetic, Ids], rng: np.random.Generator) -> Example:
+        """frames (length, frame_dim), decoder_tokens (m,) and labels (m,)."""
+        heard, (ids,) = item[0].frames, item[1]
+        silence = np.zeros((self.length - len(heard), heard.shape[1]), np.float32)
+        return {"frames": np.concatenate([heard, silence]), **self.writing(ids)}
+
+
+def speech_to_text(recipe: Recipe) -> Prepared:
+    data = recipe.data
+    stride, wanted = _front_end(recipe)
+    most = (wanted or data.seq_len) * stride  # frames
+    synthetic = data.source == "synthetic-speech"
+    if synthetic and longest_synthetic(most) < 2:
+        raise InputError(f"data.seq_len is {data.seq_len}; synthetic speech needs at least {-(-12 // stride)}")
+
+    def read(place: Place) -> Iterator[Any]:
+        if synthetic and place == training_place(data):
+            texts = synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC)
+            return (Synthetic(text, data.frame_dim) for text in texts)
+        return utterances(data, place)
+
+    tokenizer, items = tokenized(data, sides(data, read, lambda item: key_of(item.text)), lambda item: item.text)
+    writing = _writing(tokenizer)
+    listed = (*items.train, *items.validation)
+    target_len = data.target_len or 1 + max(ids.size for _, (ids,) in listed)
+
+    def length(item: Utterance | Synthetic) -> int:
+        return len(item.frames) if isinstance(item, Utterance) else most
+
+    def fits(item: tuple[Any, Ids]) -> bool:
+        return 0 < item[1][0].size < target_len and length(item[0]) <= most
+
+    room = f"{most // stride} tokens of {stride} frames, and {target_len} of text"
+    kept, notes = _fitting(data, items, fits, room)
+    longest = most if kept.stream is not None else max(length(x) for x, _ in (*kept.train, *kept.validation))
+    tokens = wanted or -(-longest // stride)
+    make = Hearing(tokens * stride, writing)
+    return Prepared(
+        train=drawn_from(kept, make),
+        validation=Fixed(Listed(kept.validation, make)),
+        facts={
+            "input": "frames",
+            "frame_dim": data.frame_dim,
+            "seq_len": tokens,
+            "vocab_size": len(tokenizer),
+            "target_len": target_len,
+        },
+        pads=_pads_of_text(tokenizer),
+        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
+        source=data.source,
+        score=token_accuracy,
+        tokenizer=tokenizer,
+        unit=("utterances", 1),
+        notes=notes,
+    )
+
+
+def _front_end(recipe: Recipe) -> tuple[int, int | None]:
+    """Frames that one token of the encoder hears, and how many tokens the recipe's model has, if it says so."""
+    model = recipe.model
+    if model.architecture is not None:
+        architecture = architecture_of(recipe, {"input": "frames"})
+        if architecture.kind != "encoder-decoder":
+            raise InputError(f"model.architecture.kind is {architecture.kind}; speech-to-text needs encoder-decoder")
+        return math.prod(architecture.conv_strides), model.architecture.get("seq_len")
+    return _FRAMES_PER_TOKEN, (model.huggingface or {}).get("max_source_positions")
