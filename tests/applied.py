@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
+from signalprop.attachment.attached import attach
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
@@ -194,7 +195,7 @@ def role_gradients(model: nn.Module, table: Parametrization) -> dict[tuple[str, 
         out[where, role, count] = gradient.double().flatten()
 
     mapping = model.signalprop_mapping()  # of an applied model too: norms that were added are in it
-    for item in assignments(model, mapping, table):
+    for item in assignments(attach(model, mapping), table):
         for part in item.parts:
             put(part.where, part.role, None if item.tensor.grad is None else rows_of(item.tensor.grad, part))
     for i, row in enumerate(mapping.sublayers):

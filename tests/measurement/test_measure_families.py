@@ -11,15 +11,16 @@ import torch
 import transformers
 from torch import nn
 
+from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
-from signalprop.attachment.mapping import find, plan
+from signalprop.attachment.mapping import find
 from signalprop.measurement import measure
 from signalprop.models import build as build_model
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import tensor_moments
 from signalprop.network.parametrization import PLACEMENTS, layout
 from signalprop.schemes import scheme
-from signalprop.watching.recording import first_tensor
+from signalprop.watching.hooks import first_tensor
 
 from .conftest import MODELS, VOCABULARY
 
@@ -69,7 +70,7 @@ class Kept:
 def brute_force(model: nn.Module, arguments: dict[str, Any]) -> dict[tuple[str, int], Kept]:
     """Copies (with gradients) of the tensors that the mapping names; Falcon changes some of them in place."""
     mapping = mapping_of(model)
-    where = plan(model, mapping)
+    where = attach(model, mapping).plan
     seen: dict[int, list[Kept]] = {i: [] for i in range(len(where.sites))}
     handles = []
     shapes: dict[int, tuple[int, int]] = {}

@@ -17,9 +17,10 @@ import transformers as hf
 from torch import Tensor, nn
 
 from measurement.conftest import MODELS
+from signalprop.attachment.attached import attach, is_transposed
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find_any
-from signalprop.attachment.parametrization_of import is_transposed, tensors_of
+from signalprop.attachment.parametrization_of import tensors_of
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.models import Transformer, build, ends
 from signalprop.models.synthetic import synthetic_batch
@@ -99,7 +100,7 @@ def pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
         *([(last, e.decoder_position, e.decoder_norm)] if last is not first else []),
     ):
         if stack.position is not None:
-            table = tensors_of(model, reference, "positions")[0]
+            table = find_any(model, reference, "positions").weight
             n = stack.position.weight.shape[0]
             yield stack.position.weight, table, lambda t, n=n: t.reshape(-1, t.shape[-1])[-n:]  # OPT, RoBERTa: offset 2
         if stack.norm is not None:
@@ -114,9 +115,9 @@ def pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
             yield stack.relative.table.weight, block.layer[0].SelfAttention.relative_attention_bias.weight, whole
     if own.head is not None:
         if not own.parametrization.architecture.has_tied_head:
-            yield own.head.weight, tensors_of(model, mapping.head.weight, "head")[0], whole
+            yield own.head.weight, tensors_of(attach(model).ends.head, "head")[0], whole
         if own.head.bias is not None:
-            bias = tensors_of(model, mapping.head.weight, "head")[1]
+            bias = tensors_of(attach(model).ends.head, "head")[1]
             yield own.head.bias, bias, whole
         if own.head.transform is not None:
             yield from both(own.head.transform, mapping.head.transform)

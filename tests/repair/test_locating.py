@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from measurement.conftest import MODELS
+from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find
 from signalprop.data.batches import Batch
@@ -34,14 +35,14 @@ def family(name: str, **changes: Any) -> nn.Module:
 
 
 def found_in(model: nn.Module, mapping: Mapping) -> list[Located]:
-    return locate(model, arguments_for(model, mapping, None))
+    return locate(model, arguments_for(attach(model, mapping), None))
 
 
 class TestEveryFamily:
     @pytest.mark.parametrize("name", sorted(MODELS))
     def test_confirm_holds(self, name: str) -> None:
         model = family(name)
-        assert confirm(model, mapping_of(model)) is True
+        assert confirm(attach(model, mapping_of(model))) is True
 
     @pytest.mark.parametrize("name", sorted(MODELS))
     def test_locate_finds_the_family_table(self, name: str) -> None:
@@ -52,34 +53,34 @@ class TestEveryFamily:
                     tensor.add_(0.1 * torch.randn_like(tensor))
         mapping = mapping_of(model)
         rows, found = layout(mapping.architecture), found_in(model, mapping)
-        assert [find(model, each.carrier) for each in found] == carriers_of(model, mapping)
+        assert [find(model, each.carrier) for each in found] == carriers_of(attach(model, mapping))
         assert [each.placement for each in found] == [PLACEMENTS[p] for p in rows.placement]
         assert [find(model, each.norm) for each in found if each.norm] == [
             find(model, item.norm) for item in mapping.sublayers if item.norm
         ]
         assert [each.parallel for each in found] == rows.parallel.tolist()
         assert {each.multiplier for each in found} == {1.0}
-        check_carriers(model, mapping)
+        check_carriers(attach(model, mapping))
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "gpt_neox", "vit"])
     def test_other_precisions(self, name: str, dtype: torch.dtype) -> None:
         model = family(name).to(dtype)
-        assert confirm(model, mapping_of(model)) is True
+        assert confirm(attach(model, mapping_of(model))) is True
 
     def test_a_deep_model_in_bfloat16(self) -> None:
         model = family("gpt2", n_layer=96).bfloat16()
         mapping = mapping_of(model)
-        assert confirm(model, mapping) is True
+        assert confirm(attach(model, mapping)) is True
         model.transformer.h[90].mlp.register_forward_hook(lambda module, args, out: 1.5 * out)
         with pytest.raises(InputError, match=r"layer 90 feed-forward: the stream .* multiplies the branch by 1\.[45]"):
-            confirm(model, mapping)
+            confirm(attach(model, mapping))
 
     def test_weights_that_are_zero_are_no_obstacle(self) -> None:
         model = family("llama")
         for layer in model.model.layers:
             nn.init.zeros_(layer.mlp.down_proj.weight)
-        assert confirm(model, mapping_of(model)) is True
+        assert confirm(attach(model, mapping_of(model))) is True
 
 
 UNKNOWN: dict[str, tuple[str, str, dict[str, Any], str]] = {
@@ -126,11 +127,11 @@ def test_reference_models_with_multipliers(placement: str, kind: str) -> None:
     )  # fmt: skip
     p = scheme("xavier")(a).with_columns(skip=0.8, branch=0.6, norm_scale=0.7)
     model = build(p, seed=0)
-    assert confirm(model, model.signalprop_mapping()) is True
+    assert confirm(attach(model, model.signalprop_mapping())) is True
     doubled = model.signalprop_mapping()
     items = [replace(item, multiplier=2 * item.multiplier) for item in doubled.sublayers]
     with pytest.raises(InputError, match="layer 0 attention: the stream behind it is not skip"):
-        confirm(model, replace(doubled, sublayers=items))
+        confirm(attach(model, replace(doubled, sublayers=items)))
     if kind != "encoder-decoder":
         plain = build(scheme("xavier")(a), seed=0)
         found = found_in(plain, plain.signalprop_mapping())
@@ -140,7 +141,7 @@ def test_reference_models_with_multipliers(placement: str, kind: str) -> None:
 def test_parallel_reference_model() -> None:
     a = Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, vocab_size=50, seq_len=9, parallel=True)
     model = build(scheme("xavier")(a).with_columns(skip=0.8, branch=0.6), seed=0)
-    assert confirm(model, model.signalprop_mapping()) is True
+    assert confirm(attach(model, model.signalprop_mapping())) is True
 
 
 class Block(nn.Module):
@@ -208,8 +209,8 @@ class Own(nn.Module):
 class TestModelsThatAreNotWhatTheMappingSays:
     def test_the_right_one(self) -> None:
         model = Own()
-        assert confirm(model, model.signalprop_mapping()) is True
-        check_carriers(model, model.signalprop_mapping())
+        assert confirm(attach(model, model.signalprop_mapping())) is True
+        check_carriers(attach(model, model.signalprop_mapping()))
 
     @pytest.mark.parametrize(
         ("fault", "message"),
@@ -229,12 +230,12 @@ class TestModelsThatAreNotWhatTheMappingSays:
         else:
             mapping = model.signalprop_mapping()
         with pytest.raises(InputError, match=message):
-            confirm(model, mapping)
+            confirm(attach(model, mapping))
 
     def test_a_branch_that_the_mapping_misses(self) -> None:
         model = Own("third branch")
         with pytest.raises(InputError, match=r"layers.1.down adds to the stream 0 times|layers.1.spare adds"):
-            check_carriers(model, model.signalprop_mapping())
+            check_carriers(attach(model, model.signalprop_mapping()))
 
     @pytest.mark.parametrize(
         ("row", "changes", "message"),
@@ -252,23 +253,23 @@ class TestModelsThatAreNotWhatTheMappingSays:
         items = list(model.signalprop_mapping().sublayers)
         items[row] = replace(items[row], **changes)
         with pytest.raises(InputError, match=message):
-            confirm(model, replace(model.signalprop_mapping(), sublayers=items))
+            confirm(attach(model, replace(model.signalprop_mapping(), sublayers=items)))
 
     def test_a_sublayer_that_the_mapping_leaves_out(self) -> None:
         model = family("gpt2")
         mapping = mapping_of(model)
         fewer = replace(mapping, architecture=mapping.architecture.replace(n_layers=2), sublayers=mapping.sublayers[:4])
         with pytest.raises(InputError, match="layer 1 feed-forward: the stream behind it is not"):
-            confirm(model, fewer)
+            confirm(attach(model, fewer))
         with pytest.raises(InputError, match=r"h.2.attn.c_proj adds to the stream, and the mapping names it"):
-            check_carriers(model, fewer)
+            check_carriers(attach(model, fewer))
 
     def test_a_carrier_that_adds_nothing(self) -> None:
         model = Own()
         items = list(model.signalprop_mapping().sublayers)
         items[3] = replace(items[3], carrier="layers.1.up")
         with pytest.raises(InputError, match=r"feed-forward: its carrier layers.1.up adds to the stream 0 times"):
-            check_carriers(model, replace(model.signalprop_mapping(), sublayers=items))
+            check_carriers(attach(model, replace(model.signalprop_mapping(), sublayers=items)))
 
 
 class TestTheModelIsLeftAsItWas:
@@ -277,8 +278,8 @@ class TestTheModelIsLeftAsItWas:
         model.bert.encoder.layer[1].eval()
         before = [module.training for module in model.modules()]
         state = torch.get_rng_state()
-        confirm(model, mapping_of(model))
-        check_carriers(model, mapping_of(model))
+        confirm(attach(model, mapping_of(model)))
+        check_carriers(attach(model, mapping_of(model)))
         assert torch.equal(torch.get_rng_state(), state)
         assert [module.training for module in model.modules()] == before
         assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
@@ -287,14 +288,14 @@ class TestTheModelIsLeftAsItWas:
     def test_after_an_error_too(self) -> None:
         model = Own().train()
         with pytest.raises(InputError, match=r"the model does not run on a tiny batch \(TypeError: .*give arguments="):
-            confirm(model, model.signalprop_mapping(), {"words": torch.zeros(1, 3)})
+            confirm(attach(model, model.signalprop_mapping()), {"words": torch.zeros(1, 3)})
         assert model.training
         assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
 
     def test_the_meta_device_is_skipped(self) -> None:
         with torch.device("meta"):
             model = family("llama")
-        assert confirm(model, mapping_of(model)) is False
+        assert confirm(attach(model, mapping_of(model))) is False
         with pytest.raises(InputError, match="meta device"):
             found_in(model, mapping_of(model))
 
@@ -317,16 +318,16 @@ def test_a_head_that_asks_for_an_end_token_does_not_matter() -> None:
     ]
     mapping = replace(mapping, sublayers=items, encoder_final_norm="transformer.encoder.final_layer_norm")
     with pytest.raises(ValueError):
-        model(**arguments_for(model, mapping, None))
-    assert confirm(model, mapping) is True
+        model(**arguments_for(attach(model, mapping), None))
+    assert confirm(attach(model, mapping)) is True
 
 
 def test_arguments_can_be_given() -> None:
     model = Own()
     mapping = replace(model.signalprop_mapping(), arguments=None)
-    assert confirm(model, mapping, {"ids": torch.arange(6)[None]}) is True
+    assert confirm(attach(model, mapping), {"ids": torch.arange(6)[None]}) is True
     with pytest.raises(InputError, match="give arguments="):
-        confirm(model, mapping)
+        confirm(attach(model, mapping))
 
 
 def test_tiny_batches_fit_every_input() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from measurement.conftest import MODELS
+from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap
 from signalprop.cli import run
@@ -267,10 +268,10 @@ class TestDeepNorm:
         """The same thread: the norm was made, and never called."""
         model = PostNorm(formula)
         if not message:
-            assert confirm(model, model.mapping()) is True
+            assert confirm(attach(model, model.mapping())) is True
             return
         with pytest.raises(InputError, match=message):
-            confirm(model, model.mapping())
+            confirm(attach(model, model.mapping()))
 
     def test_an_inverted_gain_and_the_alpha_of_another_depth(self) -> None:
         """MixLN at ff45826: its DeepNorm baseline divides by beta, and has the alpha of 32 layers at any depth."""

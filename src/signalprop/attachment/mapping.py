@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import PLACEMENTS, ROLES, Layout, Shaping, layout
+from signalprop.network.parametrization import Layout, Shaping
 
 Module = str | nn.Module
 Weight = str | nn.Module | Tensor | tuple[str | nn.Module | Tensor, slice | Sequence[int]]
@@ -227,16 +227,6 @@ def split(reference: Weight | None) -> tuple[Any, Any]:
     return reference if isinstance(reference, tuple) else (reference, None)
 
 
-def reading_maps(model: nn.Module, item: SublayerMap, *, cross: bool) -> list[Any]:
-    """The modules (or bare parameters) that read what enters a branch, each once.
-
-    Of cross-attention the query's alone: its keys and values read the encoder's output.
-    """
-    roles = ("query",) if cross else ("query", "key", "value", "gate", "up")
-    found = [find_any(model, split(item.weights[role])[0], role) for role in roles if role in item.weights]
-    return list({id(owner): owner for owner in found}.values())
-
-
 def own_score_scale(item: SublayerMap, architecture: Architecture) -> float:
     """Factor on the scalar product of query and key, without the gains of QK-norm."""
     return architecture.score_scale if item.score_scale is None else item.score_scale
@@ -247,89 +237,6 @@ def describe(rows: Layout, index: int) -> str:
     stack = f"{('encoder', 'decoder')[rows.stack[index]]} " if rows.stack.min() != rows.stack.max() else ""
     kind = ("attention", "cross-attention", "feed-forward")[rows.kind[index]]
     return f"{stack}layer {rows.layer[index]} {kind}"
-
-
-def plan(model: nn.Module, mapping: Mapping) -> Plan:
-    """Where the probe points of every sublayer are, each tensor once.
-
-    Raises:
-        InputError: the mapping does not fit the architecture or the model; one line that says where.
-    """
-    rows = layout(mapping.architecture)
-    items = list(mapping.sublayers)
-    if len(items) != len(rows.kind):
-        raise InputError(
-            f"the mapping has {len(items)} sublayers, its architecture {len(rows.kind)}; give one each, in order"
-        )
-    for i, item in enumerate(items):
-        unknown = set(item.weights) - set(ROLES)
-        if unknown:
-            raise InputError(
-                f"{describe(rows, i)}: unknown weight roles {sorted(unknown)}; expected {', '.join(ROLES)}"
-            )
-    sites: dict[tuple[int, str, int], int] = {}
-    ordered: list[Site] = []
-
-    def site(reference: Module, side: str, row: int, call: int = 0, calls: int = 1) -> int:
-        module = find(model, reference, describe(rows, row))
-        key = (id(module), side, call)
-        if key not in sites:
-            sites[key] = len(ordered)
-            ordered.append(Site(module, side, call, calls, int(rows.stack[row])))
-        return sites[key]
-
-    def placement(row: int) -> str:
-        return PLACEMENTS[int(rows.placement[row])]
-
-    def needed(row: int, name: str, why: str) -> Module:
-        reference: Module | None = getattr(items[row], name)
-        if reference is None:
-            raise InputError(f"{describe(rows, row)}: the mapping names no {name!r}; {why}")
-        return reference
-
-    stream_in: list[int] = []
-    branch: list[int] = []
-    stream_out: list[int] = []
-    for i, item in enumerate(items):
-        here = placement(i)
-        first = i == 0 or rows.stack[i] != rows.stack[i - 1]
-        if rows.parallel[i]:
-            entry = stream_in[-1]
-        elif item.reads is not None:
-            entry = site(item.reads, "input", i)
-        elif not first and placement(i - 1) == "post":
-            entry = site(needed(i - 1, "norm", "placement post needs it"), "output", i - 1)
-        elif here in ("pre", "sandwich"):
-            entry = site(needed(i, "norm", f"placement {here} needs it"), "input", i)
-        else:
-            why = f"placement {here} needs a module whose first argument is the stream that enters this sublayer"
-            entry = site(needed(i, "reads", why), "input", i)
-        stream_in.append(entry)
-        before = len(ordered)
-        branch.append(site(item.branch, "output", i, item.call, item.calls))
-        if len(ordered) == before:
-            raise InputError(
-                f"{describe(rows, i)}: its branch is the module of another point; sublayers that share a module "
-                "need a different `call` each"
-            )
-    for i, item in enumerate(items):
-        last = i + 1 == len(items) or rows.stack[i + 1] != rows.stack[i]
-        final = mapping.final_norm if i + 1 == len(items) else mapping.encoder_final_norm
-        if item.stream_out is not None:
-            leave = site(item.stream_out, "output", i)
-        elif placement(i) == "post":
-            leave = site(needed(i, "norm", "placement post needs it"), "output", i)
-        elif not last and rows.parallel[i + 1]:
-            leave = -1 if item.writes is None else site(item.writes, "output", i)
-        elif not last:
-            leave = stream_in[i + 1]
-        elif final is not None:
-            leave = site(final, "input", i)
-        else:
-            why = "without a final norm the last sublayer needs a module whose output is the stream after it"
-            leave = site(needed(i, "writes", why), "output", i)
-        stream_out.append(leave)
-    return Plan(rows, tuple(ordered), tuple(stream_in), tuple(branch), tuple(stream_out))
 
 
 def number(value: Number) -> float:

@@ -10,19 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import (
-    Mapping,
-    Number,
-    SublayerMap,
-    Weight,
-    describe,
-    find_any,
-    number,
-    own_score_scale,
-    split,
-)
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
+from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
@@ -62,8 +51,8 @@ def read_parametrization(
         InputError: unknown family, parameters on the meta device or not finite, a role that the mapping
             leaves out, or a weight whose size does not fit the architecture.
     """
-    model = unwrapped(model)
-    mapping = mapping_for(model, mapping)
+    attached = attach(model, mapping)
+    mapping = attached.mapping
     a = mapping.architecture if architecture is None else architecture
     rows = layout(a)
     items = list(mapping.sublayers)
@@ -75,9 +64,9 @@ def read_parametrization(
         weights, biases = np.zeros(len(items)), np.zeros(len(items))
         for i in np.flatnonzero(role_mask(a, role)):
             where = f"{describe(rows, int(i))} {role}"
-            if role not in items[i].weights:
+            if role not in attached.rows[i].weights:
                 raise InputError(f"{where}: the mapping names no weight of this role; expected one in `weights`")
-            weight, bias = tensors_of(model, items[i].weights[role], where)
+            weight, bias = tensors_of(attached.rows[i].weights[role], where)
             inputs, outputs = fan(a, role)
             if weight.numel() != inputs * outputs:
                 raise InputError(
@@ -92,17 +81,17 @@ def read_parametrization(
     columns["branch"] = np.array([number(item.multiplier) for item in items])
     columns["norm_gain"] = np.array(
         [
-            gain(model, None if PLACEMENTS[p] == "none" else item.norm, offset, f"{describe(rows, int(i))} norm")
-            for i, (item, p) in enumerate(zip(items, rows.placement, strict=True))
+            gain(None if PLACEMENTS[p] == "none" else row.norm, offset, f"{row.label} norm")
+            for row, p in zip(attached.rows, rows.placement, strict=True)
         ]
     )
     columns["post_norm_gain"] = np.array(
-        [gain(model, item.post_norm, offset, f"{describe(rows, int(i))} second norm") for i, item in enumerate(items)]
+        [gain(row.post_norm, offset, f"{row.label} second norm") for row in attached.rows]
     )
     columns["norm_scale"] = np.array(
         [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
     )
-    columns["score_scale"] = np.array([score_scale(model, item, a, offset) for item in items])
+    columns["score_scale"] = np.array([score_scale(row, a, offset) for row in attached.rows])
     attends = rows_where(rows, lambda kind: kind.attends)
     columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
     columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
@@ -111,8 +100,8 @@ def read_parametrization(
     return replace(
         table.with_columns(**columns),
         shaping=mapping.shaping,
-        embedding=embedding(model, mapping, a),
-        head=head(model, mapping, a),
+        embedding=embedding(attached, a),
+        head=head(attached, a),
         distribution=dict.fromkeys(ROLES, "measured"),
         branch_trainable=trainable([item.multiplier for item in items]),
         skip_trainable=trainable([item.skip for item in items]),
@@ -120,17 +109,16 @@ def read_parametrization(
     )
 
 
-def tensors_of(model: nn.Module, reference: Weight, where: str) -> tuple[Tensor, Tensor | None]:
+def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
-    source, rows = split(reference)
-    found = find_any(model, source, where)
-    weight = numbers_of(found)
+    weight, rows = numbers_of(held.holder), held.rows
+    bias = None if held.bias is None else numbers_of(held.bias)
     if weight is None:
-        raise InputError(f"{where}: {source!r} has no weight; expected a module with `weight`, or a parameter")
-    bias = None if isinstance(found, Tensor) else numbers_of(getattr(found, "bias", None))
+        what = type(held.holder).__name__
+        raise InputError(f"{where}: a {what} has no weight; expected a module with `weight`, or a parameter")
     if rows is None:
         return weight, bias
-    return (weight[:, rows] if is_transposed(found) else weight[rows]), None if bias is None else bias[rows]
+    return (weight[:, rows] if held.transposed else weight[rows]), None if bias is None else bias[rows]
 
 
 def numbers_of(owner: Any) -> Tensor | None:
@@ -143,11 +131,6 @@ def numbers_of(owner: Any) -> Tensor | None:
     if not isinstance(found, Tensor):
         return None
     return found.dequantize() if found.is_quantized else found
-
-
-def is_transposed(module: Any) -> bool:
-    """Whether a map stores its weight as (inputs, outputs), as transformers' Conv1D does."""
-    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
 def rms(tensor: Tensor, where: str) -> float:
@@ -166,18 +149,16 @@ def rms(tensor: Tensor, where: str) -> float:
     return value
 
 
-def gain(model: nn.Module, reference: Any, offset: float, where: str) -> float:
+def gain(norm: nn.Module | None, offset: float, where: str) -> float:
     """Root mean square of a norm's gains; 1 without a norm, or for a norm without weight."""
-    if reference is None:
-        return 1.0
-    weight = getattr(find_any(model, reference, where), "weight", None)
+    weight = getattr(norm, "weight", None)
     return 1.0 if weight is None else rms(weight if offset == 0 else weight + offset, where)
 
 
-def score_scale(model: nn.Module, item: SublayerMap, a: Architecture, offset: float) -> float:
+def score_scale(row: AttachedRow, a: Architecture, offset: float) -> float:
     """Factor on the scalar product of query and key, with the gains of QK-norm in it."""
-    own = own_score_scale(item, a)
-    return own * gain(model, item.query_norm, offset, "query norm") * gain(model, item.key_norm, offset, "key norm")
+    own = own_score_scale(row.item, a)
+    return own * gain(row.query_norm, offset, "query norm") * gain(row.key_norm, offset, "key norm")
 
 
 def trainable(multipliers: list[Number]) -> Trainable:
@@ -186,24 +167,23 @@ def trainable(multipliers: list[Number]) -> Trainable:
     return "fixed" if not sizes else "scalar" if max(sizes) == 1 else "channel"
 
 
-def table_rms(model: nn.Module, reference: Any, where: str) -> float:
+def table_rms(table: Held | float | None, where: str) -> float:
     """Root mean square of an embedding table (or patch map) without its padding row; 0 where there is none.
 
     A number passes through: it is the root mean square of a table that the model computes.
     """
-    if reference is None or isinstance(reference, (int, float)):
-        return float(reference or 0)
-    found = find_any(model, reference, where)
-    weight, _ = tensors_of(model, reference, where)
-    skip = getattr(found, "padding_idx", None)
+    if not isinstance(table, Held):
+        return float(table or 0)
+    weight, _ = tensors_of(table, where)
+    skip = getattr(table.holder, "padding_idx", None)
     if skip is not None and weight.shape[0] > 1:
         weight = torch.cat([weight[:skip], weight[skip + 1 :]])
     return rms(weight, where)
 
 
-def embedding(model: nn.Module, mapping: Mapping, a: Architecture) -> Embedding:
+def embedding(attached: Attached, a: Architecture) -> Embedding:
     """The embedding row."""
-    e = mapping.embedding
+    e, scale, offset = attached.ends, attached.mapping.embedding.scale, attached.mapping.gain_offset
     needed = [("token", a.has_token_table or a.input == "patches"), ("position", a.positions in ADDED)]
     needed += [("segment", a.n_segments > 0), ("convolutions", a.input == "frames")]
     needed += [("decoder_position", a.decoder_positions in ADDED and a.decoder_positions != a.positions)]
@@ -212,42 +192,42 @@ def embedding(model: nn.Module, mapping: Mapping, a: Architecture) -> Embedding:
             raise InputError(
                 f"the mapping's embedding names no {name}, which the architecture has; give EmbeddingMap({name}=...)"
             )
-    bias = tensors_of(model, e.token, "embedding")[1] if a.input == "patches" and e.token is not None else None
-    convolutions = [tensors_of(model, layer, "convolution") for layer in e.convolutions]
+    bias = tensors_of(e.token, "embedding")[1] if a.input == "patches" and e.token is not None else None
+    convolutions = [tensors_of(layer, "convolution") for layer in e.convolutions]
     return Embedding(
-        token=table_rms(model, e.token, "token embedding"),
-        position=table_rms(model, e.position, "position embedding"),
+        token=table_rms(e.token, "token embedding"),
+        position=table_rms(e.position, "position embedding"),
         decoder_position=None
         if e.decoder_position is None
-        else table_rms(model, e.decoder_position, "decoder position embedding"),
-        segment=table_rms(model, e.segment, "segment embedding"),
+        else table_rms(e.decoder_position, "decoder position embedding"),
+        segment=table_rms(e.segment, "segment embedding"),
         patch_bias=0.0 if bias is None else rms(bias, "patch bias"),
         convolutions=tuple(rms(weight, "convolution") for weight, _ in convolutions),
         convolution_biases=tuple(0.0 if b is None else rms(b, "convolution bias") for _, b in convolutions),
-        scale=e.scale,
-        norm_gain=gain(model, e.norm, mapping.gain_offset, "embedding norm"),
+        scale=scale,
+        norm_gain=gain(e.norm, offset, "embedding norm"),
         distribution="measured",
     )
 
 
-def head(model: nn.Module, mapping: Mapping, a: Architecture) -> Head:
+def head(attached: Attached, a: Architecture) -> Head:
     """The head row; the token table stands in for a tied head that the mapping does not name."""
-    h = mapping.head
-    reference = mapping.embedding.token if h.weight is None and a.tied_embeddings else h.weight
-    if a.head != "none" and reference is None:
+    ends, mapping = attached.ends, attached.mapping
+    weight = ends.token if ends.head is None and a.tied_embeddings else ends.head
+    if a.head != "none" and weight is None:
         raise InputError(
             "the mapping's head names no weight; expected HeadMap(weight=...), or an architecture with head 'none'"
         )
-    if a.head_transform and h.transform is None:
+    if a.head_transform and ends.transform is None:
         raise InputError(
             "the mapping's head names no transform, which the architecture has; expected HeadMap(transform=...)"
         )
     return Head(
-        weight=0.0 if a.head == "none" else table_rms(model, reference, "head"),
-        scale=h.scale,
+        weight=0.0 if a.head == "none" else table_rms(weight, "head"),
+        scale=mapping.head.scale,
         transform=0.0
-        if h.transform is None
-        else rms(tensors_of(model, h.transform, "head transform")[0], "head transform"),
-        final_norm_gain=gain(model, mapping.final_norm, mapping.gain_offset, "final norm"),
+        if ends.transform is None
+        else rms(tensors_of(ends.transform, "head transform")[0], "head transform"),
+        final_norm_gain=gain(ends.final_norm, mapping.gain_offset, "final norm"),
         distribution="measured",
     )

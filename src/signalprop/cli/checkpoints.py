@@ -78,10 +78,10 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     """One sequence of a few random tokens (or an image, or frames) as the model's arguments."""
-    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.attached import attach
     from signalprop.repair.tape import arguments_for
 
-    return arguments_for(model, mapping_for(model, None), None)
+    return arguments_for(attach(model), None)
 
 
 def fold_into(model: nn.Module, dtype: torch.dtype, folder: Path) -> float:

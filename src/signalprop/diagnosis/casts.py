@@ -17,7 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.mapping import Mapping, find_any, split
+from signalprop.attachment.attached import attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
@@ -26,7 +27,7 @@ from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of
-from signalprop.watching.recording import first_tensor, uncompiled
+from signalprop.watching.hooks import Hooks
 
 Of = Literal["weights", "activations", "both"]
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")
@@ -58,28 +59,22 @@ class Format:
 
 def maps_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
     """The linear maps of all branches, each once."""
-    found: dict[int, nn.Module] = {}
-    for item in mapping.sublayers:
-        for reference in item.weights.values():
-            owner = find_any(model, split(reference)[0], "weight")
-            if isinstance(owner, nn.Module):
-                found[id(owner)] = owner
-    return list(found.values())
+    holders = [held.holder for row in attach(model, mapping).rows for held in row.weights.values()]
+    return list({id(holder): holder for holder in holders if isinstance(holder, nn.Module)}.values())
 
 
 @contextmanager
 def cast(model: nn.Module, mapping: Mapping, form: Format, of: Of) -> Iterator[None]:
     """The model with cast weights, activations or both, for as long as the block runs. One map's weights at a time."""
-    handles: list[Any] = []
     kept: dict[int, Tensor] = {}
 
-    def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if of != "activations":
             weight: nn.Parameter = module.weight  # type: ignore[assignment]
             kept[id(module)] = weight.data
             weight.data = form(weight.data)
         if of != "weights" and args and isinstance(args[0], Tensor):
-            return (form(args[0]), *args[1:])
+            return (form(args[0]), *args[1:]), kwargs
         return None
 
     def after(module: nn.Module, *_: Any) -> None:
@@ -87,15 +82,15 @@ def cast(model: nn.Module, mapping: Mapping, form: Format, of: Of) -> Iterator[N
             weight: nn.Parameter = module.weight  # type: ignore[assignment]
             weight.data = kept.pop(id(module))
 
+    hooks, maps = Hooks(model), maps_of(model, mapping)
+    for module in maps:
+        hooks.before(module, before)
+        hooks.after(module, after, always=True)
     try:
-        for module in maps_of(model, mapping):
-            handles.append(module.register_forward_pre_hook(before))
-            handles.append(module.register_forward_hook(after, always_call=True))
-        yield
+        with hooks:
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
-        for module in maps_of(model, mapping):
+        for module in maps:
             after(module)
 
 
@@ -165,24 +160,15 @@ def _streams(model: nn.Module, one: Batch, mapping: Mapping, skip_first: int) ->
     arguments = arguments_of(model, mapping, one)
     positions = Positions(mapping, arguments, skip_first)
 
-    def leaves(stack: int) -> Any:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            x = first_tensor(output)
-            if x is not None:
-                seen.append(x.detach()[positions.keep(stack, x)].float())
+    def leaves(stack: int, x: Tensor | None) -> None:
+        if x is not None:
+            seen.append(x.detach()[positions.keep(stack, x)].float())
 
-        return hook
-
-    handles = [
-        layer.register_forward_hook(leaves(stack))
-        for layer, stack in zip(layer_modules(model, mapping), stacks_of(mapping), strict=True)
-    ]
-    try:
-        with uncompiled(model), torch.no_grad():
-            run(model, arguments)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = Hooks(model)
+    for layer, stack in zip(layer_modules(model, mapping), stacks_of(mapping), strict=True):
+        hooks.outputs(layer, partial(leaves, stack))
+    with hooks, torch.no_grad():
+        run(model, arguments)
     return seen
 
 

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.attachment.mapping import SublayerMap, find_any, split
-from signalprop.attachment.parametrization_of import is_transposed, numbers_of
+from signalprop.attachment.attached import AttachedRow
+from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.network.moments import FloatArray
-from signalprop.watching.recording import first_tensor
+from signalprop.watching.hooks import Hooks
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time
 _HIDDEN = -1e4  # below every score and every bias; what masks add to hide a key lies far below it
@@ -70,17 +70,16 @@ class HeadSums:
         """Mean entropy of a row of attention weights over that of equal weights."""
         return tuple(number(float(v) / self.rows) for v in self.entropy) if self.rows else ()
 
-    def shares(self, model: nn.Module, item: SublayerMap) -> Numbers:
+    def shares(self, row: AttachedRow) -> Numbers:
         """What each head adds behind the output map, squared, over the sum of that over heads."""
-        reference, rows = split(item.weights.get("output"))
-        if self.outputs is None or rows is not None or reference is None:
+        output = row.weights.get("output")
+        if self.outputs is None or output is None or output.rows is not None:
             return ()
-        owner = find_any(model, reference, "output")
-        weight = numbers_of(owner)
+        weight = numbers_of(output.holder)
         if weight is None:
             return ()
         wide = weight.detach().double().cpu()
-        flat = wide.T if is_transposed(owner) else wide
+        flat = wide.T if output.transposed else wide
         parts = flat.reshape(len(flat), *self.outputs.shape[:2]).transpose(0, 1)
         shares = ((parts @ self.outputs) * parts).sum((1, 2))
         total = float(shares.sum())
@@ -100,24 +99,24 @@ class Watch(TorchFunctionMode):
         self._keep = keep
         self._row: int | None = None
 
-    def hooks(self, model: nn.Module, row: int, item: SublayerMap, n_heads: int) -> list[Any]:
-        """Hooks that say when an attention runs; none where its maps are no modules."""
-        maps = [split(item.weights.get(role))[0] for role in ("query", "output")]
-        query, output = (None if ref is None else find_any(model, ref, "attention") for ref in maps)
+    def follow(self, hooks: Hooks, index: int, row: AttachedRow, n_heads: int) -> None:
+        """See when an attention runs, and what its output map reads; not where its maps are no modules."""
+        query, output = (row.weights[role].holder if role in row.weights else None for role in ("query", "output"))
         if not (isinstance(query, nn.Module) and isinstance(output, nn.Module)):
-            return []
+            return
 
-        def starts(*_: Any) -> None:
-            self._row = row
+        def starts(_: Tensor | None) -> None:
+            self._row = index
 
-        def ends(_: nn.Module, args: tuple[Any, ...]) -> None:
+        def ends(x: Tensor | None) -> None:
             self._row = None
-            x, keep = first_tensor(args), self._keep(row)
+            keep = self._keep(index)
             if x is not None and keep is not None and x.shape[:-1].numel() == keep.numel():
                 heads = x.detach().reshape(*keep.shape, n_heads, -1)[keep]
-                self.seen.setdefault(row, HeadSums()).see_outputs(heads)
+                self.seen.setdefault(index, HeadSums()).see_outputs(heads)
 
-        return [query.register_forward_pre_hook(starts), output.register_forward_pre_hook(ends)]
+        hooks.reads(query, starts)
+        hooks.reads(output, ends)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run,
 from signalprop.diagnosis.result import Estimate, Identity, Number, number
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of
-from signalprop.watching.recording import first_tensor, uncompiled
+from signalprop.watching.hooks import Hooks, first_tensor, read_by
 
 
 class _Streams:
@@ -36,41 +37,26 @@ class _Streams:
         self._layers, self._stacks, self._positions = layers, stacks, positions
         self._probes, self._generator = probes, generator
         self._inside = False
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self._handles: list[Any] = []
 
-    def __enter__(self) -> _Streams:
+    def watch(self, hooks: Hooks) -> None:
+        """See every layer of a pass."""
         for k, layer in enumerate(self._layers):
-            self._handles.append(layer.register_forward_pre_hook(self._enters, with_kwargs=True))
-            self._handles.append(layer.register_forward_hook(self._leaves(k)))
-        return self
+            hooks.after(layer, partial(self._leaves, k))
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _enters(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._inside:
-            self._arguments = (args, kwargs)
-
-    def _leaves(self, k: int) -> Any:
-        def hook(layer: nn.Module, _: Any, output: Any) -> None:
-            if self._inside:
-                return
-            (args, kwargs), self._arguments = self._arguments, ((), {})
-            x, y = first_tensor(args) if args else first_tensor(kwargs.values()), first_tensor(output)
-            if x is None or y is None or x.shape != y.shape:
-                raise InputError(f"layer {k}: its module does not make a stream of a stream; mend Mapping.layers")
-            keep = self._positions.keep(self._stacks[k], x)
-            self.before[k], self.behind[k] = x.detach()[keep].float(), y.detach()[keep].float()
-            if self._probes and bool(torch.isfinite(x).all()):
-                self._inside = True
-                try:
-                    self.squares[k] = self._jacobian(layer, x, keep, args, kwargs)
-                finally:
-                    self._inside = False
-
-        return hook
+    def _leaves(self, k: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self._inside:
+            return
+        x, y = read_by(args, kwargs), first_tensor(output)
+        if x is None or y is None or x.shape != y.shape:
+            raise InputError(f"layer {k}: its module does not make a stream of a stream; fix Mapping.layers")
+        keep = self._positions.keep(self._stacks[k], x)
+        self.before[k], self.behind[k] = x.detach()[keep].float(), y.detach()[keep].float()
+        if self._probes and bool(torch.isfinite(x).all()):
+            self._inside = True
+            try:
+                self.squares[k] = self._jacobian(layer, x, keep, args, kwargs)
+            finally:
+                self._inside = False
 
     def _jacobian(
         self, layer: nn.Module, x: Tensor, keep: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -128,11 +114,13 @@ def identity(
             angles[span, group[0] : group[-1] + 1 - span] = 0.0
     squares: list[list[float]] = [[] for _ in modules]
     count = 0
-    with uncompiled(model), torch.no_grad():
+    with torch.no_grad():
         for one in islice((one for batch in batches for one in sequences(batch)), limit):
             arguments = arguments_of(model, mapping, one)
             seen = _Streams(modules, stacks, Positions(mapping, arguments, skip_first), probes, generator)
-            with seen:
+            hooks = Hooks(model)
+            seen.watch(hooks)
+            with hooks:
                 run(model, arguments)
             for group in members:
                 cosine = _cosines(seen, group)

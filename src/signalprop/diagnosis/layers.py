@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.mapping import Mapping, find
+from signalprop.attachment.attached import attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.layout import Layout, layer_starts, layout
+from signalprop.watching.hooks import masks_of
 
 Progress = Callable[[int, int], None]
 
@@ -45,7 +47,7 @@ def layer_modules(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
         raise InputError(
             "the mapping does not name one module per layer; give Mapping.layers, the path of every layer's module"
         )
-    return [find(model, item, "layer") for item in mapping.layers]  # type: ignore[arg-type]
+    return [layer for layer in attach(model, mapping).layers if isinstance(layer, nn.Module)]
 
 
 def sequences(batch: Batch) -> Iterator[Batch]:
@@ -71,12 +73,7 @@ class Positions:
     """
 
     def __init__(self, mapping: Mapping, arguments: dict[str, Any], skip_first: int) -> None:
-        stacks = set(stacks_of(mapping))
-        names = {min(stacks): mapping.padding} | ({1: mapping.decoder_padding} if len(stacks) > 1 else {})
-        self._masks = {stack: arguments.get(name) for stack, name in names.items()}
-        mask = self._masks[min(stacks)]
-        if isinstance(mask, Tensor) and mask.ndim == 2:
-            self._masks[min(stacks)] = mask[:, :: mapping.padding_stride]
+        self._masks, _ = masks_of(arguments, mapping)
         self._skip_first = skip_first
         self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
 
@@ -85,7 +82,7 @@ class Positions:
         if (stack, shape) not in self._known:
             mask = self._masks.get(stack)
             real = torch.ones(shape, dtype=torch.bool, device=device)
-            if isinstance(mask, Tensor) and mask.shape == shape:
+            if mask is not None and mask.shape == shape:
                 real = mask.to(device) != 0
             keep = real & (real.cumsum(1) > self._skip_first)
             self._known[stack, shape] = (keep, real & ~keep)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, find_any, plan, reading_maps
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
@@ -26,10 +26,9 @@ from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
-from signalprop.watching.recording import Recorder, first_tensor, uncompiled
+from signalprop.watching.hooks import Hooks, in_tokens
+from signalprop.watching.recording import Recorder
 from signalprop.watching.reduction import Padding, collect, moments
 
 # Tokens whose kernel's eigenvalues are taken: the work grows with their cube.
@@ -78,91 +77,46 @@ class Point:
 class _Observer:
     """Hooks on every stream, branch, norm and attention of a model."""
 
-    def __init__(self, model: nn.Module, mapping: Mapping, places: Plan, skip_first: int) -> None:
-        self.model, self.mapping, self.places = model, mapping, places
+    def __init__(self, attached: Attached, skip_first: int) -> None:
+        self.attached, self.mapping, self.places = attached, attached.mapping, attached.plan
         self.skip_first = skip_first
         self.points: dict[int, Point] = {}
         self.sums: dict[int, Point] = {}  # of post-norm rows: stream and branch together, before their norm
-        self.watch = Watch(lambda row: self._keeps.get(int(places.layout.stack[row])))
+        self.watch = Watch(lambda row: self._keeps.get(int(attached.layout.stack[row])))
         self.factors: dict[int, list[float]] = {}
         self.cosines: dict[int, tuple[float, float]] = {}  # sum over tokens, tokens
         self.ranks: dict[int, float] = {}
         self.lengths: dict[int, int] = {}
-        self.layers = groups(places.layout)
+        self.layers = groups(attached.layout)
+        self.hooks = Hooks(attached.outer)
         self._positions: Positions | None = None
         self._keeps: dict[int, Tensor] = {}
-        self._calls: dict[tuple[int, str], int] = {}
         self._norm_inputs: dict[int, Tensor] = {}
         self._entering: dict[int, Tensor] = {}
-        self._handles: list[Any] = []
-        rows = range(len(places.branch))
-        self._post = {places.branch[i]: i for i in rows if PLACEMENTS[places.layout.placement[i]] == "post"}
+        places = self.places
+        self._post = {places.branch[i]: i for i, row in enumerate(attached.rows) if row.placement == "post"}
         self._enter = {places.stream_in[i] for i in self._post.values()}
         self._stream: Tensor | None = None  # what entered the post-norm row that is running
         self._ends = {places.stream_out[layer[-1]]: k for k, layer in enumerate(self.layers)}
         self._starts = {places.stream_in[layer[0]]: k for k, layer in enumerate(self.layers)}
-
-    def __enter__(self) -> _Observer:
-        try:
-            sites: dict[tuple[int, str], list[int]] = {}
-            for index, site in enumerate(self.places.sites):
-                sites.setdefault((id(site.module), site.side), []).append(index)
-            for indices in sites.values():
-                self._on_site(indices)
-            for row, item in enumerate(self.mapping.sublayers):
-                self._on_norm(row, item)
-                if kind_of(self.places.layout, row).attends_itself:
-                    self._handles += self.watch.hooks(self.model, row, item, self.mapping.architecture.n_heads)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self.hooks.sites(places.sites, self._see, first=True)
+        for i, row in enumerate(attached.rows):
+            self._on_norm(i, row)
+            if row.kind.attends_itself:
+                self.watch.follow(self.hooks, i, row, self.mapping.architecture.n_heads)
 
     def begin(self, positions: Positions) -> None:
         """A new batch, with the positions that count in it."""
         self._positions = positions
         self._keeps.clear()
-        self._calls.clear()
+        self.hooks.begin()
 
-    def _on_site(self, indices: list[int]) -> None:
-        """One hook for all calls of a module."""
-        site = self.places.sites[indices[0]]
-
-        def meets(x: Tensor | None) -> None:
-            key = (id(site.module), site.side)
-            call = self._calls.get(key, 0)
-            self._calls[key] = call + 1
-            for index in indices:
-                if self.places.sites[index].call == call % site.calls and x is not None:
-                    self._see(index, x.detach())
-
-        def enters(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            meets(first_tensor(args) if args else first_tensor(kwargs.values()))
-
-        def leaves(_: nn.Module, __: Any, output: Any) -> None:
-            meets(first_tensor(output))
-
-        if site.side == "input":
-            self._handles.append(site.module.register_forward_pre_hook(enters, with_kwargs=True, prepend=True))
-        else:
-            self._handles.append(site.module.register_forward_hook(leaves))
-
-    def _in_tokens(self, stack: int, x: Tensor) -> Tensor | None:
-        """A tensor as (batch, tokens, features), also where a model has put all its tokens in one row (OPT)."""
-        keep = self._keeps.get(stack)
-        if x.ndim == 2 and keep is not None and len(x) == keep.numel():
-            return x.reshape(*keep.shape, -1)
-        return x if x.ndim == 3 else None
-
-    def _see(self, index: int, given: Tensor) -> None:
+    def _see(self, index: int, given: Tensor | None) -> None:
         stack = self.places.sites[index].stack
-        x = self._in_tokens(stack, given)
-        if x is None:
+        known = self._keeps.get(stack)
+        shape = None if known is None else (known.shape[0], known.shape[1])
+        x = None if given is None else in_tokens(given.detach(), shape)
+        if x is None or x.ndim != 3:
             return
         assert self._positions is not None
         keep, first = self._positions.of(stack, (x.shape[0], x.shape[1]), x.device)
@@ -194,31 +148,27 @@ class _Observer:
         if k not in self.ranks:
             self.ranks[k] = effective_rank(x[0][keep[0]][:_RANK_TOKENS])
 
-    def _on_norm(self, row: int, item: SublayerMap) -> None:
+    def _on_norm(self, index: int, row: AttachedRow) -> None:
         """What a branch reads against what its norm should give."""
-        if item.norm is None or PLACEMENTS[self.places.layout.placement[row]] not in ("pre", "sandwich"):
+        norm, reader = row.norm, next(iter(row.readers), None)
+        if norm is None or not isinstance(reader, nn.Module) or row.placement not in ("pre", "sandwich"):
             return
-        norm: nn.Module = find_any(self.model, item.norm, "norm")
 
-        def enters(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            x = first_tensor(args) if args else first_tensor(kwargs.values())
+        def enters(x: Tensor | None) -> None:
             if x is not None:
-                self._norm_inputs[row] = x.detach()
+                self._norm_inputs[index] = x.detach()
 
-        def read(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            y, x = first_tensor(args) if args else first_tensor(kwargs.values()), self._norm_inputs.pop(row, None)
+        def read(y: Tensor | None) -> None:
+            x = self._norm_inputs.pop(index, None)
             if x is not None and y is not None and y.numel() == x.numel():
                 expected = self._normed(norm, x).flatten()
                 size = float(expected.square().sum())
                 if math.isfinite(size) and size > 0:
                     factor = float(y.detach().float().flatten() @ expected) / size
-                    self.factors.setdefault(row, []).append(factor)
+                    self.factors.setdefault(index, []).append(factor)
 
-        cross = kind_of(self.places.layout, row).reads_memory
-        reader = next(iter(reading_maps(self.model, item, cross=bool(cross))), None)
-        if isinstance(reader, nn.Module):
-            self._handles.append(norm.register_forward_pre_hook(enters, with_kwargs=True))
-            self._handles.append(reader.register_forward_pre_hook(read, with_kwargs=True))
+        self.hooks.reads(norm, enters)
+        self.hooks.reads(reader, read)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         """What a norm of the architecture's kind makes of a tensor by the weights of the module."""
@@ -254,14 +204,13 @@ def observe(
     Raises:
         InputError: the batches do not fit the model, there are none, or their sequences are not longer than skip_first.
     """
-    places = plan(model, mapping)
+    attached = attach(model, mapping)
     if mapping.architecture.head == "none":
         gradient_sequences = 0
     held: list[Batch] = []
     done = 0
-    with _Observer(model, mapping, places, skip_first) as seen, ExitStack() as stack:
-        stack.enter_context(uncompiled(model))
-        stack.enter_context(torch.no_grad())
+    seen = _Observer(attached, skip_first)
+    with seen.hooks, torch.no_grad():
         for batch in batches:
             arguments = arguments_of(model, mapping, batch)
             seen.begin(Positions(mapping, arguments, skip_first))
@@ -280,7 +229,7 @@ def observe(
     gradients = None
     if finite and held:
         later = None if progress is None else lambda k: progress(done + k, done + len(held))
-        gradients = _gradients(model, held, mapping, places, skip_first, seen.lengths, later)
+        gradients = _gradients(attached, held, skip_first, seen.lengths, later)
     return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
 
 
@@ -295,32 +244,32 @@ def _check_length(seen: _Observer, skip_first: int) -> None:
 
 def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal:
     rows, mapping, places = seen.layers[k], seen.mapping, seen.places
-    table = places.layout
+    kinds = [row.kind for row in seen.attached.rows]
     enter, leave = (seen.points.get(i, Point()) for i in (places.stream_in[rows[0]], places.stream_out[rows[-1]]))
     unit_in, unit_out = mapping.sublayers[rows[0]].units[0] ** 2, mapping.sublayers[rows[-1]].units[2] ** 2
     tokens, first = leave.tokens, leave.first_tokens
-    attention = next((i for i in rows if kind_of(table, i).attends_itself), -1)
+    attention = next((i for i in rows if kinds[i].attends_itself), -1)
     heads = seen.watch.seen.get(attention, HeadSums())
     scale = math.sqrt(leave.squares / tokens) if tokens else 0.0
     added, n = seen.cosines.get(k, (0.0, 0.0))
     return LayerSignal(
         layer=k,
-        stack=STACKS[table.stack[rows[0]]],
+        stack=seen.attached.rows[rows[0]].stack,
         finite=leave.finite,
         variance_in=_times(enter.mean(), unit_in),
         variance=_times(leave.mean(), unit_out),
         first_variance=number(unit_out * leave.first_variance / first) if first and leave.finite else None,
         token_correlation=number(leave.correlation / tokens) if tokens and leave.finite else None,
         effective_rank=seen.ranks.get(k),
-        attention_share=_share(seen, [i for i in rows if kind_of(table, i).attends]),
-        feed_forward_share=_share(seen, [i for i in rows if not kind_of(table, i).attends]),
+        attention_share=_share(seen, [i for i in rows if kinds[i].attends]),
+        feed_forward_share=_share(seen, [i for i in rows if not kinds[i].attends]),
         alignment=number(added / n) if n else None,
         gradient=None if gradients is None else number(float(gradients[rows[-1]])),
         outlier=number(leave.largest / scale) if scale else None,
         first_outlier=number(leave.first_largest / scale) if scale and first else None,
         score_std=heads.score_std(),
         entropy=heads.relative_entropy(),
-        head_share=heads.shares(seen.model, mapping.sublayers[attention]) if attention >= 0 else (),
+        head_share=heads.shares(seen.attached.rows[attention]) if attention >= 0 else (),
         norm_factor=tuple(number(float(np.mean(seen.factors[i]))) if i in seen.factors else None for i in rows),
     )
 
@@ -357,15 +306,14 @@ def effective_rank(x: Tensor) -> float:
 
 
 def _gradients(
-    model: nn.Module,
+    attached: Attached,
     held: Sequence[Batch],
-    mapping: Mapping,
-    places: Plan,
     skip_first: int,
     lengths: dict[int, int],
     progress: Callable[[int], None] | None,
 ) -> FloatArray | None:
     """Gradient variance at stream_out of every sublayer, relative to the last one's; None where that is 0 or NaN."""
+    model, mapping, places = attached.model, attached.mapping, attached.plan
     if mapping.architecture.head == "classes":  # which reads the first position
         skip_first = 0
     found = []
@@ -373,11 +321,11 @@ def _gradients(
     for batch in held:
         arguments = arguments_of(model, mapping, batch)
         positions = Positions(mapping, arguments, skip_first)
-        recorder = Recorder(model, mapping, places, backward=True)
+        recorder = Recorder(attached, backward=True)
         recorder.give_padding({stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()})
         try:
             recorder.attach()
-            with torch.inference_mode(False), torch.enable_grad(), _lent(model, mapping):
+            with torch.inference_mode(False), torch.enable_grad(), _lent(attached):
                 loss_of(model(**arguments), batch, None).backward()  # type: ignore[no-untyped-call]
         finally:
             recorder.detach()
@@ -396,11 +344,11 @@ def _gradients(
 
 
 @contextmanager
-def _lent(model: nn.Module, mapping: Mapping) -> Iterator[None]:
+def _lent(attached: Attached) -> Iterator[None]:
     """Gradients flow down to the model's input, and of all parameters only those there are given one."""
-    e = mapping.embedding
+    model, e = attached.model, attached.ends
     ends = (e.token, e.position, e.decoder_position, *e.class_tokens, *e.convolutions)
-    found = [find_any(model, end, "embedding") for end in ends if end is not None and not isinstance(end, float)]
+    found = [end.holder for end in ends if isinstance(end, Held)]
     entry = {id(p) for end in found for p in (end.parameters() if isinstance(end, nn.Module) else [end])}
     with lent_gradients(model):
         for p in model.parameters() if entry else ():

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from signalprop.attachment.mapping import Mapping, find_any
+from signalprop.attachment.attached import Attached, AttachedRow, attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization, tensors_of
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import ROLES, STACKS, layout, roles_of
+from signalprop.network.layout import ROLES, STACKS, roles_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
@@ -29,16 +29,16 @@ def live_weights(
     Args:
         inputs: statistics of the data. length: tokens of a sequence (default: the model's).
     """
-    rows = layout(mapping.architecture)
-    stds = _stds(model, mapping)
+    attached = attach(model, mapping)
+    rows, stds = attached.layout, _stds(attached)
     layers = groups(rows)
     found = [
         Weights(
             layer=k,
             stack=STACKS[rows.stack[group[0]]],
             std={role: std for i in group for role, std in stds[i].items()},
-            norm_scale=tuple(mapping.sublayers[i].norm_scale for i in group),
-            norm_gain=tuple(_gain(model, mapping, i) for i in group),
+            norm_scale=tuple(attached.rows[i].item.norm_scale for i in group),
+            norm_gain=tuple(_gain(attached.rows[i], mapping.gain_offset) for i in group),
         )
         for k, group in enumerate(layers)
     ]
@@ -64,31 +64,28 @@ def live_weights(
     )
 
 
-def _gain(model: nn.Module, mapping: Mapping, row: int) -> Number:
+def _gain(row: AttachedRow, offset: float) -> Number:
     """Root mean square of the gains of a sublayer's norm; None where it has none."""
-    reference = mapping.sublayers[row].norm
-    weight = None if reference is None else getattr(find_any(model, reference, "norm"), "weight", None)
+    weight = getattr(row.norm, "weight", None)
     if weight is None:
         return None
-    gain = weight.detach().double() + mapping.gain_offset
+    gain = weight.detach().double() + offset
     return number(float(gain.square().mean().sqrt()))
 
 
-def _stds(model: nn.Module, mapping: Mapping) -> list[dict[str, Any]]:
+def _stds(attached: Attached) -> list[dict[str, Any]]:
     """Root mean square of every role's weight, per sublayer; None where it is not finite."""
-    rows = layout(mapping.architecture)
-    masks = roles_of(mapping.architecture, rows.kind)
+    masks = roles_of(attached.mapping.architecture, attached.layout.kind)
     out: list[dict[str, Any]] = []
-    for i, item in enumerate(mapping.sublayers):
+    for i, row in enumerate(attached.rows):
         # roles of cross-attention have names of their own, since a layer holds both kinds
-        prefix = "cross_" if kind_of(rows, i).reads_memory else ""
-        row = {}
-        for role in ROLES:
-            if role not in item.weights or not masks[role][i]:
-                continue
-            weight = tensors_of(model, item.weights[role], role)[0].detach()
-            row[f"{prefix}{role}"] = number(float(weight.float().square().mean(dtype=torch.float64).sqrt()))
-        out.append(row)
+        prefix = "cross_" if row.kind.reads_memory else ""
+        found = {}
+        for role, held in row.weights.items():
+            if masks[role][i]:
+                weight = tensors_of(held, f"{row.label} {role}")[0].detach()
+                found[f"{prefix}{role}"] = number(float(weight.float().square().mean(dtype=torch.float64).sqrt()))
+        out.append({f"{prefix}{role}": found[f"{prefix}{role}"] for role in ROLES if f"{prefix}{role}" in found})
     return out
 
 

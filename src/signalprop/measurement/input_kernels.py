@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, plan
+from signalprop.attachment.attached import attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.moments import FloatArray
-from signalprop.watching.recording import first_tensor, uncompiled
+from signalprop.watching.hooks import Hooks
 
 
 @typed
@@ -33,34 +32,21 @@ def input_kernels(
     Raises:
         InputError: as `signalprop.measure`; or the first sublayer does not read (batch, tokens, features).
     """
-    model = unwrapped(model)
-    mapping = mapping_for(model, mapping)
-    places = plan(model, mapping)
-    site = places.sites[places.stream_in[0]]
+    attached = attach(model, mapping)
+    mapping, places = attached.mapping, attached.plan
     seen: list[Tensor] = []
 
-    def keep(tensor: Tensor | None) -> None:
+    def keep(_: int, tensor: Tensor | None) -> None:
         if tensor is None or tensor.ndim != 3:
             got = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise InputError(f"the first sublayer reads {got}; expected a stream (batch, tokens, features)")
         if not seen:
             seen.append(tensor.detach().double())
 
-    def enters(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        keep(first_tensor(args) if args else first_tensor(kwargs.values()))
-
-    def leaves(_: nn.Module, __: Any, output: Any) -> None:
-        keep(output if isinstance(output, Tensor) else first_tensor(output))
-
-    if site.side == "input":
-        handle = site.module.register_forward_pre_hook(enters, with_kwargs=True)
-    else:
-        handle = site.module.register_forward_hook(leaves)
-    try:
-        with uncompiled(model), torch.no_grad():
-            model(**arguments_of(model, mapping, batch))
-    finally:
-        handle.remove()
+    hooks = Hooks(attached.outer)
+    hooks.sites([places.sites[places.stream_in[0]]], keep)
+    with hooks, torch.no_grad():
+        attached.model(**arguments_of(attached.model, mapping, batch))
     if not seen:
         raise InputError("the model did not run its first sublayer; mend the mapping")
     x = seen[0] * mapping.sublayers[0].units[0]

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import placed, unwrapped
-from signalprop.attachment.mapping import Mapping, plan
+from signalprop.attachment.attached import attach
+from signalprop.attachment.live_model import placed
+from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -64,10 +64,10 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    model = unwrapped(model)
-    mapping = mapping_for(model, mapping)
-    arguments = arguments_of(model, mapping, batch)
-    recorder = Recorder(model, mapping, plan(model, mapping), backward=backward)
+    attached = attach(model, mapping)
+    model = attached.model
+    arguments = arguments_of(model, attached.mapping, batch)
+    recorder = Recorder(attached, backward=backward)
     with _turn(model):
         try:
             recorder.attach()
@@ -158,9 +158,8 @@ class Probe:
             raise InputError(f"every is {every}; expected a number of steps from 1 up")
         self.every = every
         self.steps = 0
-        self._model = model
-        self._mapping = mapping_for(unwrapped(model), mapping)
-        self._plan = plan(unwrapped(model), self._mapping)
+        self._attached = attach(model, mapping)
+        _ = self._attached.plan  # or an error now
         self._backward = backward
         self._scheme = scheme
         self._architecture = architecture
@@ -209,7 +208,7 @@ class Probe:
 
     def _begin(self) -> None:
         if self.steps % self.every == 0:
-            self._recorder = Recorder(self._model, self._mapping, self._plan, backward=self._backward)
+            self._recorder = Recorder(self._attached, backward=self._backward)
             self._recorder.attach()
 
     def _end(self) -> Recorder | None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import nn
 
-from signalprop.attachment.mapping import describe, find, number
+from signalprop.attachment.mapping import number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
@@ -124,13 +125,11 @@ def factor_of(recorder: Recorder, point: str, row: int, *, gradient: bool = Fals
 
 def dropout_behind(recorder: Recorder, row: int) -> float:
     """Rate of a dropout between where a branch is seen and the addition: a function call, which no hook sees."""
-    path = recorder.mapping.sublayers[row].dropout
-    if path is None:
+    attached = recorder.attached.rows[row]
+    if attached.item.dropout is None or attached.dropout is None:
         return 0.0
-    holder, _, name = path.rpartition(".")
-    module = find(recorder.model, holder, describe(recorder.plan.layout, row))
-    rate = getattr(module, name)
-    return float(rate) if isinstance(rate, (int, float)) and module.training else 0.0
+    owner, name = attached.dropout
+    return float(getattr(owner, name)) if owner.training and not isinstance(owner, nn.Dropout) else 0.0
 
 
 def dropped(recorder: Recorder, table: Table, point: str, row: int, *, gradient: bool) -> FloatArray:

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dictionary
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, plan
+from signalprop.attachment.attached import attach
+from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import groups, layer_modules
@@ -126,9 +125,8 @@ class SignalMonitor:
         self.warnings: list[Departure] = []
         self.steps = steps_done
         self.active = not _other_rank()
-        self._outer, self._model = model, unwrapped(model)
-        self._mapping = mapping_for(self._model, mapping)
-        self._plan = plan(self._model, self._mapping)
+        self._attached = attach(model, mapping)
+        self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
         self._batch, self._given = batch, start
         self._writer, self._log, self._path, self._scheme = writer, log, jsonl, scheme
         self._file: TextIO | None = None
@@ -145,7 +143,6 @@ class SignalMonitor:
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
             _opened(jsonl).close()
         self._recorder: Recorder | None = None
-        self._hooks: ExitStack | None = None
         self._watch: Watch | None = None
         self._inputs: InputStatistics | None = None
         self._sampling: int | None = None
@@ -200,23 +197,14 @@ class SignalMonitor:
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        recorder = Recorder(self._outer, self._mapping, self._plan, backward=True)
-        with ExitStack() as stack:
-            stack.callback(recorder.detach)
-            # before the recorder's own hook on the model, which reads the padding that this one leaves there
-            handle = self._model.register_forward_pre_hook(
-                lambda model, args, kwargs: self._arguments.see(recorder, model, args, kwargs), with_kwargs=True
-            )
-            stack.callback(handle.remove)
-            recorder.attach()
-            self._hooks = stack.pop_all()
+        recorder = Recorder(self._attached, backward=True, begins=self._arguments.see)
+        recorder.attach()
         self._recorder, self._sampling = recorder, step
 
     def detach(self) -> None:
         """Take the hooks off; what they saw stays for `end`."""
-        if self._hooks is not None:
-            self._hooks.close()
-            self._hooks = None
+        if self._recorder is not None:
+            self._recorder.detach()
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:
@@ -225,6 +213,7 @@ class SignalMonitor:
         try:
             yield
         except BaseException:
+            self.detach()
             self._recorder = self._sampling = None
             raise
         finally:

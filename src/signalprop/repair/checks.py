@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping as Dictionary
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.attached import Attached, AttachedRow, attach
 from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, own_score_scale
+from signalprop.attachment.mapping import Mapping, SublayerMap, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
+from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, STACKS, layout
+from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_table import check_table
-from signalprop.repair.expectation import Expected, expectations
 from signalprop.repair.goodness_of_fit import SMALLEST, Sample, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
 from signalprop.repair.shaped_models import Activating
+from signalprop.repair.weight_assignment import Part, walk
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 
@@ -164,22 +166,22 @@ def check(
     model = unwrapped(model)
     record = record_of(model)
     vanilla = vanilla_mapping(model) if mapping is None else mapping
-    mapping = mapping_for(model, mapping)
+    attached = attach(model, mapping)
     table = _table(scheme, options, vanilla, record, inputs)
     check_shape(vanilla.architecture, table.architecture)
     absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
-    found, others = expectations(model, mapping, table, absorbed)
+    found, others = _entries(attached, table, absorbed)
     kept = record is not None and record.kept
     if kept:
         found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
         others = []
-    drawn = sum(item.std > 0 for item in found)
+    drawn = sum(item.part.std > 0 for item in found)
     deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
-    places = _places(mapping)
+    places = _places(attached)
     coarsest = _coarsest(model)
-    rows = [(item.row, _judged(item, places, deviations, coarsest)) for item in found]
-    rows += _multipliers(model, mapping, table, record, places, coarsest)
-    last = len(mapping.sublayers)
+    rows = [(item.part.row, _judged(item, places, deviations, coarsest)) for item in found]
+    rows += _multipliers(attached, table, record, places, coarsest)
+    last = len(attached.rows)
     rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
     notes = []
     if kept:
@@ -212,17 +214,68 @@ def _table(
     return chosen(mapping.architecture, inputs)
 
 
-def _places(mapping: Mapping) -> list[dict[str, Any]]:
-    """The first fields of a Row for every sublayer, and behind them those of an end."""
-    table = layout(mapping.architecture)
+@dataclass(frozen=True)
+class _Entry:
+    """A role, with the numbers that play it.
+
+    Attributes:
+        path: the parameter's name in the model. factor: what it is multiplied with beyond the table.
+        tensor: of a fused map only the role's rows; None where there is none. twice: the role that has them already.
+    """
+
+    part: Part
+    path: str = ""
+    factor: float = 1.0
+    tensor: Tensor | None = None
+    twice: str = ""
+
+
+def _entries(attached: Attached, p: Parametrization, factors: Dictionary[str, float]) -> tuple[list[_Entry], list[str]]:
+    """Every role that a scheme is checked by, and the names of the parameters that no role speaks of.
+
+    Args:
+        factors: what parameters are multiplied with beyond the table, by name.
+
+    Raises:
+        InputError: parameters on the meta device.
+    """
+    names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
+    scores = [norm for row in attached.rows for norm in (row.query_norm, row.key_norm) if norm is not None]
+    # the gains of these are part of the score scale
+    taken: dict[int, list[Part]] = {id(getattr(norm, "weight", None)): [] for norm in scores}
+    found: list[_Entry] = []
+    for part in walk(attached, p):
+        if not part.checked:
+            continue
+        if part.tensor is None:
+            found.append(_Entry(part))
+            continue
+        if part.tensor.is_meta:
+            raise InputError(
+                f"{part.where} {part.name}: the parameter is on the meta device and holds no numbers; load or "
+                "initialise the model first"
+            )
+        before = taken.setdefault(id(part.tensor), [])
+        if part.role == "norm" and any(other.role == "norm" for other in before):
+            continue  # one norm that two branches read
+        chosen = part.outputs
+        twice = next((f"{other.where} {other.name}" for other in before if (other.outputs & chosen).any()), "")
+        before.append(part)
+        if part.padding is not None and chosen.size > 1:
+            chosen[part.padding] = False
+        tensor = part.tensor
+        if not chosen.all():
+            tensor = tensor.index_select(part.axis, torch.as_tensor(np.flatnonzero(chosen), device=tensor.device))
+        path = names.get(id(part.tensor), "")
+        found.append(_Entry(part, path, factors.get(path, 1.0), tensor, twice))
+    return found, [name for name, tensor in attached.model.named_parameters() if id(tensor) not in taken]
+
+
+def _places(attached: Attached) -> list[dict[str, Any]]:
+    """The first fields of a Row for every sublayer, and after them those of an end."""
+    rows = attached.rows
     out: list[dict[str, Any]] = [
-        {
-            "place": describe(table, i),
-            "stack": STACKS[table.stack[i]],
-            "layer": int(table.layer[i]),
-            "kind": kind_of(table, i).name,
-        }
-        for i in range(len(table.kind))
+        {"place": row.label, "stack": row.stack, "layer": row.layer, "kind": row.kind.name} for row in rows
     ]
     return [*out, {"stack": None, "layer": None, "kind": None}]
 
@@ -236,22 +289,23 @@ def _coarsest(model: nn.Module) -> float:
     return max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=0.0)
 
 
-def _judged(item: Expected, places: list[dict[str, Any]], deviations: float, coarsest: float) -> Row:
-    where = {"place": item.place, **places[-1]} if item.row is None else places[item.row]
-    offset = item.offset
-    wanted = item.std if item.constant is None else item.constant
-    row: dict[str, Any] = {**where, "name": item.name, "path": item.path, "wanted": wanted}
+def _judged(item: _Entry, places: list[dict[str, Any]], deviations: float, coarsest: float) -> Row:
+    part = item.part
+    where = {"place": part.where, **places[-1]} if part.row is None else places[part.row]
+    offset, shape = part.offset, part.distribution
+    wanted = part.std * item.factor if part.constant is None else part.constant * item.factor + offset
+    row: dict[str, Any] = {**where, "name": part.name, "path": item.path, "wanted": wanted}
     if item.tensor is None:
-        return Row(**row, entries=0, verdict="missing", note=item.problem)
+        return Row(**row, entries=0, verdict="missing", note=part.problem)
     seen = sample(item.tensor)
     row |= {"entries": seen.n, "mean": seen.mean + offset, "kurtosis": seen.kurtosis, "measured": seen.std}
     if not math.isfinite(seen.std):
         row |= {"mean": None, "kurtosis": None, "measured": None}
         return Row(**row, verdict="off", note="NaN or infinite numbers")
-    if item.constant is None:
-        row["standard_error"] = standard_error(seen, item.distribution)
-        problem = fault(seen, wanted, item.distribution, deviations)
-        note = problem or shape_note(seen, item.distribution)
+    if part.constant is None:
+        row["standard_error"] = standard_error(seen, shape)
+        problem = fault(seen, wanted, shape, deviations)
+        note = problem or shape_note(seen, shape)
     else:
         row["measured"] = measured = math.copysign(math.hypot(seen.mean + offset, seen.std), seen.mean + offset)
         tolerance = max(SMALLEST, coarsest) * (abs(wanted) + abs(offset))
@@ -272,16 +326,11 @@ def _constant(seen: Sample, measured: float, wanted: float, tolerance: float) ->
 
 
 def _multipliers(
-    model: nn.Module,
-    mapping: Mapping,
-    p: Parametrization,
-    record: Record | None,
-    places: list[dict[str, Any]],
-    coarsest: float,
+    attached: Attached, p: Parametrization, record: Record | None, places: list[dict[str, Any]], coarsest: float
 ) -> list[tuple[int | None, Row]]:
     """(sublayer, row) of every multiplier, placement and end."""
     rows: list[tuple[int | None, Row]] = []
-    a, table = mapping.architecture, layout(mapping.architecture)
+    mapping, a = attached.mapping, attached.mapping.architecture
     # what absorbed mode multiplied into the weights is carried by them, and judged there
     held = record.parametrization if record is not None and record.mode == "absorbed" else None
 
@@ -300,22 +349,22 @@ def _multipliers(
             rows.append((row, Row(**where, name=name, verdict="off", note=note)))
 
     shaped = mapping.shaping.kind != "none"
-    for i, item in enumerate(mapping.sublayers):
-        kind = kind_of(table, i)
+    for i, here in enumerate(attached.rows):
+        kind = here.kind
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
         names += ["value_skip", "attention_gain", "score_scale"] if kind.attends else []
         names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
-        now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(model, item, mapping, record, i)
+        now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(attached, record, i)
         for name in names:
-            put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(item, name))
+            put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here.item, name))
         if kind.activates:
-            differ(i, "activation", _activation(model, item, mapping, record, i), p.architecture.activation)
-        differ(i, "norm placement", PLACEMENTS[table.placement[i]], PLACEMENTS[p.placement[i]])
+            differ(i, "activation", _activation(attached, record, i), p.architecture.activation)
+        differ(i, "norm placement", here.placement, PLACEMENTS[p.placement[i]])
     put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)
     if a.head != "none":
         put(None, "head", "scale", p.head.scale, held.head.scale if held else mapping.head.scale)
     if record is not None and record.plan.head_activates:
-        found = find_any(model, mapping.head.activation, "head")  # type: ignore[arg-type]
+        found = attached.ends.activation and attached.ends.activation.holder
         differ(None, "activation", getattr(found, "name", type(found).__name__), p.architecture.activation)
     differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
     if held is None:
@@ -328,22 +377,22 @@ def _multipliers(
     return rows
 
 
-def _now(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record | None, i: int) -> dict[str, float]:
+def _now(attached: Attached, record: Record | None, i: int) -> dict[str, float]:
     """The multipliers of a sublayer as the model has them now."""
+    row, item = attached.rows[i], attached.rows[i].item
     out = {
         "skip": number(item.skip),
         "branch": number(item.multiplier),
         "norm_scale": item.norm_scale,
         "value_skip": number(item.value_skip),
         "attention_gain": number(item.attention_gain),
-        "score_scale": _score_scale(model, item, mapping),
+        "score_scale": _score_scale(row, attached.mapping),
         **dict(zip(_SHAPE, item.shape, strict=True)),
     }
     if record is None:
         return out
     # as the modules hold them: something that wrapped or replaced one may have lost its multiplier
-    plan, carrier = record.plan.rows[i], find(model, record.carriers[i])
-    norm = None if item.norm is None else find(model, item.norm)
+    plan, carrier, norm = record.plan.rows[i], attached.model.get_submodule(record.carriers[i]), row.norm
     if plan.treatment != "rewired":
         installed = plan.scale * (plan.norm_scale if norm is carrier else 1.0)
         out["branch"] *= float(getattr(carrier, "branch_scale", 1.0)) / installed
@@ -359,12 +408,13 @@ def _roundings(item: SublayerMap, name: str) -> int:
     return int(isinstance(getattr(item, {"branch": "multiplier"}.get(name, name), None), torch.Tensor))
 
 
-def _activation(model: nn.Module, item: SublayerMap, mapping: Mapping, record: Record | None, i: int) -> str:
+def _activation(attached: Attached, record: Record | None, i: int) -> str:
     """The activation of a feed-forward as the model has it now."""
-    if record is None or not record.plan.rows[i].activates or item.activation is None:
-        return mapping.architecture.activation
-    found = find_any(model, item.activation, "activation")
-    return found.name if isinstance(found, Activating) else vanilla_mapping(model).architecture.activation
+    held = attached.rows[i].activation
+    if record is None or not record.plan.rows[i].activates or held is None:
+        return attached.mapping.architecture.activation
+    found = held.holder
+    return found.name if isinstance(found, Activating) else vanilla_mapping(attached.model).architecture.activation
 
 
 def _said(shaping: Shaping) -> str:
@@ -372,25 +422,12 @@ def _said(shaping: Shaping) -> str:
     return " ".join(f"{name} {value}" for name, value in shaping.model_dump(exclude_defaults=True).items()) or "none"
 
 
-def _scales(model: nn.Module, mapping: Mapping, record: Record | None) -> tuple[float, float]:
-    """The factors on the embeddings and on the head's input that the model has now."""
-    scales = mapping.embedding.scale, mapping.head.scale
-    if record is None:
-        return scales
-    table, head = (
-        None if reference is None else find_any(model, reference, "an end")
-        for reference in (mapping.embedding.token, mapping.head.weight)
-    )
-    embedded = float(getattr(table, "branch_scale", 1.0)) / record.plan.embedding_ratio
-    read = float(getattr(head, "input_scale", 1.0)) / record.plan.head_ratio
-    return scales[0] * embedded, scales[1] * read
-
-
-def _score_scale(model: nn.Module, item: SublayerMap, mapping: Mapping) -> float:
+def _score_scale(row: AttachedRow, mapping: Mapping) -> float:
     """What the model multiplies query and key's product with, gains of QK-norm included."""
-    own = own_score_scale(item, mapping.architecture)
-    if item.scaling is not None:
-        own = float(find_any(model, item.scaling, "score scale"))
-    for norm in (item.query_norm, item.key_norm):
-        own *= gain(model, norm, mapping.gain_offset, "query or key norm")
+    own = own_score_scale(row.item, mapping.architecture)
+    if row.scaling is not None:
+        owner, name = row.scaling
+        own = float(getattr(owner, name))
+    for norm in (row.query_norm, row.key_norm):
+        own *= gain(norm, mapping.gain_offset, "query or key norm")
     return own

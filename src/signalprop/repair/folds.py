@@ -14,17 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.attached import Attached, AttachedRow, is_transposed
 from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, describe, find, find_any, reading_maps, split
-from signalprop.attachment.parametrization_of import is_transposed
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, layout
+from signalprop.network.layout import PLACEMENTS
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
 from signalprop.repair.module_swaps import Splice, restore
-from signalprop.repair.record import Applied, Record, take_off, the_record, vanilla_mapping
+from signalprop.repair.record import Applied, Record, attached_vanilla, take_off, the_record
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
 from signalprop.repair.undoing import all_or_nothing
@@ -92,8 +90,7 @@ def fold(model: nn.Module) -> nn.Module:
     error, changes = 0.0, []
     if record.mode != "absorbed":
         _refuse_what_is_not_there(inner, record)
-        mapping = vanilla_mapping(inner)
-        plan = _Folding(inner, mapping, record)
+        plan = _Folding(attached_vanilla(inner), record)
         changes = plan.changes()
         error = plan.eps_error
     with torch.no_grad(), all_or_nothing(inner, [change.tensor for change in changes]):
@@ -133,8 +130,7 @@ def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:
 class _Folding:
     """What folding a model takes. Nothing in here changes the model."""
 
-    model: nn.Module
-    mapping: Mapping
+    attached: Attached
     record: Record
     eps_error: float = 0.0
     factors: dict[int, _Factors] = field(default_factory=dict)
@@ -148,17 +144,16 @@ class _Folding:
         Raises:
             InputError: what cannot be folded, and where.
         """
-        rows = layout(self.mapping.architecture)
-        p, plan = self.record.parametrization, self.record.plan
+        model, p, plan = self.attached.model, self.record.parametrization, self.record.plan
         self._name_places()
-        for module in self.model.modules():
+        for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     self.holders.setdefault(id(parameter), []).append((module, name))
         if self.record.matched_eps:
-            self.eps_error = eps_bound(self.mapping.architecture, p, plan)
-        for i, row in enumerate(plan.rows):
-            where = describe(rows, i)
+            self.eps_error = eps_bound(self.attached.mapping.architecture, p, plan)
+        for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
+            where = here.label
             for gone, why in (
                 (row.removes_norm, "its norm was removed"),
                 (row.places_norm, "its norm was moved behind the addition"),
@@ -168,14 +163,14 @@ class _Folding:
             ):
                 if gone:
                     raise _refused(where, why)
-            carrier = find(self.model, self.record.carriers[i])
+            carrier = model.get_submodule(self.record.carriers[i])
             if isinstance(carrier, Rewired):
                 self._rewired(carrier, i, where, post=PLACEMENTS[p.placement[i]] == "post")
-            if row.score_ratio != 1 and self.mapping.sublayers[i].scaling is not None:
-                self._scores(i, row.score_ratio, where)
+            if row.score_ratio != 1 and here.scaling is not None:
+                self._scores(here, row.score_ratio)
         if plan.removes_final_norm:
             raise _refused("the model", "the norm behind its last layer was removed")
-        for name, module in self.model.named_modules():
+        for name, module in model.named_modules():
             if isinstance(module, Multiplied):
                 self._multiplied(module, self.where.get(id(module), name))
             if isinstance(module, Mixing):
@@ -185,20 +180,17 @@ class _Folding:
 
     def _name_places(self) -> None:
         """Where every module is, in words."""
-        rows = layout(self.mapping.architecture)
-        for i, item in enumerate(self.mapping.sublayers):
-            references = [self.record.carriers[i], item.norm, item.post_norm, item.query_norm, *item.weights.values()]
-            for reference in references:
-                owner, _ = split(reference)
-                if owner is not None:
-                    self.where.setdefault(id(find_any(self.model, owner, "module")), describe(rows, i))
+        for row, path in zip(self.attached.rows, self.record.carriers, strict=True):
+            weights = [held.holder for held in row.weights.values()]
+            carrier = self.attached.model.get_submodule(path)
+            for owner in (carrier, row.norm, row.post_norm, row.query_norm, *weights):
+                self.where.setdefault(id(owner), row.label)
 
     def _norms(self) -> set[int]:
         """The norms of the mapping, whose gains are weight + gain_offset."""
-        items = self.mapping.sublayers
-        named = [norm for item in items for norm in (item.norm, item.post_norm, item.query_norm, item.key_norm)]
-        named += [self.mapping.final_norm, self.mapping.encoder_final_norm]
-        return {id(find(self.model, norm)) for norm in named if norm is not None}
+        rows = self.attached.rows
+        named = [norm for row in rows for norm in (row.norm, row.post_norm, row.query_norm, row.key_norm)]
+        return {id(norm) for norm in (*named, *self.attached.ends.final_norms) if norm is not None}
 
     # --- the factors of modules --------------------------------------------------------------------------------
 
@@ -218,7 +210,7 @@ class _Folding:
                 raise _refused(where, "its skip multipliers differ from channel to channel")
             if post and first > 0:  # norm(skip x + m f) = norm(x + m / skip f), but for the epsilon
                 scale = 1 / first
-                bound = self.mapping.architecture.norm_eps * abs(scale**2 - 1) / 2
+                bound = self.attached.mapping.architecture.norm_eps * abs(scale**2 - 1) / 2
                 gain = float(self.record.parametrization.norm_gain[i])
                 self.eps_error = max(self.eps_error, bound / gain**2 if gain else math.inf)
             elif first != 1:
@@ -226,18 +218,17 @@ class _Folding:
         factor = _product(multiplier, carrier.gauge * scale)
         self._of(_with_weight(carrier, where)).scale(factor, factor)
 
-    def _scores(self, i: int, ratio: float, where: str) -> None:
+    def _scores(self, row: AttachedRow, ratio: float) -> None:
         """A factor on scores goes into the queries: their norm, or the rows of the map that makes them."""
-        item = self.mapping.sublayers[i]
-        if item.query_norm is not None:
-            self._of(_with_weight(find(self.model, item.query_norm), where)).scale(ratio, ratio)
+        if row.query_norm is not None:
+            self._of(_with_weight(row.query_norm, row.label)).scale(ratio, ratio)
             return
-        owner, taken = split(item.weights["query"])
-        module = _with_weight(find_any(self.model, owner, where), where)
+        query = row.weights["query"]
+        module = _with_weight(query.holder, row.label)
         factor: Factor = ratio
-        if taken is not None:
+        if query.rows is not None:
             factor = torch.ones(_outputs(module), dtype=torch.float64)
-            factor[taken] = ratio
+            factor[query.rows] = ratio
         self._of(module).scale(factor, factor)
 
     def _multiplied(self, module: Multiplied, where: str) -> None:
@@ -252,13 +243,10 @@ class _Folding:
 
     def _readers(self, norm: nn.Module) -> list[nn.Module]:
         """The maps that read a norm before a branch."""
-        rows = layout(self.mapping.architecture)
         found: dict[int, nn.Module] = {}
-        for i, item in enumerate(self.mapping.sublayers):
-            before = PLACEMENTS[rows.placement[i]] in ("pre", "sandwich")
-            if item.norm is None or find(self.model, item.norm) is not norm or not before:
-                continue
-            found |= {id(owner): owner for owner in reading_maps(self.model, item, cross=kind_of(rows, i).reads_memory)}
+        for row in self.attached.rows:
+            if row.norm is norm and row.placement in ("pre", "sandwich"):
+                found |= {id(owner): owner for owner in row.readers}
         return list(found.values())
 
     def _mixing(self, module: Mixing, where: str) -> None:
@@ -271,10 +259,9 @@ class _Folding:
 
     def _tied_head(self) -> None:
         """Give the norm before the head what a weight that the embedding shares cannot hold of the head's factor."""
-        reference = self.mapping.head.weight
-        if reference is None:
+        if self.attached.ends.head is None:
             return
-        head = find_any(self.model, reference, "head")
+        head = self.attached.ends.head.holder
         weight = getattr(head, "weight", None)
         others = [module for module, _ in self.holders.get(id(weight), []) if module is not head]
         if not others:
@@ -299,11 +286,10 @@ class _Folding:
         """
         why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
         tape = Tape(keep_events=True)
-        leaves = [m for m in self.model.modules() if next(m.children(), None) is None]
+        leaves = [m for m in self.attached.model.modules() if next(m.children(), None) is None]
         norms = {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
         tape.watch([*leaves, head])
-        arguments = arguments_for(self.model, self.mapping, None)
-        tape.run(self.model, arguments)
+        tape.run(self.attached.model, arguments_for(self.attached, None))
         entries = tape.inputs.get(id(head), [])
         if len(entries) != 1:
             raise tape.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
@@ -332,7 +318,7 @@ class _Folding:
         changes: dict[int, _Change] = {}
         for key, factors in self.factors.items():
             module = self.modules[key]
-            offset = self.mapping.gain_offset if key in norms else 0.0
+            offset = self.attached.mapping.gain_offset if key in norms else 0.0
             for name, factor, add in (("weight", factors.weight, offset), ("bias", factors.bias, 0.0)):
                 tensor = getattr(module, name, None)
                 if not isinstance(tensor, Tensor):

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from torch import nn
 
+from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.record import Record, the_record, vanilla_mapping
+from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.weight_assignment import assignments
 
 Optimizer = Literal["adamw", "adam", "sgd"]
@@ -46,8 +46,8 @@ def parameter_groups(
     if optimizer not in ("adamw", "adam", "sgd"):
         raise InputError(f"optimizer is {optimizer!r}; expected 'adamw', 'adam' or 'sgd'")
     inner = unwrapped(model)
-    p, mapping, rates, multiplied = _described(inner)
-    found = {item.name: item.parts for item in assignments(inner, mapping, p)}
+    p, attached, rates, multiplied = _described(inner)
+    found = {item.name: item.parts for item in assignments(attached, p)}
     groups: dict[tuple[float, float, float], dict[str, Any]] = {}
     for name, parameter in inner.named_parameters():
         if not parameter.requires_grad:
@@ -56,7 +56,7 @@ def parameter_groups(
         factors = {part.learning_rate for part in parts} or {rates.get(name, 1.0)}
         if len(factors) > 1:
             raise InputError(
-                f"{name} holds {', '.join(part.role for part in parts)}, for which scheme {p.scheme!r} wants learning "
+                f"{name} holds {', '.join(part.name for part in parts)}, for which scheme {p.scheme!r} wants learning "
                 f"rates {sorted(factors)}: one tensor has one; use a model with separate maps"
             )
         factor = factors.pop()
@@ -76,18 +76,19 @@ def parameter_groups(
     ]
 
 
-def _described(model: nn.Module) -> tuple[Parametrization, Mapping, dict[str, float], dict[str, float]]:
-    """What a model is: its numbers, its mapping, learning-rate factors of added parameters, and absorbed factors."""
+def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, float], dict[str, float]]:
+    """What a model is: numbers, where they are, learning-rate factors of added parameters, and absorbed factors."""
     if isinstance(model, Transformer):
         p = model.parametrization
+        attached = attach(model)
         own = {
             f"{item.branch.removesuffix('.branch')}.multiplier": float(p.learning_rates["vectors"][i])
-            for i, item in enumerate(model.signalprop_mapping().sublayers)
+            for i, item in enumerate(attached.mapping.sublayers)
             if isinstance(item.branch, str)
         }
-        return p, model.signalprop_mapping(), own, {}
+        return p, attached, own, {}
     record = the_record(model)
-    return record.parametrization, vanilla_mapping(model), _own_rates(record, record.parametrization), record.factors
+    return record.parametrization, attached_vanilla(model), _own_rates(record, record.parametrization), record.factors
 
 
 def _decay(weight_decay: float, factor: float, c: float, optimizer: Optimizer) -> float:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.mapping import Mapping, find_any, split
+from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.record import Record, the_record, vanilla_mapping
+from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.spliced_modules import Mixing, Rewired
 from signalprop.repair.undoing import all_or_nothing, everything
 from signalprop.repair.weight_assignment import Assignment, assignments
@@ -51,7 +51,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
 def _refuse_garbage(model: nn.Module, record: Record) -> None:
     """Buffers have to come out the same whatever they held before; parameters are to be looked at afterwards."""
     tie(model, record.ties)
-    covered = {id(item.tensor) for item in assignments(model, vanilla_mapping(model), record.parametrization)}
+    covered = {id(item.tensor) for item in assignments(attached_vanilla(model), record.parametrization)}
     found: list[dict[str, Tensor]] = []
     with torch.no_grad():
         for parameter in model.parameters():
@@ -83,9 +83,10 @@ def not_numbers(tensor: Tensor) -> bool:
 def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
     """Fill every parameter; see `initialize`."""
     tie(model, record.ties)
-    draw_table(model, vanilla_mapping(model), record.parametrization, seed, record.factors)
+    attached = attached_vanilla(model)
+    draw_table(attached, record.parametrization, seed, record.factors)
     with torch.no_grad():
-        set_multipliers(model, record)
+        set_multipliers(attached, record)
     if hasattr(model, "_init_weights"):
         places: list[Any] = [*model.modules(), *model.parameters()]
         for place in places:
@@ -93,14 +94,15 @@ def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
 
 
 def draw_table(
-    model: nn.Module, mapping: Mapping, p: Parametrization, seed: int | None, factors: Dictionary[str, float] = _NONE
+    attached: Attached, p: Parametrization, seed: int | None, factors: Dictionary[str, float] = _NONE
 ) -> None:
     """Draw the weights of a Parametrization, times a factor by the parameter's name; see `initialize`."""
+    model = attached.model
     if seed is None:
         if not all(plain(q) for q in model.parameters()):
             raise InputError("the model is sharded over processes, which have to draw the same weights; give a seed")
         seed = int(torch.randint(2**31 - 1, ()))
-    found = assignments(model, mapping, p)
+    found = assignments(attached, p)
     with torch.no_grad():
         reset_others(model, {id(item.tensor) for item in found}, seed)
         for item in found:
@@ -226,18 +228,16 @@ def _padded(model: nn.Module) -> list[Any]:
     return [m for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
 
 
-def set_multipliers(model: nn.Module, record: Record) -> None:
+def set_multipliers(attached: Attached, record: Record) -> None:
     """Trainable multipliers, and the gains of norms that the scheme added, at their initial values."""
     p = record.parametrization
-    mapping = vanilla_mapping(model)
-    for i, path in enumerate(record.carriers):
-        carrier = model.get_submodule(path)
+    for i, (row, path) in enumerate(zip(attached.rows, record.carriers, strict=True)):
+        carrier = attached.model.get_submodule(path)
         if isinstance(carrier, Rewired):
             _start((carrier.multiplier, p.branch[i]), (carrier.skip, p.skip[i]))
             if carrier.post_norm is not None:
-                set_gain(carrier.post_norm, float(p.post_norm_gain[i]) - mapping.gain_offset)
-        output, _ = split(mapping.sublayers[i].weights.get("output"))
-        mixing = None if output is None else find_any(model, output, "output")
+                set_gain(carrier.post_norm, float(p.post_norm_gain[i]) - attached.mapping.gain_offset)
+        mixing = row.weights["output"].holder if "output" in row.weights else None
         if isinstance(mixing, Mixing):
             _start((mixing.value_skip, p.value_skip[i]), (mixing.attention_gain, p.attention_gain[i]))
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
 from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, reading_maps, split
+from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -21,8 +21,7 @@ from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, layout
+from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.initialisation import draw_table, draw_weights, set_gain, ties
 from signalprop.repair.module_swaps import splice
@@ -30,10 +29,6 @@ from signalprop.repair.plan import Plan, RowPlan, make_plan
 from signalprop.repair.record import (
     Record,
     applied_mixin,
-    carrier_of,
-    dropout_of,
-    path_of,
-    reader_of,
     record_of,
 )
 from signalprop.repair.shaped_models import (
@@ -106,21 +101,21 @@ def apply(
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
     if mode == "absorbed" and match_eps:
         raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
-    by_hand = mapping
-    mapping = mapping_for(model, mapping)
-    _refuse_multipliers(mapping)
+    attached = attach(model, mapping)
+    architecture = attached.mapping.architecture
+    _refuse_multipliers(attached)
     without_numbers = on_meta(model)
     if not without_numbers:
-        confirm(model, mapping, data if isinstance(data, dict) else None)
+        confirm(attached, data if isinstance(data, dict) else None)
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
     if isinstance(data, Batch) and inputs is None:
-        inputs = data.statistics(mapping.architecture)
+        inputs = data.statistics(architecture)
     if data is not None and hasattr(chosen, "profiled"):
-        chosen = _profiled(model, mapping, chosen, data, inputs, seed)
-    table = chosen if isinstance(chosen, Parametrization) else chosen(mapping.architecture, inputs)
-    table = with_fixed_positions(model, mapping, table)
+        chosen = _profiled(attached, chosen, data, seed)
+    table = chosen if isinstance(chosen, Parametrization) else chosen(architecture, inputs)
+    table = with_fixed_positions(attached, table)
     with all_or_nothing(model):
-        record = install(model, mapping, table, mode=mode, match_eps=match_eps, by_hand=by_hand)
+        record = install(attached, table, mode=mode, match_eps=match_eps, by_hand=mapping)
         record.pending = without_numbers and initialize
         record.kept = not initialize
         if initialize and not without_numbers:
@@ -132,45 +127,46 @@ def apply(
 
 
 def install(
-    model: nn.Module, mapping: Mapping, table: Parametrization, *, mode: str, match_eps: bool, by_hand: Mapping | None
+    attached: Attached, table: Parametrization, *, mode: str, match_eps: bool, by_hand: Mapping | None
 ) -> Record:
     """Install the multipliers of a Parametrization, and the record, in a vanilla model; weights stay as they are.
 
     Args:
-        mapping: of the model. by_hand: the same, where it was given by hand.
+        by_hand: the mapping, where it was given by hand.
 
     Raises:
         InputError: as `apply`; the caller puts the model back (`all_or_nothing`).
     """
+    model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(mapping, table, dtype=dtype, mode=mode)
-    rows = layout(mapping.architecture)
+    # where a norm is taken out, the branch ends before it
     carriers = tuple(
-        path_of(model, carrier_of(item, _left(rows.placement[i], table.placement[i])), f"{describe(rows, i)} carrier")
-        for i, item in enumerate(mapping.sublayers)
+        attached.path_of(row.carrier("none" if PLACEMENTS[now] == "none" else None), f"{row.label} carrier")
+        for row, now in zip(attached.rows, table.placement, strict=True)
     )
     record = Record(table, mode, plan, carriers, by_hand, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
     if mode == "absorbed":
-        record.factors = absorbed_factors(model, mapping, plan, carriers)
+        record.factors = absorbed_factors(attached, plan, carriers)
     else:
-        _Surgeon(model, mapping, table, record).operate(match_eps)
+        _Surgeon(attached, table, record).operate(match_eps)
     splice(model, applied_mixin(type(model)), signalprop_record=record)
     return record
 
 
-def with_fixed_positions(model: nn.Module, mapping: Mapping, table: Parametrization) -> Parametrization:
+def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametrization:
     """The table with the root mean square of positions that the model computes or keeps, and no scheme can draw."""
-    tables, e = mapping.embedding, table.embedding
+    ends, mapping, e = attached.ends, attached.mapping, table.embedding
     fixed: dict[str, float] = {}
-    for name, reference in (("position", tables.position), ("decoder_position", tables.decoder_position)):
-        if isinstance(reference, (int, float)):
-            fixed[name] = float(reference)
-        elif reference is not None:
-            values, _ = tensors_of(model, reference, "positions")
+    for name, held in (("position", ends.position), ("decoder_position", ends.decoder_position)):
+        if isinstance(held, float):
+            fixed[name] = held
+        elif held is not None:
+            values, _ = tensors_of(held, "positions")
             if not values.requires_grad:  # sines and cosines, whose squares add up to 1
-                fixed[name] = math.sqrt(0.5) / tables.scale if values.is_meta else rms(values, "positions")
+                fixed[name] = math.sqrt(0.5) / mapping.embedding.scale if values.is_meta else rms(values, "positions")
     if not fixed:
         return table
     if mapping.architecture.kind == "encoder-decoder":
@@ -178,36 +174,31 @@ def with_fixed_positions(model: nn.Module, mapping: Mapping, table: Parametrizat
     return replace(table, embedding=Embedding(**e.model_dump() | fixed))
 
 
-def _left(before: int, now: int) -> str:
-    """The placement that says where a branch ends: where its norm is taken out, it ends before it."""
-    return PLACEMENTS[now] if PLACEMENTS[now] == "none" else PLACEMENTS[before]
-
-
-def _refuse_multipliers(mapping: Mapping) -> None:
-    for i, item in enumerate(mapping.sublayers):
+def _refuse_multipliers(attached: Attached) -> None:
+    for row in attached.rows:
+        item = row.item
         if number(item.skip) != 1 or number(item.multiplier) != 1 or item.norm_scale != 1:
             raise InputError(
-                f"{describe(layout(mapping.architecture), i)} has multipliers of its own (skip "
+                f"{row.label} has multipliers of its own (skip "
                 f"{number(item.skip):.3g}, branch {number(item.multiplier):.3g}); apply needs a model without"
             )
 
 
-def _profiled(
-    model: nn.Module, mapping: Mapping, chosen: Any, data: Any, inputs: InputStatistics | None, seed: int | None
-) -> Any:
+def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> Any:
     """A scheme with the branch variances that its profiling pass measures on the model.
 
     The pass runs the model as the scheme initialises it, every multiplier 1; weights are put back afterwards.
     """
+    model = attached.model
     if on_meta(model):
         raise InputError(f"scheme {chosen.name!r} profiles the model, which is on the meta device; leave out data=")
-    table = chosen.profiling(mapping.architecture)
-    if not (table.placement == layout(mapping.architecture).placement).all():
+    table = chosen.profiling(attached.mapping.architecture)
+    if not (table.placement == attached.layout.placement).all():
         raise InputError(f"scheme {chosen.name!r} profiles a model with its own norm placement; leave out data=")
     before = Saved(model, everything(model))
     try:
-        draw_table(model, mapping, table, 0 if seed is None else seed)
-        profile = measure(model.eval(), data, mapping=mapping, backward=False)
+        draw_table(attached, table, 0 if seed is None else seed)
+        profile = measure(model.eval(), data, mapping=attached.mapping, backward=False)
     finally:
         before.restore()
     return chosen.profiled(profile)
@@ -216,35 +207,31 @@ def _profiled(
 class _Surgeon:
     """Does what a plan says, module by module."""
 
-    def __init__(self, model: nn.Module, mapping: Mapping, table: Parametrization, record: Record) -> None:
-        self.model, self.mapping, self.table, self.record = model, mapping, table, record
-        self.rows = layout(mapping.architecture)
+    def __init__(self, attached: Attached, table: Parametrization, record: Record) -> None:
+        self.attached, self.table, self.record = attached, table, record
         self.scaled_norms: dict[int, float] = {}
         self.moved: set[int] = set()
         self.stream, self.values = Passed(), Passed()
 
     def operate(self, match_eps: bool) -> None:
         """All rows, then the ends."""
-        plan = self.record.plan
+        plan, ends = self.record.plan, self.attached.ends
         self.shape()
         kept = self.dropouts()
-        for i, (item, row) in enumerate(zip(self.mapping.sublayers, plan.rows, strict=True)):
-            self.row(i, item, row, kept.get(i, 0.0))
+        for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
+            self.row(i, here, row, kept.get(i, 0.0))
             if match_eps:
-                self.rescale_eps(item.norm, row.eps_factor, describe(self.rows, i))
-        finals = (self.mapping.encoder_final_norm, self.mapping.final_norm)
-        present = [final for final in finals if final is not None]
-        for final, factor in zip(present, plan.final_eps[-len(present) :] if present else (), strict=True):
+                self.rescale_eps(here.norm, row.eps_factor, here.label)
+        finals = ends.final_norms
+        for final, factor in zip(finals, plan.final_eps[-len(finals) :] if finals else (), strict=True):
             if plan.removes_final_norm:
                 self.remove_norm(final, "final norm")
             elif match_eps:
                 self.rescale_eps(final, factor, "final norm")
         if plan.head_activates:
-            place = self.mapping.head.activation
-            found = None if place is None else find_any(self.model, place, "head")
-            replace_activation(found, plan.head_activates, "head")
+            replace_activation(ends.activation and ends.activation.holder, plan.head_activates, "head")
         if plan.head_ratio != 1:
-            head = self.owner(self.mapping.head.weight, "head")
+            head = _needed(ends.head, "head").module("head")
             if isinstance(head, nn.Embedding):
                 raise InputError(
                     "this scheme scales the head's input, and the mapping's head is an embedding table, which no "
@@ -252,85 +239,77 @@ class _Surgeon:
                 )
             multiply(head, input_scale=plan.head_ratio)
         if plan.embedding_ratio != 1:
-            e = self.mapping.embedding
-            if self.mapping.architecture.input != "tokens":
+            if self.attached.mapping.architecture.input != "tokens":
                 raise InputError("this scheme scales the embeddings, which is not possible for patches or frames")
-            for reference in (e.token, e.position, e.decoder_position, e.segment):
-                if reference is not None and not isinstance(reference, (int, float)):
-                    weight = self.owner(reference, "embedding").weight
-                    for module in self.model.modules():  # an encoder and a decoder may share a table, not a module
-                        if isinstance(module, nn.Embedding) and module.weight is weight:
-                            multiply(module, branch_scale=plan.embedding_ratio)
+            for table in ends.tables:
+                weight = table.module("embedding").weight
+                for module in self.attached.model.modules():  # encoder and decoder may share a table, not a module
+                    if isinstance(module, nn.Embedding) and module.weight is weight:
+                        multiply(module, branch_scale=plan.embedding_ratio)
 
     def shape(self) -> None:
         """Shape the attentions that the scheme shapes."""
         rows = [i for i, row in enumerate(self.record.plan.rows) if row.shapes]
         if not rows:
             return
-        unnamed = [i for i in rows if self.mapping.sublayers[i].attention is None]
+        unnamed = [i for i in rows if self.attached.rows[i].attention is None]
         if unnamed:
             raise InputError(
-                f"{describe(self.rows, unnamed[0])}: the scheme shapes attention, and the mapping names no `attention` "
-                "that goes through transformers' interface; choose another family (docs/families.md), or "
+                f"{self.attached.rows[unnamed[0]].label}: the scheme shapes attention, and the mapping names no "
+                "`attention` that goes through transformers' interface; choose another family (docs/families.md), or "
                 "build(parametrization)"
             )
         p, shapes = self.table, shapes_of(self.table)
-        self.record.changed.append(("config", "_attn_implementation", set_implementation(self.model)))
+        self.record.changed.append(("config", "_attn_implementation", set_implementation(self.attached.model)))
         for i in rows:
-            where, reference, shape = describe(self.rows, i), self.mapping.sublayers[i].attention, shapes[i]
-            assert reference is not None and shape is not None
+            here, shape = self.attached.rows[i], shapes[i]
+            assert here.attention is not None and shape is not None
             numbers = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
-            shape_attention(find(self.model, reference, where), shape, numbers, where)
+            shape_attention(here.attention.module(here.label), shape, numbers, here.label)
 
     def dropouts(self) -> dict[int, float]:
         """Take the output dropout of rewired rows over: the probability by row; the model's own becomes 0."""
-        targets = {}
-        for i, (item, row) in enumerate(zip(self.mapping.sublayers, self.record.plan.rows, strict=True)):
-            if row.treatment == "rewired":
-                found = dropout_of(self.model, item)
-                if found is not None:
-                    targets[i] = found
+        rows = zip(self.attached.rows, self.record.plan.rows, strict=True)
+        targets = {i: here.dropout for i, (here, row) in enumerate(rows) if here.dropout and row.treatment == "rewired"}
         kept = {i: float(getattr(owner, name)) for i, (owner, name) in targets.items()}
         for owner, name in targets.values():
             if getattr(owner, name) != 0:
                 self.change(owner, name, 0.0)
         return kept
 
-    def row(self, i: int, item: SublayerMap, row: RowPlan, dropout_p: float) -> None:
+    def row(self, i: int, here: AttachedRow, row: RowPlan, dropout_p: float) -> None:
         """One sublayer."""
-        where = describe(self.rows, i)
+        where = here.label
         if row.activates:
-            found = None if item.activation is None else find_any(self.model, item.activation, where)
-            replace_activation(found, row.activates, where)
-        placement = PLACEMENTS[self.rows.placement[i]]
-        carrier = find(self.model, self.record.carriers[i])
+            replace_activation(here.activation and here.activation.holder, row.activates, where)
+        carrier = self.attached.model.get_submodule(self.record.carriers[i])
         post_norm = None
-        if row.adds_norm and item.norm is not None:  # of the model's own kind, copied before that one is changed
-            post_norm = copy.deepcopy(find(self.model, item.norm, where))
-            set_gain(post_norm, float(self.table.post_norm_gain[i]) - self.mapping.gain_offset)
+        if row.adds_norm and here.norm is not None:  # of the model's own kind, copied before that one is changed
+            post_norm = copy.deepcopy(here.norm)
+            set_gain(post_norm, float(self.table.post_norm_gain[i]) - self.attached.mapping.gain_offset)
         if row.norm_scale != 1:
-            self.scale_norm(item, row, where)
+            self.scale_norm(here, row)
         if row.mixes_values:
-            self.mix_values(i, item, where)
+            self.mix_values(i, here)
         if row.score_ratio != 1:
-            self.scale_scores(item, row.score_ratio, where)
+            self.scale_scores(here, row.score_ratio)
         if row.input_scale != 1:
-            for reader in reading_maps(self.model, item, cross=kind_of(self.rows, i).reads_memory):
-                multiply(self.owner(reader, where), input_scale=row.input_scale)
+            for reader in here.readers:
+                multiply(Held(reader).module(where), input_scale=row.input_scale)
         if row.treatment == "multiplied":
             multiply(carrier, branch_scale=row.scale)
             return
         stream = placed = None
         if row.places_norm or row.removes_norm:
-            norm = self.remove_norm(item.norm, where, frozen=row.removes_norm)
-            if row.removes_norm and item.post_norm is not None:
-                self.remove_norm(item.post_norm, where)
+            norm = self.remove_norm(here.norm, where, frozen=row.removes_norm)
+            if row.removes_norm and here.post_norm is not None:
+                self.remove_norm(here.post_norm, where)
             placed = Placed(norm) if row.places_norm else None
         if row.treatment == "none":
             return
         if row.reads_stream:
             stream = self.stream
-            splice(self.owner(reader_of(item, placement), where), Reading, stream=stream)
+            splice(Held(here.reader).module(where), Reading, stream=stream)
         self.rewire(i, carrier, row, stream, placed, dropout_p, post_norm)
 
     def rewire(
@@ -363,86 +342,82 @@ class _Surgeon:
         if post_norm is not None:
             self.record.added.append(f"{self.record.carriers[i]}.post_norm")
 
-    def scale_norm(self, item: SublayerMap, row: RowPlan, where: str) -> None:
-        norm = find(self.model, item.norm, where) if item.norm is not None else None
-        if norm is None:
-            raise InputError(f"{where}: the scheme scales a norm, and the mapping names none")
-        if id(norm) not in self.scaled_norms:
-            multiply(norm, branch_scale=row.norm_scale)
-        if self.scaled_norms.setdefault(id(norm), row.norm_scale) != row.norm_scale:
-            raise InputError(f"{where}: it shares its norm with another branch, which has another norm_scale")
+    def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
+        """Multiply the output of a norm, once."""
+        if here.norm is None:
+            raise InputError(f"{here.label}: the scheme scales a norm, and the mapping names none")
+        if id(here.norm) not in self.scaled_norms:
+            multiply(here.norm, branch_scale=row.norm_scale)
+        if self.scaled_norms.setdefault(id(here.norm), row.norm_scale) != row.norm_scale:
+            raise InputError(f"{here.label}: it shares its norm with another branch, which has another norm_scale")
 
-    def mix_values(self, i: int, item: SublayerMap, where: str) -> None:
-        a, p = self.mapping.architecture, self.table
-        if kind_of(self.rows, i).reads_memory:
+    def mix_values(self, i: int, here: AttachedRow) -> None:
+        """Add a token's own value to what the heads output."""
+        a, p, where = self.attached.mapping.architecture, self.table, here.label
+        if here.kind.reads_memory:
             raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
-        values = self.values
-        source, taken = split(item.weights["value"])
-        owner = self.owner(source, where)
-        output = self.owner(item.weights["output"], where)
+        held, values = here.weights["value"], self.values
+        output = here.weights["output"].module(where)
         like = next(output.parameters())
-        splice(owner, Emitting, values=values)
-        splice(output, Mixing, values=values, value_rows=taken, groups=a.n_heads // a.n_kv_heads, d_head=a.d_head)
+        splice(held.module(where), Emitting, values=values)
+        splice(output, Mixing, values=values, value_rows=held.rows, groups=a.n_heads // a.n_kv_heads, d_head=a.d_head)
         for name, start in (("value_skip", float(p.value_skip[i])), ("attention_gain", float(p.attention_gain[i]))):
             if p.attention_trainable:
                 setattr(output, name, nn.Parameter(torch.full((1,), start, dtype=like.dtype, device=like.device)))
-                self.record.added.append(f"{path_of(self.model, output, where)}.{name}")
+                self.record.added.append(f"{self.attached.path_of(output, where)}.{name}")
             else:
                 setattr(output, name, start)
 
-    def scale_scores(self, item: SublayerMap, ratio: float, where: str) -> None:
-        if item.scaling is not None:
-            parent, _, name = item.scaling.rpartition(".")
-            owner = find(self.model, parent, where)
+    def scale_scores(self, here: AttachedRow, ratio: float) -> None:
+        """Put a factor on query and key's product."""
+        if here.scaling is not None:
+            owner, name = here.scaling
             self.change(owner, name, float(getattr(owner, name)) * ratio)
-        elif item.query_norm is not None:
-            multiply(find(self.model, item.query_norm, where), branch_scale=ratio)
-        elif isinstance(item.weights["query"], tuple):
+        elif here.query_norm is not None:
+            multiply(here.query_norm, branch_scale=ratio)
+        elif here.weights["query"].rows is not None:
             raise InputError(
-                f"{where}: the scheme scales scores; this model has no number for it and fuses its queries"
+                f"{here.label}: the scheme scales scores; this model has no number for it and fuses its queries"
             )
         else:
-            multiply(self.owner(item.weights["query"], where), branch_scale=ratio)
+            multiply(here.weights["query"].module(here.label), branch_scale=ratio)
 
-    def remove_norm(self, reference: Any, where: str, *, frozen: bool = True) -> Passing:
-        norm = find(self.model, reference, where)
+    def remove_norm(self, norm: nn.Module | None, where: str, *, frozen: bool = True) -> Passing:
+        """Let a norm pass the stream on as it is."""
+        if norm is None:
+            raise InputError(f"{where}: the scheme takes a norm away, and the mapping names none")
         if id(norm) not in self.moved:
             self.moved.add(id(norm))
             splice(norm, Passing)
         if frozen:  # it takes no part in the function, and must not be waited for by data-parallel training
             for name, q in norm.named_parameters():
-                self.record.changed.append(
-                    (f"{path_of(self.model, norm, where)}.{name}", "requires_grad", q.requires_grad)
-                )
+                path = f"{self.attached.path_of(norm, where)}.{name}"
+                self.record.changed.append((path, "requires_grad", q.requires_grad))
                 q.requires_grad_(False)
         assert isinstance(norm, Passing)
         return norm
 
-    def rescale_eps(self, reference: Any, factor: float, where: str) -> None:
-        if factor == 1 or reference is None:
+    def rescale_eps(self, norm: nn.Module | None, factor: float, where: str) -> None:
+        """Multiply a norm's epsilon, once."""
+        if factor == 1 or norm is None:
             return
-        norm = find(self.model, reference, where)
         name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
         if not hasattr(norm, name):
             raise InputError(f"{where}: its norm has no epsilon to match ({type(norm).__name__}); use match_eps=False")
-        here = path_of(self.model, norm, where)
+        here = self.attached.path_of(norm, where)
         if not any(path == here and key == name for path, key, _ in self.record.changed):
             self.change(norm, name, float(getattr(norm, name)) * factor)
 
     def change(self, owner: nn.Module, name: str, value: float) -> None:
-        self.record.changed.append((path_of(self.model, owner, name), name, getattr(owner, name)))
+        """Set an attribute, and note what it was."""
+        self.record.changed.append((self.attached.path_of(owner, name), name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    def owner(self, reference: Any, where: str) -> nn.Module:
-        """The module that holds a weight.
 
-        Raises:
-            InputError: the mapping names a bare parameter, which cannot carry a multiplier.
-        """
-        found = find_any(self.model, split(reference)[0], where)
-        if not isinstance(found, nn.Module):
-            raise InputError(f"{where}: the mapping names a bare parameter; expected the module that holds it")
-        return found
+def _needed(held: Held | None, what: str) -> Held:
+    if held is None:
+        raise InputError(f"the mapping names no {what}; expected the module that holds its weight")
+    return held
 
 
 def multiply(module: nn.Module, *, input_scale: float = 1.0, branch_scale: float = 1.0) -> None:
@@ -466,55 +441,45 @@ def eps_bound(a: Architecture, p: Parametrization, plan: Plan) -> float:
     return a.norm_eps * max(factors, default=0.0) / (2 * start) if start > 0 else math.inf
 
 
-def absorbed_factors(model: nn.Module, mapping: Mapping, plan: Plan, carriers: tuple[str, ...]) -> dict[str, float]:
+def absorbed_factors(attached: Attached, plan: Plan, carriers: tuple[str, ...]) -> dict[str, float]:
     """What each parameter is multiplied with, by name, in absorbed mode."""
     factors: dict[str, float] = {}
-    names = {id(q): name for name, q in model.named_parameters()}
+    names = {id(q): name for name, q in attached.model.named_parameters()}
 
     def scale(owner: Any, factor: float, *, bias: bool = True) -> None:
-        tensors = [owner] if isinstance(owner, torch.Tensor) else [owner.weight]
-        if bias and getattr(owner, "bias", None) is not None:
-            tensors.append(owner.bias)
-        for tensor in tensors:
-            if factor != 1:
+        held = Held(owner)
+        for tensor in (held.weight, held.bias if bias else None):
+            if tensor is not None and factor != 1:
                 factors[names[id(tensor)]] = factors.get(names[id(tensor)], 1.0) * factor
 
-    def owner_of(reference: Any) -> Any:
-        return find_any(model, split(reference)[0], "weight")
-
-    rows = layout(mapping.architecture)
     scaled: set[int] = set()
-    for i, (item, row, carrier) in enumerate(zip(mapping.sublayers, plan.rows, carriers, strict=True)):
-        where = describe(rows, i)
-        if mapping.gain_offset and (row.norm_scale != 1 or PLACEMENTS[rows.placement[i]] in ("sandwich", "res-post")):
+    for here, row, carrier in zip(attached.rows, plan.rows, carriers, strict=True):
+        if attached.mapping.gain_offset and (row.norm_scale != 1 or here.placement in ("sandwich", "res-post")):
             raise InputError(
-                f"{where}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
+                f"{here.label}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
             )
-        scale(find(model, carrier), row.scale)
-        for reader in reading_maps(model, item, cross=kind_of(rows, i).reads_memory):
+        scale(attached.model.get_submodule(carrier), row.scale)
+        for reader in here.readers:
             scale(reader, row.input_scale, bias=False)
-        if row.norm_scale != 1 and item.norm is not None and id(find(model, item.norm)) not in scaled:
-            norm = find(model, item.norm)
-            if getattr(norm, "weight", None) is None:
+        if row.norm_scale != 1 and here.norm is not None and id(here.norm) not in scaled:
+            if getattr(here.norm, "weight", None) is None:
                 raise InputError(
-                    f"{where}: its norm has no weight to absorb {row.norm_scale:.3g} into; use mode='gauge'"
+                    f"{here.label}: its norm has no weight to absorb {row.norm_scale:.3g} into; use mode='gauge'"
                 )
-            scaled.add(id(norm))
-            scale(norm, row.norm_scale)
+            scaled.add(id(here.norm))
+            scale(here.norm, row.norm_scale)
         if row.score_ratio != 1:
-            if isinstance(item.weights["query"], tuple):
+            query = here.weights["query"]
+            if query.rows is not None:
                 raise InputError(
-                    f"{where}: queries are fused with keys and values, so one weight would need two factors"
+                    f"{here.label}: queries are fused with keys and values, so one weight would need two factors"
                 )
-            scale(owner_of(item.weights["query"]) if item.query_norm is None else find(model, item.query_norm),
-                  row.score_ratio)  # fmt: skip
+            scale(query.holder if here.query_norm is None else here.query_norm, row.score_ratio)
     if plan.head_ratio != 1:
-        scale(owner_of(mapping.head.weight), plan.head_ratio, bias=False)
+        scale(_needed(attached.ends.head, "head").holder, plan.head_ratio, bias=False)
     if plan.embedding_ratio != 1:
-        e = mapping.embedding
-        for reference in (e.token, e.position, e.decoder_position, e.segment):
-            if reference is not None and not isinstance(reference, (int, float)):
-                scale(owner_of(reference), plan.embedding_ratio)
+        for table in attached.ends.tables:
+            scale(table.holder, plan.embedding_ratio)
     return factors
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from signalprop.attachment.attached import Attached, AttachedRow, attach
 from signalprop.attachment.families import mapping_for, mapping_of
-from signalprop.attachment.mapping import Mapping, SublayerMap, find, find_any, own_score_scale, split
+from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, own_score_scale
 from signalprop.errors import InputError
-from signalprop.network.layout import PLACEMENTS, layout
+from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.module_swaps import Splice, carry_over, restore
-from signalprop.repair.plan import Plan, RowPlan
+from signalprop.repair.plan import Plan
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Applied(Splice):
 
     def signalprop_mapping(self) -> Mapping:
         """Where the signal runs, in the units of the Parametrization, for `measure` and `Probe`."""
-        return applied_mapping(self, vanilla_mapping(self), self.signalprop_record)
+        return applied_mapping(attached_vanilla(self), self.signalprop_record)
 
 
 class AppliedPretrained(Applied):
@@ -145,64 +146,26 @@ def vanilla_mapping(model: nn.Module) -> Mapping:
     return own(model) if own is not None else mapping_of(model)
 
 
-def carrier_of(item: SublayerMap, placement: str) -> Any:
-    """The module that a multiplier goes on, as the mapping names it."""
-    if item.carrier is not None:
-        return item.carrier
-    if placement == "sandwich" and item.post_norm is not None:
-        return item.post_norm
-    if placement == "res-post":
-        return item.norm
-    return split(item.weights.get("output", item.weights.get("down")))[0]
+def attached_vanilla(model: nn.Module) -> Attached:
+    """A model with its mapping as it was before a scheme was applied."""
+    return attach(model, vanilla_mapping(model))
 
 
-def reader_of(item: SublayerMap, placement: str) -> Any:
-    """The module whose first argument is the stream that the branch reads, within the sublayer's own layer."""
-    if placement in ("pre", "sandwich"):
-        return item.norm
-    return split(item.weights.get("query", item.weights.get("up")))[0]
+def applied_mapping(attached: Attached, record: Record) -> Mapping:
+    """The mapping of an applied model: the same places, multipliers as they are now, streams in paper units.
 
-
-def dropout_of(model: nn.Module, item: SublayerMap) -> tuple[nn.Module, str] | None:
-    """(owner, attribute) of the probability with which the branch is dropped out; None where nothing does."""
-    path = item.dropout if item.dropout is not None else item.branch
-    if isinstance(path, nn.Module):
-        return (path, "p") if isinstance(path, nn.Dropout) else None
-    if not path:
-        return None
-    found = find_any(model, path, "dropout")
-    if isinstance(found, nn.Dropout):
-        return found, "p"
-    if isinstance(found, (int, float)):
-        parent, _, name = path.rpartition(".")
-        return find(model, parent), name
-    return None
-
-
-def path_of(model: nn.Module, reference: Any, what: str) -> str:
-    """The path of a module in the model."""
-    if isinstance(reference, str):
-        find(model, reference, what)
-        return str(reference)
-    for name, module in model.named_modules(remove_duplicate=False):
-        if module is reference:
-            return str(name)
-    got = "nothing" if reference is None else f"a {type(reference).__name__}"
-    raise InputError(f"{what}: the mapping names {got}; expected a module of {type(model).__name__}, or its path")
-
-
-def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mapping:
-    """The mapping of an applied model: the same places, multipliers as they are now, streams in paper units."""
-    p = record.parametrization
+    Args:
+        attached: the model by its vanilla mapping.
+    """
+    p, vanilla = record.parametrization, attached.mapping
     if record.mode == "absorbed":
         return vanilla
-    placements = layout(vanilla.architecture).placement
-    moved = bool((placements != p.placement).any())
+    moved = bool((attached.layout.placement != p.placement).any())
     sublayers = []
-    for i, (item, row, carrier) in enumerate(zip(vanilla.sublayers, record.plan.rows, record.carriers, strict=True)):
-        now = _row(model, p, item, row, carrier, i, PLACEMENTS[placements[i]], PLACEMENTS[p.placement[i]])
+    for i, row in enumerate(attached.rows):
+        now = _row(attached.model, row, record, i)
         if moved:  # the norm before it need not be where the stream comes from
-            now = replace(now, reads=reader_of(item, PLACEMENTS[placements[i]]))
+            now = replace(now, reads=row.reader)
         sublayers.append(now)
     removed = record.plan.removes_final_norm
     return replace(
@@ -216,33 +179,33 @@ def applied_mapping(model: nn.Module, vanilla: Mapping, record: Record) -> Mappi
     )
 
 
-def _row(
-    model: nn.Module, p: Parametrization, item: SublayerMap, row: RowPlan, carrier: str, i: int, was: str, now: str
-) -> SublayerMap:
-    module = find(model, carrier)
-    rewired = row.treatment == "rewired"
+def _row(model: nn.Module, row: AttachedRow, record: Record, i: int) -> SublayerMap:
+    p, done, item, path = record.parametrization, record.plan.rows[i], row.item, record.carriers[i]
+    carrier: Any = model.get_submodule(path)
+    was, now = row.placement, PLACEMENTS[p.placement[i]]
+    rewired = done.treatment == "rewired"
     changes: dict[str, Any] = {
-        "skip": module.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
-        "multiplier": module.multiplier if rewired else float(p.branch[i]),
-        "norm_scale": row.norm_scale,
+        "skip": carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
+        "multiplier": carrier.multiplier if rewired else float(p.branch[i]),
+        "norm_scale": done.norm_scale,
         "value_skip": float(p.value_skip[i]),
         "attention_gain": float(p.attention_gain[i]),
-        "units": (row.before, 1.0 if rewired else 1 / row.scale, row.behind),
+        "units": (done.before, 1.0 if rewired else 1 / done.scale, done.behind),
     }
-    if row.mixes_values:
-        output = find(model, path_of(model, item.weights["output"], "output"))
+    if done.mixes_values:
+        output = row.weights["output"].module(row.label)
         changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
-    if row.shapes and item.attention is not None:
-        changes["shape"] = getattr(find(model, item.attention), "numbers", item.shape)
-    if row.score_ratio != 1:
-        changes["score_scale"] = own_score_scale(item, p.architecture) * row.score_ratio
+    if done.shapes and row.attention is not None:
+        changes["shape"] = getattr(row.attention.holder, "numbers", item.shape)
+    if done.score_ratio != 1:
+        changes["score_scale"] = own_score_scale(item, p.architecture) * done.score_ratio
     if rewired:
-        changes |= {"branch": f"{carrier}.point", "call": 0, "calls": 1}
+        changes |= {"branch": f"{path}.point", "call": 0, "calls": 1}
     if was != now:
         if now == "post":
-            changes["stream_out"] = f"{carrier}.after"
+            changes["stream_out"] = f"{path}.after"
         elif was == "post":
             changes["stream_out"] = item.norm
         if now == "sandwich":
-            changes["post_norm"] = f"{carrier}.post_norm"
+            changes["post_norm"] = f"{path}.post_norm"
     return replace(item, **changes)

@@ -19,7 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.attached import attach
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, first_line, refusing, require
@@ -282,9 +282,9 @@ def load(
         if model is not None:
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
-    where = mapping_for(model, mapping)
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
-        record = install(model, where, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+        attached = attach(model, mapping)
+        record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
         record.kept = document.weights == "kept"
         if document.kind == "module":
             _fill_module(folder, document, model)

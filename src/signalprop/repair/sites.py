@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.attached import Attached, AttachedRow
 from signalprop.attachment.live_model import placed, unwrapped
-from signalprop.attachment.mapping import Mapping, SublayerMap, describe, find, find_any, number, plan, reading_maps
+from signalprop.attachment.mapping import describe, number
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, Layout
+from signalprop.network.layout import Layout
 from signalprop.repair.found_sums import Sum, Value, explained, has_children, values_of
-from signalprop.repair.record import carrier_of, record_of
+from signalprop.repair.record import record_of
 from signalprop.repair.tape import ROUNDINGS, Tape, arguments_for, like, on_meta, rms, same
 
 # --- confirm ---------------------------------------------------------------------------------------------
 
 
-def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] | None = None) -> bool:
+def confirm(attached: Attached, arguments: Dictionary[str, Any] | None = None) -> bool:
     """Whether the mapping says what the model does; raises where it does not.
 
     The output of every carrier is replaced by noise of the stream's size, and then for every sublayer: the branch is
@@ -39,7 +39,8 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
     begin the branch read the norm's output, or the stream where there is no norm before them.
 
     Args:
-        model: before any scheme is applied. It runs in evaluation mode, without gradients; its mode is restored.
+        attached: a model before a scheme is applied. It runs in evaluation mode, without gradients; its mode is
+            restored.
         arguments: keyword arguments of its forward; default: a few random tokens through `mapping.arguments`.
 
     Returns:
@@ -50,9 +51,9 @@ def confirm(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] 
             that does not run, or weights that are NaN or infinite.
     """
     try:
-        return _confirmed(model, mapping, arguments)
+        return _confirmed(attached, arguments)
     except InputError:
-        refuse_not_finite(model)
+        refuse_not_finite(attached.model)
         raise
 
 
@@ -65,20 +66,15 @@ def refuse_not_finite(model: nn.Module) -> None:
             ) from None
 
 
-def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] | None) -> bool:
-    outer, model = model, unwrapped(model)
-    if record_of(model) is not None:
+def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bool:
+    if record_of(attached.model) is not None:
         raise InputError("this model carries a scheme already; confirm looks at models before apply")
-    sites = plan(model, mapping)
-    rows, items = sites.layout, list(mapping.sublayers)
-    carriers = carriers_of(model, mapping)
-    if on_meta(model):
+    sites, rows = attached.plan, attached.layout
+    carriers = carriers_of(attached)
+    if on_meta(attached.model):
         return False
-    readers = [
-        [m for m in reading_maps(model, item, cross=kind_of(rows, i).reads_memory) if isinstance(m, nn.Module)]
-        for i, item in enumerate(items)
-    ]
-    norms = [None if item.norm is None else find(model, item.norm, describe(rows, i)) for i, item in enumerate(items)]
+    readers = [[m for m in row.readers if isinstance(m, nn.Module)] for row in attached.rows]
+    norms = [row.norm for row in attached.rows]
     first = {int(stack): int(np.flatnonzero(rows.stack == stack)[0]) for stack in set(rows.stack.tolist())}
     generator = torch.Generator().manual_seed(0)
 
@@ -91,7 +87,7 @@ def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, An
     tape = Tape({id(module): (lambda like, i=i: noise(i, like)) for i, module in enumerate(carriers)})
     watched = [*(site.module for site in sites.sites), *carriers, *(norm for norm in norms if norm is not None)]
     tape.watch([*watched, *(module for each in readers for module in each)])
-    tape.run(outer, arguments_for(model, mapping, arguments))
+    tape.run(attached.outer, arguments_for(attached, arguments))
 
     def at(index: int) -> Tensor:
         site = sites.sites[index]
@@ -100,22 +96,22 @@ def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, An
             raise tape.failure(f"{_where(rows, sites, index)} was not reached")
         return seen[site.call]
 
-    for i, item in enumerate(items):
-        where = describe(rows, i)
+    for i, row in enumerate(attached.rows):
+        where, item = row.label, row.item
         calls = len(tape.outputs.get(id(carriers[i]), []))
         if calls != 1:
             raise tape.failure(f"{where}: its carrier ran {calls} times in a forward pass; expected once")
         stream, branch = at(sites.stream_in[i]), at(sites.branch[i])
         given = tape.outputs[id(carriers[i])][0]
-        on_branch = PLACEMENTS[rows.placement[i]] == "res-post"  # there the norm's own factor belongs to the branch
+        on_branch = row.placement == "res-post"  # there the norm's own factor belongs to the branch
         if not same(branch, given) and not (on_branch and same(branch, given * item.norm_scale)):
             raise InputError(
                 f"{where}: the branch is not what its carrier gives out; the mapping's `carrier` has to be the last "
                 "map of the branch (behind it only dropout), `branch` the module behind it"
             )
-        _check_reading(tape, item, PLACEMENTS[rows.placement[i]], norms[i], readers[i], stream, where)
+        _check_reading(tape, row, readers[i], stream)
         norm = norms[i]
-        if PLACEMENTS[rows.placement[i]] == "post":
+        if row.placement == "post":
             assert norm is not None
             total, free = _only(tape.inputs, norm, f"{where}: its norm", tape), True
         elif sites.stream_out[i] >= 0:
@@ -124,47 +120,40 @@ def _confirmed(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, An
             continue  # the attention row of a parallel layer: the sum is tested at the next row
         terms = [(number(item.skip) * item.units[0], stream), (item.multiplier, branch * item.units[1])]
         if rows.parallel[i]:
-            before = items[i - 1]
+            before = attached.rows[i - 1].item
             terms[0] = (number(before.skip) * before.units[0], stream)
             terms.append((before.multiplier, at(sites.branch[i - 1]) * before.units[1]))
         _check_sum(total, terms, where, free=free)
     return True
 
 
-def carriers_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
+def carriers_of(attached: Attached) -> list[nn.Module]:
     """The carrier of every sublayer: the module that a multiplier goes on.
 
     Raises:
         InputError: the mapping names none, or one for two sublayers.
     """
-    sites = plan(model, mapping)
-    out: list[nn.Module] = []
-    for i, item in enumerate(mapping.sublayers):
-        where = describe(sites.layout, i)
-        reference = carrier_of(item, PLACEMENTS[sites.layout.placement[i]])
-        found = None if reference is None else find_any(model, reference, where)
+    first: dict[int, AttachedRow] = {}
+    for row in attached.rows:
+        found = row.carrier()
         if not isinstance(found, nn.Module):
-            raise InputError(f"{where}: the mapping names no carrier; give `carrier`, the last module of the branch")
-        twin = next((k for k, other in enumerate(out) if other is found), None)
-        if twin is not None:
-            raise InputError(
-                f"{where}: its carrier is also that of {describe(sites.layout, twin)}; expected one module each"
-            )
-        out.append(found)
-    return out
+            why = "the mapping names no carrier; give `carrier`, the last module of the branch"
+            raise InputError(f"{row.label}: {why}")
+        twin = first.setdefault(id(found), row)
+        if twin is not row:
+            raise InputError(f"{row.label}: its carrier is also that of {twin.label}; expected one module each")
+    return [row.carrier() for row in attached.rows]
 
 
-def _check_reading(
-    tape: Tape, item: SublayerMap, placement: str, norm: nn.Module | None, readers: Sequence[nn.Module],
-    stream: Tensor, where: str,
-) -> None:  # fmt: skip
+def _check_reading(tape: Tape, row: AttachedRow, readers: Sequence[nn.Module], stream: Tensor) -> None:
     """The norm reads the stream, and the maps read the norm's output."""
+    where, norm = row.label, row.norm
     source, name = [stream], "the stream that enters it"
-    if placement in ("pre", "sandwich") and norm is not None:
+    if row.placement in ("pre", "sandwich") and norm is not None:
         if not same(_only(tape.inputs, norm, f"{where}: its norm", tape), stream):
             raise InputError(f"{where}: its norm does not read {name}; mend `norm` or `reads` of the mapping")
         normed = _only(tape.outputs, norm, f"{where}: its norm", tape)
-        source, name = [normed, normed * item.norm_scale], "its norm's output"
+        source, name = [normed, normed * row.item.norm_scale], "its norm's output"
     for reader in readers:
         seen = _only(tape.inputs, reader, f"{where}: a map of the mapping's `weights`", tape)
         if not any(same(seen, each) for each in source):
@@ -275,22 +264,21 @@ def _located_in(model: nn.Module, arguments: Dictionary[str, Any]) -> tuple[list
     return [_located(found, k, normed, bases) for found in sums for k in range(len(found.parts))], tape
 
 
-def check_carriers(model: nn.Module, mapping: Mapping, arguments: Dictionary[str, Any] | None = None) -> None:
+def check_carriers(attached: Attached, arguments: Dictionary[str, Any] | None = None) -> None:
     """Compare the carriers of a mapping with those that `locate` finds; for models small enough to hook every module.
 
     Raises:
         InputError: one that the mapping misses, names twice, or that adds nothing to the stream.
     """
-    sites = plan(model, mapping)
-    carriers = carriers_of(model, mapping)
-    found, tape = _located_in(model, arguments_for(model, mapping, arguments))
-    names = {id(module): name for name, module in model.named_modules()}
+    carriers = carriers_of(attached)
+    found, tape = _located_in(attached.model, arguments_for(attached, arguments))
+    names = {id(module): name for name, module in attached.model.named_modules()}
     known = [names.get(id(module), type(module).__name__) for module in carriers]
     for i, name in enumerate(known):
         times = sum(name in each.aliases for each in found)
         if times != 1:
             raise tape.failure(
-                f"{describe(sites.layout, i)}: its carrier {name} adds to the stream {times} times, by the numbers; "
+                f"{attached.rows[i].label}: its carrier {name} adds to the stream {times} times, by the numbers; "
                 f"expected once (found: {summary(found)})"
             )
     extra = next((each for each in found if not set(known) & set(each.aliases)), None)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating, placed
-from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, first_line
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
-from signalprop.watching.recording import first_tensor, uncompiled
+from signalprop.watching.hooks import Hooks
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result
@@ -50,18 +51,15 @@ class Tape:
 
         A head may ask for what a tiny batch does not have (an end token); the streams are then complete all the same.
         """
-        handles = []
+        hooks = Hooks(model)
+        for module in self._watched:
+            hooks.reads(module, partial(self._enter, module))
+            hooks.outputs(module, partial(self._leave, module))
         try:
-            for module in self._watched:
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(self._leave))
-            with uncompiled(model), evaluating(model), torch.no_grad():
+            with hooks, evaluating(model), torch.no_grad():
                 model(**arguments)
         except Exception as error:
             self.error = error
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def failure(self, what: str) -> InputError:
         """The InputError for something that was not seen."""
@@ -75,18 +73,14 @@ class Tape:
             "keyword arguments of its forward"
         )
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(module, "input", first_tensor(args) if args else first_tensor(kwargs.values()))
+    def _enter(self, module: nn.Module, tensor: Tensor | None) -> None:
+        self._keep(module, "input", tensor)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        tensor = output if isinstance(output, Tensor) else first_tensor(output)
+    def _leave(self, module: nn.Module, tensor: Tensor | None) -> Tensor | None:
         replace = self.replace.get(id(module))
-        if replace is None or tensor is None:
-            self._keep(module, "output", tensor)
-            return None
-        new = replace(tensor)
-        self._keep(module, "output", new)
-        return new if isinstance(output, Tensor) else (new, *output[1:])
+        new = None if replace is None or tensor is None else replace(tensor)
+        self._keep(module, "output", tensor if new is None else new)
+        return new
 
     def _keep(self, module: nn.Module, side: str, tensor: Tensor | None) -> None:
         if tensor is None or not tensor.is_floating_point():
@@ -124,13 +118,14 @@ def tiny_batch(architecture: Architecture, seed: int = 0) -> Batch:
     return Batch(tokens=tokens, targets=targets, segments=segments, decoder_tokens=decoder_tokens)
 
 
-def arguments_for(model: nn.Module, mapping: Mapping, given: Dictionary[str, Any] | None) -> dict[str, Any]:
+def arguments_for(attached: Attached, given: Dictionary[str, Any] | None) -> dict[str, Any]:
     """The given arguments, or those of a tiny batch, on the model's device."""
     if given is None:
+        mapping = attached.mapping
         if mapping.arguments is None:
             raise InputError("the mapping has no `arguments` to make the model's inputs with; give arguments=")
         given = mapping.arguments(tiny_batch(mapping.architecture))
-    return placed(model, given)
+    return placed(attached.model, given)
 
 
 def rms(tensor: Tensor) -> float:

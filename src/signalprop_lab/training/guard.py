@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from signalprop.attachment.mapping import plan
+from signalprop.attachment.attached import attach
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import lent_gradients
 from signalprop.measurement.result import not_finite, tables
@@ -251,7 +251,7 @@ def fault_of(network: Network, one: Pass, trainer: Guarded) -> str:
     """The first sublayer and point of a pass that is not finite, in words: of the signal, the logits, the gradient; or
     ""."""
     base = network.base
-    recorder = Recorder(base, network.mapping, plan(base, network.mapping), backward=True)
+    recorder = Recorder(attach(base, network.mapping), backward=True)
     given = {name: value for name, value in one.inputs.items() if name != "labels"}
     try:
         recorder.attach()

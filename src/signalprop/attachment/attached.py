@@ -1,0 +1,393 @@
+"""A model with its mapping resolved, once: rows that hold modules, for all that measures, changes or checks a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from signalprop.attachment.families import mapping_for
+from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.mapping import Mapping, Plan, Site, SublayerMap, Weight, describe, find, find_any, split
+from signalprop.errors import InputError
+from signalprop.network.kinds import Kind, kind_of
+from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
+
+
+@dataclass(frozen=True)
+class Held:
+    """A weight: what holds it, and its output features there (None: all); or another part that few things need.
+
+    Attributes:
+        found: the module, or a bare parameter. problem: why there is none, where there is none.
+    """
+
+    found: Any
+    rows: slice | Sequence[int] | None = None
+    problem: str = ""
+
+    @property
+    def holder(self) -> Any:
+        """The module that holds it, or a bare parameter.
+
+        Raises:
+            InputError: the mapping names something that the model does not have.
+        """
+        if self.problem:
+            raise InputError(self.problem)
+        return self.found
+
+    @property
+    def weight(self) -> Any:
+        """The whole tensor; None where there is none, and of a module that PyTorch has quantised a function."""
+        return self.holder if isinstance(self.holder, Tensor) else getattr(self.holder, "weight", None)
+
+    @property
+    def bias(self) -> Any:
+        """The whole bias; None where there is none."""
+        return None if isinstance(self.holder, Tensor) else getattr(self.holder, "bias", None)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the weight is stored as (inputs, outputs), as transformers' Conv1D does."""
+        return is_transposed(self.holder)
+
+    def module(self, where: str) -> nn.Module:
+        """The module that holds it.
+
+        Raises:
+            InputError: a bare parameter, which cannot carry a multiplier.
+        """
+        if not isinstance(self.holder, nn.Module):
+            raise InputError(f"{where}: the mapping names a bare parameter; expected the module that holds it")
+        return self.holder
+
+
+@dataclass(frozen=True)
+class AttachedRow:
+    """One sublayer with its modules.
+
+    Attributes:
+        label: `layer 3 attention`. kind: what sort of sublayer it is. stack, placement: words of
+            `signalprop.network.layout`. layer: in its stack.
+        item: the numbers of the sublayer (skip, multiplier, units, ...), as the mapping has them.
+        branch, reads, writes, stream_out, norm, post_norm, query_norm, key_norm: the modules that `SublayerMap` names;
+            None where it names none.
+        attention, activation, weights (by role): likewise; one that is not there is an error where it is needed.
+        carrier: what a multiplier goes on (see `SublayerMap.carrier`).
+        dropout: (owner, attribute) of the probability with which the branch is dropped out. scaling: likewise of the
+            factor on scores.
+    """
+
+    label: str
+    kind: Kind
+    stack: str
+    layer: int
+    placement: str
+    parallel: bool
+    item: SublayerMap
+    branch: nn.Module
+    reads: nn.Module | None
+    writes: nn.Module | None
+    stream_out: nn.Module | None
+    norm: nn.Module | None
+    post_norm: nn.Module | None
+    query_norm: nn.Module | None
+    key_norm: nn.Module | None
+    attention: Held | None
+    activation: Held | None
+    weights: dict[str, Held]
+    own_carrier: Any
+    dropout: tuple[nn.Module, str] | None
+    scaling: tuple[nn.Module, str] | None
+
+    def carrier(self, placement: str | None = None) -> Any:
+        """What a multiplier goes on where the norm is placed like that; default: as the model has it."""
+        placement = self.placement if placement is None else placement
+        if self.own_carrier is not None:
+            return self.own_carrier
+        if placement == "sandwich" and self.post_norm is not None:
+            return self.post_norm
+        if placement == "res-post":
+            return self.norm
+        last = [self.weights[role.name] for role in self.kind.roles if role.writes and role.name in self.weights]
+        return last[0].holder if last else None
+
+    @property
+    def reader(self) -> Any:
+        """What reads the stream within the sublayer's own layer: its norm before the branch, or the first map."""
+        if self.placement in ("pre", "sandwich"):
+            return self.norm
+        first = self.weights.get("query", self.weights.get("up"))
+        return None if first is None else first.holder
+
+    @property
+    def readers(self) -> list[Any]:
+        """The modules (or bare parameters) that read what enters the branch, each once.
+
+        Of cross-attention the query's alone: its keys and values read the encoder's output.
+        """
+        roles = [role.name for role in self.kind.roles if not role.writes]
+        roles = ["query"] if self.kind.reads_memory else roles
+        found = [self.weights[role].holder for role in roles if role in self.weights]
+        return list({id(holder): holder for holder in found}.values())
+
+
+@dataclass(frozen=True)
+class AttachedEnds:
+    """The tables and maps before the first sublayer and after the last; see `EmbeddingMap` and `HeadMap`.
+
+    `position`, `decoder_position` and `segment` are numbers where the model computes them.
+    """
+
+    token: Held | None
+    position: Held | float | None
+    decoder_position: Held | float | None
+    segment: Held | float | None
+    norm: nn.Module | None
+    decoder_norm: nn.Module | None
+    class_tokens: tuple[Held, ...]
+    convolutions: tuple[Held, ...]
+    head: Held | None
+    transform: Held | None
+    activation: Held | None
+    encoder_final_norm: nn.Module | None
+    final_norm: nn.Module | None
+
+    @property
+    def final_norms(self) -> list[nn.Module]:
+        """Those that there are, the encoder's first."""
+        return [norm for norm in (self.encoder_final_norm, self.final_norm) if norm is not None]
+
+    @property
+    def tables(self) -> list[Held]:
+        """The tables that are added: tokens, positions, segments."""
+        found = (self.token, self.position, self.decoder_position, self.segment)
+        return [table for table in found if isinstance(table, Held)]
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A model whose mapping has been resolved; `attach` makes it.
+
+    Attributes:
+        outer: the model as it was given. model: without its wrappers. mapping, layout: of the model.
+        rows: one per sublayer. ends: embedding and head.
+    """
+
+    outer: nn.Module
+    model: nn.Module
+    mapping: Mapping
+    layout: Layout
+    rows: tuple[AttachedRow, ...]
+    ends: AttachedEnds
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Where the probe points are, each tensor once.
+
+        Raises:
+            InputError: a point that the mapping does not name; one line that says which.
+        """
+        return _plan(self)
+
+    @cached_property
+    def layers(self) -> tuple[nn.Module | tuple[nn.Module, ...], ...]:
+        """The module of every layer, or its modules where it is not one; empty where the mapping does not say."""
+        return tuple(
+            tuple(find(self.model, one, "layer") for one in item)
+            if isinstance(item, tuple)
+            else find(self.model, item, "layer")
+            for item in self.mapping.layers
+        )
+
+    def path_of(self, module: Any, what: str) -> str:
+        """The path of a module in the model.
+
+        Raises:
+            InputError: it is not a module of the model.
+        """
+        for name, other in self.model.named_modules(remove_duplicate=False):
+            if other is module:
+                return str(name)
+        got = "nothing" if module is None else f"a {type(module).__name__}"
+        raise InputError(f"{what}: the mapping names {got}; expected a module of {type(self.model).__name__}")
+
+
+def attach(model: nn.Module, mapping: Mapping | None = None) -> Attached:
+    """Resolve every module that a mapping names, once.
+
+    Args:
+        model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`; wrappers (of
+            torch.compile, of data-parallel training) are taken off.
+
+    Raises:
+        InputError: unknown family, or a mapping that does not fit the architecture or the model; one line says where.
+    """
+    outer, model = model, unwrapped(model)
+    mapping = mapping_for(model, mapping)
+    table = layout(mapping.architecture)
+    items = list(mapping.sublayers)
+    if len(items) != len(table.kind):
+        raise InputError(
+            f"the mapping has {len(items)} sublayers, its architecture {len(table.kind)}; give one each, in order"
+        )
+    rows = tuple(_row(model, table, i, item) for i, item in enumerate(items))
+    return Attached(outer, model, mapping, table, rows, _ends(model, mapping))
+
+
+def is_transposed(module: Any) -> bool:
+    """Whether a map stores its weight as (inputs, outputs), as transformers' Conv1D does."""
+    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+
+
+def _held(model: nn.Module, reference: Weight, where: str) -> Held:
+    source, rows = split(reference)
+    try:
+        return Held(find_any(model, source, where), rows)
+    except InputError as error:  # said where the weight is needed
+        return Held(None, rows, str(error))
+
+
+def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> AttachedRow:
+    label = describe(table, i)
+    unknown = set(item.weights) - set(ROLES)
+    if unknown:
+        raise InputError(f"{label}: unknown weight roles {sorted(unknown)}; expected {', '.join(ROLES)}")
+
+    def module(reference: Any) -> nn.Module | None:
+        return None if reference is None else find(model, reference, label)
+
+    return AttachedRow(
+        label=label,
+        kind=kind_of(table, i),
+        stack=STACKS[table.stack[i]],
+        layer=int(table.layer[i]),
+        placement=PLACEMENTS[table.placement[i]],
+        parallel=bool(table.parallel[i]),
+        item=item,
+        branch=find(model, item.branch, label),
+        reads=module(item.reads),
+        writes=module(item.writes),
+        stream_out=module(item.stream_out),
+        norm=module(item.norm),
+        post_norm=module(item.post_norm),
+        query_norm=module(item.query_norm),
+        key_norm=module(item.key_norm),
+        attention=None if item.attention is None else _held(model, item.attention, label),
+        activation=None if item.activation is None else _held(model, item.activation, label),
+        weights={role: _held(model, reference, f"{label} {role}") for role, reference in item.weights.items()},
+        own_carrier=None if item.carrier is None else find_any(model, item.carrier, label),
+        dropout=_dropout(model, item, label),
+        scaling=None if item.scaling is None else _attribute(model, item.scaling, label),
+    )
+
+
+def _attribute(model: nn.Module, path: str, where: str) -> tuple[nn.Module, str]:
+    """(owner, name) of the number of that path."""
+    find_any(model, path, where)
+    parent, _, name = path.rpartition(".")
+    return find(model, parent, where), name
+
+
+def _dropout(model: nn.Module, item: SublayerMap, where: str) -> tuple[nn.Module, str] | None:
+    path = item.dropout if item.dropout is not None else item.branch
+    found = find_any(model, path, where)
+    if isinstance(found, nn.Dropout):
+        return found, "p"
+    return _attribute(model, path, where) if isinstance(path, str) and isinstance(found, (int, float)) else None
+
+
+def _ends(model: nn.Module, mapping: Mapping) -> AttachedEnds:
+    e, h = mapping.embedding, mapping.head
+
+    def held(reference: Any, where: str) -> Held | None:
+        return None if reference is None else _held(model, reference, where)
+
+    def position(reference: Any, where: str) -> Held | float | None:
+        return float(reference) if isinstance(reference, (int, float)) else held(reference, where)
+
+    def norm(reference: Any, where: str) -> nn.Module | None:
+        return None if reference is None else find(model, reference, where)
+
+    return AttachedEnds(
+        token=held(e.token, "token embedding"),
+        position=position(e.position, "position embedding"),
+        decoder_position=position(e.decoder_position, "decoder position embedding"),
+        segment=position(e.segment, "segment embedding"),
+        norm=norm(e.norm, "embedding norm"),
+        decoder_norm=norm(e.decoder_norm, "embedding norm"),
+        class_tokens=tuple(_held(model, token, "class token") for token in e.class_tokens),
+        convolutions=tuple(_held(model, one, "convolution") for one in e.convolutions),
+        head=held(h.weight, "head"),
+        transform=held(h.transform, "head transform"),
+        activation=held(h.activation, "head"),
+        encoder_final_norm=norm(mapping.encoder_final_norm, "final norm"),
+        final_norm=norm(mapping.final_norm, "final norm"),
+    )
+
+
+def _plan(attached: Attached) -> Plan:
+    """Where the probe points of every sublayer are, each tensor once."""
+    rows, table = attached.rows, attached.layout
+    sites: dict[tuple[int, str, int], int] = {}
+    ordered: list[Site] = []
+
+    def site(module: nn.Module, side: str, row: int, call: int = 0, calls: int = 1) -> int:
+        key = (id(module), side, call)
+        if key not in sites:
+            sites[key] = len(ordered)
+            ordered.append(Site(module, side, call, calls, int(table.stack[row])))
+        return sites[key]
+
+    def needed(row: int, name: str, why: str) -> nn.Module:
+        module: nn.Module | None = getattr(rows[row], name)
+        if module is None:
+            raise InputError(f"{rows[row].label}: the mapping names no {name!r}; {why}")
+        return module
+
+    stream_in: list[int] = []
+    branch: list[int] = []
+    stream_out: list[int] = []
+    for i, row in enumerate(rows):
+        first = i == 0 or row.stack != rows[i - 1].stack
+        if row.parallel:
+            entry = stream_in[-1]
+        elif row.reads is not None:
+            entry = site(row.reads, "input", i)
+        elif not first and rows[i - 1].placement == "post":
+            entry = site(needed(i - 1, "norm", "placement post needs it"), "output", i - 1)
+        elif row.placement in ("pre", "sandwich"):
+            entry = site(needed(i, "norm", f"placement {row.placement} needs it"), "input", i)
+        else:
+            why = "needs a module whose first argument is the stream that enters this sublayer"
+            entry = site(needed(i, "reads", f"placement {row.placement} {why}"), "input", i)
+        stream_in.append(entry)
+        before = len(ordered)
+        branch.append(site(row.branch, "output", i, row.item.call, row.item.calls))
+        if len(ordered) == before:
+            raise InputError(
+                f"{row.label}: its branch is the module of another point; sublayers that share a module "
+                "need a different `call` each"
+            )
+    for i, row in enumerate(rows):
+        last = i + 1 == len(rows) or rows[i + 1].stack != row.stack
+        final = attached.ends.final_norm if i + 1 == len(rows) else attached.ends.encoder_final_norm
+        if row.stream_out is not None:
+            leave = site(row.stream_out, "output", i)
+        elif row.placement == "post":
+            leave = site(needed(i, "norm", "placement post needs it"), "output", i)
+        elif not last and rows[i + 1].parallel:
+            leave = -1 if row.writes is None else site(row.writes, "output", i)
+        elif not last:
+            leave = stream_in[i + 1]
+        elif final is not None:
+            leave = site(final, "input", i)
+        else:
+            why = "without a final norm the last sublayer needs a module whose output is the stream after it"
+            leave = site(needed(i, "writes", why), "output", i)
+        stream_out.append(leave)
+    return Plan(table, tuple(ordered), tuple(stream_in), tuple(branch), tuple(stream_out))

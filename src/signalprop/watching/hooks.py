@@ -1,0 +1,264 @@
+"""The one place where hooks are registered: what modules read and output, while a model runs.
+
+Whoever watches says which modules, and what to do with the tensor; this knows the rest: compiled code runs uncompiled
+meanwhile, hooks come off whatever happens, passes in other threads are none of this watcher's, a module that is called
+several times has several points, and tokens that a model has put in one row are put back.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping as Dictionary
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.live_model import is_compiled
+from signalprop.attachment.mapping import Mapping, Site
+from signalprop.errors import InputError
+from signalprop.network.layout import layout
+
+# What is done with the first tensor that a module reads or outputs; a tensor that is returned takes its place.
+See = Callable[[Tensor | None], Tensor | None]
+LOCK = threading.RLock()  # held for the few instructions that decide whose pass is watched, never while one runs
+
+
+class Hooks:
+    """Hooks on modules of a model, from `attach` to `detach`, or in a `with` block.
+
+    Args:
+        model: in its wrappers, if it has some; it runs uncompiled meanwhile.
+        ignores: whether the thread that asks is in a pass that is not watched. Default: in all threads but the one
+            that attached.
+    """
+
+    def __init__(self, model: nn.Module, ignores: Callable[[], bool] | None = None) -> None:
+        self._model = model
+        self._owner: int | None = None
+        self._ignores = self._elsewhere if ignores is None else ignores
+        self._wanted: list[Callable[[], torch.utils.hooks.RemovableHandle]] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._calls: dict[tuple[int, str], int] = {}
+        self._stance: ExitStack | None = None
+
+    # --- what to watch ---------------------------------------------------------------------------------------------
+
+    def before(
+        self, module: nn.Module, act: Callable[..., Any], *, first: bool = False, everywhere: bool = False
+    ) -> None:
+        """Call `act(module, args, kwargs)` before the module runs.
+
+        Args:
+            first: before the hooks that are there already. everywhere: in passes that are not watched as well.
+        """
+
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return act(module, args, kwargs) if everywhere or not self._ignores() else None
+
+        self._wanted.append(lambda: module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
+
+    def after(
+        self, module: nn.Module, act: Callable[..., Any], *, always: bool = False, everywhere: bool = False
+    ) -> None:
+        """Call `act(module, args, kwargs, output)` after the module ran.
+
+        Args:
+            always: also where it failed. everywhere: in passes that are not watched as well.
+        """
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            return act(module, args, kwargs, output) if everywhere or not self._ignores() else None
+
+        self._wanted.append(lambda: module.register_forward_hook(hook, with_kwargs=True, always_call=always))
+
+    def reads(self, module: nn.Module, see: See, *, first: bool = False) -> None:
+        """Show the first tensor that the module reads."""
+        self.before(module, lambda _, args, kwargs: replaced(args, kwargs, see(read_by(args, kwargs))), first=first)
+
+    def outputs(self, module: nn.Module, see: See) -> None:
+        """Show the first tensor that the module outputs."""
+
+        def act(_: nn.Module, __: Any, ___: Any, output: Any) -> Any:
+            new = see(output if isinstance(output, Tensor) else first_tensor(output))
+            return None if new is None else new if isinstance(output, Tensor) else (new, *output[1:])
+
+        self.after(module, act)
+
+    def sites(self, sites: Sequence[Site], see: Callable[[int, Tensor | None], None], *, first: bool = False) -> None:
+        """Show what passes every site, by its index; one hook for all calls of a module."""
+        groups: dict[tuple[int, str], list[int]] = {}
+        for index, site in enumerate(sites):
+            groups.setdefault((id(site.module), site.side), []).append(index)
+        for key, indices in groups.items():
+            self._group(key, indices, sites, see, first=first)
+
+    def _group(
+        self,
+        key: tuple[int, str],
+        indices: list[int],
+        sites: Sequence[Site],
+        see: Callable[[int, Tensor | None], None],
+        *,
+        first: bool,
+    ) -> None:
+        site = sites[indices[0]]
+
+        def meets(tensor: Tensor | None) -> None:
+            call = 0
+            if site.calls > 1:
+                call = self._calls.get(key, 0) % site.calls
+                self._calls[key] = call + 1
+            for index in indices:
+                if site.calls == 1 or sites[index].call == call:
+                    see(index, tensor)
+                    return
+
+        if site.side == "input":
+            self.reads(site.module, meets, first=first)
+        else:
+            self.outputs(site.module, meets)
+
+    # --- on and off ------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Put the hooks on; compiled modules run uncompiled until `detach`."""
+        try:
+            self._owner = threading.get_ident()
+            self._stance = uncompiled(self._model)
+            self._handles += [register() for register in self._wanted]
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Take every hook off, for good, and let compiled modules run compiled again; harmless a second time."""
+        for handle in self._handles:
+            handle.remove()
+        # what is watched is let go of, and a pass that another thread is in goes on, unwatched
+        self._ignores = _ended
+        self._handles.clear()
+        self._wanted.clear()
+        self._calls.clear()
+        if self._stance is not None:
+            self._stance.close()
+            self._stance = None
+
+    def begin(self) -> None:
+        """A new pass begins: calls are counted from 0."""
+        self._calls.clear()
+
+    def __enter__(self) -> Self:
+        self.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def _elsewhere(self) -> bool:
+        return threading.get_ident() != self._owner
+
+
+def _ended() -> bool:
+    return True
+
+
+def read_by(args: Any, kwargs: Any) -> Tensor | None:
+    """The first tensor of a module's arguments."""
+    first = args[0] if args else None
+    return first if isinstance(first, Tensor) else first_tensor(args or kwargs.values())
+
+
+def replaced(args: Any, kwargs: Any, new: Tensor | None) -> Any:
+    """Arguments with another first tensor, as PyTorch wants them of a hook; None where nothing is new."""
+    if new is None:
+        return None
+    if args:
+        return (new, *args[1:]), kwargs
+    name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+    return args, {**kwargs, name: new}
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """The first tensor of a tuple, list, dictionary view or model output; None where there is none."""
+    if isinstance(values, Tensor):
+        return values
+    if hasattr(values, "values"):
+        values = values.values()
+    try:
+        return next((value for value in values if isinstance(value, Tensor)), None)
+    except TypeError:
+        return None
+
+
+def in_tokens(tensor: Tensor, shape: tuple[int, int] | None) -> Tensor:
+    """A tensor as (batch, tokens, features), where a model has put all its tokens in one row (OPT).
+
+    Args:
+        shape: (batch, tokens) of the stream, where it is known.
+    """
+    if tensor.ndim == 2 and shape is not None and tensor.shape[0] == shape[0] * shape[1]:
+        return tensor.reshape(*shape, tensor.shape[1])
+    return tensor
+
+
+def masks_of(arguments: Dictionary[str, Any], mapping: Mapping) -> tuple[dict[int, Tensor | None], bool]:
+    """(the padding mask of every stack, (batch, tokens), None where there is none; whether one has another shape).
+
+    Args:
+        arguments: of the model's forward, by name. mapping: names the masks.
+    """
+    stack = layout(mapping.architecture).stack
+    given = {int(stack.min()): arguments.get(mapping.padding)}
+    if stack.min() != 1:
+        given[1] = arguments.get(mapping.decoder_padding)
+    odd = any(value is not None and not (isinstance(value, Tensor) and value.ndim == 2) for value in given.values())
+    found = {k: value if isinstance(value, Tensor) and value.ndim == 2 else None for k, value in given.items()}
+    first = found[int(stack.min())]
+    if first is not None:
+        found[int(stack.min())] = first[:, :: mapping.padding_stride]
+    return found, odd
+
+
+def uncompiled(model: nn.Module) -> ExitStack:
+    """Make compiled code run eagerly until the returned stack is closed.
+
+    Hooks that are added after compilation are silently not called, so a probed step has to run uncompiled.
+
+    Raises:
+        InputError: a module is compiled, and this version of PyTorch cannot switch it off.
+    """
+    stack = ExitStack()
+    if "torch._dynamo" in sys.modules:  # nothing can be compiled before that is imported
+        set_stance: Callable[..., Any] | None = getattr(torch.compiler, "set_stance", None)
+        if set_stance is not None:
+            stack.enter_context(_eagerly(set_stance))
+        elif any(is_compiled(module) for module in model.modules()):
+            raise InputError(
+                f"the model is compiled, and hooks are not called in compiled code; torch {torch.__version__} cannot "
+                "switch it off: measure before torch.compile, or use torch 2.6 or newer"
+            )
+    return stack
+
+
+_eager: list[ExitStack] = []  # one for each user; the first holds what PyTorch is to go back to after the last
+
+
+@contextmanager
+def _eagerly(set_stance: Callable[..., Any]) -> Iterator[None]:
+    """The stance is one for all threads, and probes may end in another order than they began in."""
+    with LOCK:
+        held = _eager[0] if _eager else ExitStack()
+        if not _eager:
+            held.enter_context(set_stance("force_eager"))
+        _eager.append(held)
+    try:
+        yield
+    finally:
+        with LOCK:
+            _eager.pop()
+            if not _eager:
+                held.close()
