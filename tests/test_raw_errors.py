@@ -16,6 +16,7 @@ import signalprop as sp
 from commandline import TINY
 from damage import check_command, commanded
 from signalprop.cli import run
+from signalprop.data import default_batch
 from signalprop.diagnosis import token_batches
 from signalprop.errors import InputError
 from signalprop.watching.reduction import Padding, collect, exact, moments
@@ -169,6 +170,13 @@ class TestQuantised:
     def test_schemes_are_refused(self, model: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="has no tensor as weight"):
             sp.apply(model, "xavier")
+
+
+@pytest.mark.parametrize("arch", ["gpt2-large", "vit-base", "whisper-tiny"])
+@pytest.mark.parametrize("n", [10**12, 10**30])
+def test_batches_larger_than_memory(arch: str, n: int) -> None:
+    with pytest.raises(InputError, match=r"a batch of 1,000,.* needs at least .* GB of memory"):
+        default_batch(sp.Architecture.preset(arch), batch_size=n)
 
 
 def test_a_head_transform_that_passes_nothing() -> None:

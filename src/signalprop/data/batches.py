@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError, require
+from signalprop.files.limits import check_fits
 from signalprop.files.storage import read_array, read_text
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
@@ -155,7 +156,7 @@ def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:
         raise InputError(
             f"the text has {ids.size} tokens, one sequence needs {length}; give a longer text or a smaller seq_len"
         )
-    starts = _generator(seed, 0, n).integers(0, ids.size - length + 1, n)
+    starts = _generator(seed, 0, n, length).integers(0, ids.size - length + 1, n)
     return np.asarray(ids[starts[:, None] + np.arange(length)])
 
 
@@ -225,7 +226,7 @@ def speech_features(shape: tuple[int, int, int], seed: int) -> FloatArray:
     neighbouring frames (10 ms apart) correlate by about 0.9 and neighbouring filters by about 0.8. They are Gaussian:
     no speech, pauses or harmonics.
     """
-    rng = _generator(seed, 4)
+    rng = _generator(seed, 4, shape[0], math.prod(shape[1:]))
     x = rng.standard_normal(shape)
     for axis, r in ((1, 0.9), (2, 0.8)):  # first-order autoregression along time and along frequency
         moved = np.moveaxis(x, axis, 0)
@@ -280,7 +281,7 @@ def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch
     digits = datasets.load_digits()
     images = (digits.images - digits.images.mean()) / digits.images.std()
     known = np.flatnonzero(digits.target < a.n_classes)
-    chosen = known[_generator(seed, 0, batch_size).integers(0, known.size, batch_size)]
+    chosen = known[_generator(seed, 0, batch_size, a.seq_len * a.patch_dim).integers(0, known.size, batch_size)]
     pick = np.arange(grid * side) * images.shape[1] // (grid * side)
     large = images[chosen][:, pick][:, :, pick]
     blocks = large.reshape(batch_size, grid, side, grid, side).transpose(0, 1, 3, 2, 4)
@@ -344,8 +345,9 @@ def default_statistics(architecture: Architecture) -> InputStatistics:
     return _class_loss(statistics, a.seq_len) if a.head == "classes" else statistics
 
 
-def _generator(seed: int, stream: int, n: int = 1) -> np.random.Generator:
-    """Random numbers of one purpose (`stream`), independent of those of the others."""
+def _generator(seed: int, stream: int, n: int = 1, width: int = 1) -> np.random.Generator:
+    """Random numbers of one purpose (`stream`), independent of those of the others, for `n` sequences of `width`."""
     if seed < 0 or n < 1:
         raise InputError(f"batch_size is {n} and seed {seed}; expected at least 1 and at least 0")
+    check_fits(8.0 * n * width, f"a batch of {n:,} sequences", "take a smaller batch")
     return np.random.default_rng([seed, stream] if stream else seed)

@@ -76,6 +76,9 @@ class Kept:
     def result(self, key: Sequence[Any], kind: type[V], make: Callable[[], V]) -> V:
         """The kept result of a key, or the one that `make` gives, which is kept from now on.
 
+        Args:
+            key: plain values that name it. kind: its class.
+
         Raises:
             InputError: what the file holds is no such result.
         """
