@@ -218,7 +218,7 @@ class TestBadInput:
     def test_an_unknown_family_lists_the_known_ones(self) -> None:
         with pytest.raises(
             InputError,
-            match=r"'bloom' is not known; known families: bart, .*whisper\. For a model of your own.*Map",
+            match=r"'bloom' is not known; known families: arcee, bart, .*xlm-roberta\. For a model of your own.*Map",
         ):
             Architecture.from_hf({"model_type": "bloom"})
         with pytest.raises(InputError, match="family None is not known"):

@@ -24,6 +24,11 @@ from signalprop.repair.record import vanilla_mapping
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NAMES = [name for name in MODELS if not name.endswith(("-bare", "-classes", "-encoder"))]
+LIKE = (  # the modules of another; the tests below run for them, the page has no column
+    "xlm-roberta", "camembert", "mt5", "smollm3", "internlm3", "arcee", "ministral", "hunyuan_v1_dense", "olmo3",
+    "exaone4",
+)  # fmt: skip
+COLUMNS = [name for name in NAMES if name not in LIKE]
 BOUND = 1e-9
 LOOSE = {
     "gemma": 1e-6,
@@ -102,7 +107,7 @@ def _cell(name: str, scheme: str, patch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 def page() -> str:
     """docs/families.md."""
-    found = {(name, scheme): cell(name, scheme) for scheme in sorted(sp.SCHEMES) for name in NAMES}
+    found = {(name, scheme): cell(name, scheme) for scheme in sorted(sp.SCHEMES) for name in COLUMNS}
     lines = [
         "# Families and schemes",
         "",
@@ -116,11 +121,15 @@ def page() -> str:
         "* `°`: cannot be folded into a vanilla checkpoint. Without it, `fold` gives the same logits to 1e-5.",
         "* `–`: refused; the reasons stand below the table.",
         "",
-        "| scheme | " + " | ".join(NAMES) + " |",
-        "| --- |" + " --- |" * len(NAMES),
+        "Families without a column have the modules of one that has: XLM-RoBERTa and CamemBERT those of roberta;",
+        "mT5 of t5-gated; SmolLM3, InternLM3, Ministral and (without gates) Arcee of llama; HunYuan of qwen3; OLMo 3",
+        "and EXAONE 4 of olmo2.",
+        "",
+        "| scheme | " + " | ".join(COLUMNS) + " |",
+        "| --- |" + " --- |" * len(COLUMNS),
     ]
     for scheme in sorted(sp.SCHEMES):
-        lines.append(f"| {scheme} | " + " | ".join(found[name, scheme][0] for name in NAMES) + " |")
+        lines.append(f"| {scheme} | " + " | ".join(found[name, scheme][0] for name in COLUMNS) + " |")
     lines += ["", "## What the refusals say", ""]
     reasons: dict[tuple[str, str], list[str]] = {}
     for (name, scheme), (words, reason) in found.items():
