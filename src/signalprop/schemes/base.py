@@ -159,6 +159,9 @@ def fill(
         architecture: that the rows describe. made_by: the scheme, whose name and options the table keeps.
         std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
+
+    Raises:
+        InputError: a kind of sublayer has a role that `std` does not name, or a bad column.
     """
     table = blank(architecture, made_by.name, **made_by.options())
     for kind in kinds_in(table):
