@@ -17,11 +17,20 @@ INSIDE = {"html", "cli", "report"}  # of a room: its README speaks for them
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.relative_to(SOURCE).as_posix())
 def test_a_room_has_a_readme(room: Path) -> None:
-    if room.name in INSIDE and room.parent.name in ("report", "signalprop_lab"):
+    if room.parent.name == "sublayers" or (room.name in INSIDE and room.parent.name in ("report", "signalprop_lab")):
         room = room.parent
     text = (room / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 30
     assert "May import" in text and "Start with" in text
-    homes = (room, *room.parents[:2])
+    homes = (room, *room.parents[:2], *(inside for inside in room.iterdir() if inside.is_dir()))
     for name in re.findall(r"`([\w/]+\.py|[\w]+/)`", text):
         assert any((home / name).exists() for home in homes), name
+
+
+def test_the_idea_is_read_in_1500_lines() -> None:
+    guide = (SOURCE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", guide.split("### Read the idea")[1].split("\n\n")[1])
+    places = [SOURCE / "signalprop" / name for name in named]
+    files = [file for place in places for file in ([place] if place.is_file() else place.glob("*.py"))]
+    assert len(named) == 6 and len(files) > 9
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 1500
