@@ -116,6 +116,11 @@ def save_pretrained(
     try:
         with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
             vanilla_save(directory, *args, **options)
+    except InputError as refused:
+        error = refused.__cause__
+        if error is not None and (isinstance(error, OSError) or "I/O error" in str(error)):
+            raise error from None  # of the disk, not of the model
+        raise
     finally:
         delattr(config, _ENTRY)
     if given.get("is_main_process", True):
