@@ -17,7 +17,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from measurement.conftest import MODELS
-from signalprop.attachment.attached import attach, is_transposed
+from signalprop.attachment.attached import Held, attach, is_transposed
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find_any
 from signalprop.attachment.parametrization_of import tensors_of
@@ -100,7 +100,7 @@ def pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
         *([(last, e.decoder_position, e.decoder_norm)] if last is not first else []),
     ):
         if stack.position is not None:
-            table = find_any(model, reference, "positions").weight
+            table = Held(find_any(model, reference, "positions")).weight
             n = stack.position.weight.shape[0]
             yield stack.position.weight, table, lambda t, n=n: t.reshape(-1, t.shape[-1])[-n:]  # OPT, RoBERTa: offset 2
         if stack.norm is not None:
