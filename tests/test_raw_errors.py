@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,15 @@ def test_a_head_transform_that_passes_nothing() -> None:
                        "std=1e8")  # fmt: skip
     check_command(result)
     assert result.status == 0
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "untrusted-files.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if "`tests/" in line and line.startswith("|")]
+    assert len(rows) > 15
+    for row in rows:
+        cell = row.rstrip("| ").rpartition(" | ")[2]
+        files = [Path(__file__).parent.parent / name for name in re.findall(r"`(tests/[\w/]+\.py)`", cell)]
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`((?:Test|test_)\w+)`", cell):
+            assert re.search(rf"(?:class|def) {name}\b", text), (name, row)
