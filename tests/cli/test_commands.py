@@ -201,10 +201,10 @@ def test_verify_fails_where_a_formula_is_worse_than_the_papers(
 ) -> None:
     from signalprop_lab.verification.verify import Row, VerificationReport
 
-    good = Row("relu", "mean", (0.3, 1.3, 2.3), 0.01, 8, (0.3, 1.3, 2.3), {})
-    bad = Row("relu", "variance", (0.5, 1.9, 3.5), 0.01, 8, (0.5, 1.9, 3.4), {})
-    unknown = Row("tanh", "variance", (9.0, 9.0, 9.0), 0.01, 8, None, {})
-    noisy = Row("linear", "mean", (0.3, 0.6, 0.7), 0.33, 8, (0.0, 0.4, 1.3), {})
+    good = Row("relu", "mean", (0.3, 1.3, 2.3), 0.01, 0.0, 0.1, 0.3, 8, (0.3, 1.3, 2.3), {})
+    bad = Row("relu", "variance", (0.5, 1.9, 3.5), 0.01, 0.0, 0.1, 0.3, 8, (0.5, 1.9, 3.4), {})
+    unknown = Row("tanh", "variance", (9.0, 9.0, 9.0), 0.01, 0.0, 0.1, 0.3, 8, None, {})
+    noisy = Row("linear", "mean", (0.3, 0.6, 0.7), 0.33, 0.0, 0.1, 0.3, 8, (0.0, 0.4, 1.3), {})
     for rows, expected in (((good, unknown, noisy), 0), ((good, bad, noisy), 1)):
         report = VerificationReport(rows, "quick", 0)
         monkeypatch.setattr("signalprop_lab.verification.verify.verify", lambda *_, report=report, **__: report)

@@ -14,9 +14,9 @@ from torch import nn
 
 import signalprop as sp
 from gguf_file import write_gguf
-from signalprop import checkpoint_loading
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError, first_line
+from signalprop.files import checkpoint_loading
 from signalprop.files.model_size import check_counts, check_gguf, check_model
 
 NEEDS = r"needs at least [\d,]+\.\d GB of memory; there are"

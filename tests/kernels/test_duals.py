@@ -220,7 +220,7 @@ def behind(p: Parametrization) -> dict[int, np.ndarray]:
     """Kernels behind blocks 9, 18 and 36, from independent tokens."""
     steps: list[tuple[int, State, State, State]] = []
     Stack(p).run(State(np.eye(TOKENS)), range(p.n_sublayers), lambda *found: steps.append(found))
-    return {(i + 1) // 2: stream.absolute() for i, _, _, stream, _ in steps if (i + 1) / 2 in (9, 18, 36)}
+    return {(i + 1) // 2: stream.absolute() for i, _, _, stream in steps if (i + 1) / 2 in (9, 18, 36)}
 
 
 def mean_cosine(kernel: np.ndarray) -> float:

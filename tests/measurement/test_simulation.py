@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.models import build, layerwise
@@ -307,7 +307,7 @@ def test_patches() -> None:
     [
         ({"n_seeds": 0}, "n_seeds is 0"),
         ({"batch_size": 0}, "batch_size 0"),
-        ({"inputs": zipf(60), "batch": "any"}, "both given"),
+        ({"inputs": zipf(60), "batch": default_batch(Architecture(**SMALL))}, "both given"),
     ],
 )
 def test_refuses_bad_arguments(arguments: dict[str, Any], words: str) -> None:

@@ -63,7 +63,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sublayer 0 has weights": lambda d: d["sublayers"][0]["weights"].pop("query"),
     "sublayer 1 has weights": lambda d: d["sublayers"][1]["weights"].update(query=1.0),
     "and biases": lambda d: d["sublayers"][1].update(biases={"query": 1.0}),
-    "sublayers.0.weights.quer": lambda d: d["sublayers"][0]["weights"].update(quer=1.0),
+    "'quer'": lambda d: d["sublayers"][0]["weights"].update(quer=1.0),
     "weight.query of sublayer 0 is -1.0": lambda d: d["sublayers"][0]["weights"].update(query=-1.0),
     "weight.key of sublayer 0 is 1e+300": lambda d: d["sublayers"][0]["weights"].update(key=1e300),
     "sublayers.0.weights.key": lambda d: d["sublayers"][0]["weights"].update(key=float("nan")),

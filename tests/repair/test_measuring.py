@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-import signalprop as sp
 from applied import Pair, pair, vanilla
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.measurement import measure
+from signalprop.network.layout import PLACEMENTS
 from signalprop.repair import apply
 from signalprop.results.profile import POINTS, Profile
 
@@ -63,7 +63,7 @@ def test_a_table_is_read_back(family: str, scheme: str) -> None:
     both = made(family, scheme)
     found, table = read_parametrization(both.applied), both.table
     for name in ("skip", "branch", "norm_scale", "value_skip", "attention_gain", "score_scale", "norm_gain"):
-        kept = table.placement != sp.layout.PLACEMENTS.index("none") if name == "norm_gain" else slice(None)
+        kept = table.placement != PLACEMENTS.index("none") if name == "norm_gain" else slice(None)
         np.testing.assert_allclose(getattr(found, name)[kept], getattr(table, name)[kept], rtol=1e-5, err_msg=name)
     assert found.placement.tolist() == table.placement.tolist()
     assert found.architecture.norm_placement == table.architecture.norm_placement

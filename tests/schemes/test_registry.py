@@ -126,7 +126,12 @@ def test_a_scheme_without_a_name(registry: None) -> None:
 
 
 def test_columns_of_fill() -> None:
-    table = fill(SMALL, scheme("fixed"), {"query": 0.5, "up": np.array([9.0, 1.0, 9.0, 2.0])}, skip=0.25)
+    table = fill(
+        SMALL,
+        scheme("fixed"),
+        dict.fromkeys(("key", "value", "output", "down"), 0.0) | {"query": 0.5, "up": np.array([9.0, 1.0, 9.0, 2.0])},
+        skip=0.25,
+    )
     assert table.weights["query"].tolist() == [0.5, 0.0, 0.5, 0.0]
     assert table.weights["up"].tolist() == [0.0, 1.0, 0.0, 2.0]
     assert not table.weights["down"].any() and (table.skip == 0.25).all()
