@@ -19,6 +19,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -433,7 +434,10 @@ def main() -> int:
             if counts.total() % 500 == 0:
                 print(f"{counts.total()} {what}, {raw} raw, {time.monotonic() - begun:.0f} s", flush=True)
         print(f"seed {asked.seed}: {counts.total()} {what} in {time.monotonic() - begun:.0f} s; {dict(counts)}")
-    print(f"{raw} raw")
+    print(f"{raw} raw" + (f"; files that are, and what they lay in: {place}" if raw else ""))
+    if not raw:
+        os.chdir("/")
+        shutil.rmtree(place)
     return int(raw > 0)
 
 
