@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field
 
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, read_json, write_json
+from signalprop.files.documents import Document
+from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
@@ -203,7 +203,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str, where: Sequence[int] |
 
 @typed
 @dataclass(frozen=True, eq=False, repr=False)
-class Profile(Shown):
+class Profile(Document, Shown):
     """The signal of a network, sublayer by sublayer.
 
     Attributes:
@@ -360,25 +360,6 @@ class Profile(Shown):
             forward=_points(rows, "sublayer"),
             gradient=None if without else _points(gradients, "gradient of sublayer"),
         )
-
-    @typed
-    def save(self, path: str | Path) -> None:
-        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        write_json(path, self.to_json())
-
-    @classmethod
-    @typed
-    def load(cls, path: str | Path) -> Profile:
-        """Read the JSON file `path` that `save` wrote.
-
-        Raises:
-            InputError: the file cannot be read, or as `from_json`.
-        """
-        return cls.from_json(read_json(path))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Profile):
