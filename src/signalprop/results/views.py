@@ -27,7 +27,7 @@ class Shown:
 
     @typed
     def plot(self, path: str | Path | None = None, *, title: str | None = None) -> Any:
-        """A matplotlib Figure over depth: variance, gradient, token correlation, branches. Notebooks show it. Not for sweeps.
+        """A matplotlib Figure: variance, gradient, token correlation and branches over depth. Not for sweeps.
 
         Args:
             path: also written there (.png, .svg or .pdf). title: default: the network in words.
