@@ -111,7 +111,8 @@ class TestLoading:
 
     def test_printing_leaves_the_labels_of_the_axes(self, page: Page, everything: Path) -> None:
         page.open(everything, height=20_000)
-        page.wait("[...document.querySelectorAll('figure.block:not(.hidden)')].every((f) => f.querySelector('.main-svg'))")
+        shown = "[...document.querySelectorAll('figure.block:not(.hidden)')]"
+        page.wait(f"{shown}.every((figure) => figure.querySelector('.main-svg'))")
         before, paper, after = page.printed_labels()
         assert len(before) > 25 and before == after
         for figure, labels in before.items():  # on another size there may be fewer of them, or more

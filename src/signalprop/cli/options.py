@@ -192,7 +192,7 @@ def _architecture(source: str, data: dict[str, Any] | None, changed: dict[str, A
     if is_directory(source):
         return Architecture.from_hf(Path(source), **changed)
     if data is None:
-        if Path(source).suffix or "/" in source:
+        if "/" in source or Path(source).suffix[1:2].isalpha():  # a preset may have a dot: phi-1.5
             raise InputError(f"there is no file or directory {source}")
         return Architecture.preset(source, **changed)
     if "schema" in data:
