@@ -41,6 +41,7 @@ def study(
     batch_size: int = 2,
     fidelity: Fidelity = "auto",
     backward: bool = True,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Comparison:
     """Predict and measure, and say how well the two agree.
@@ -55,6 +56,7 @@ def study(
         batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text.
         seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
         fidelity: of the prediction. backward: also the gradient, where the model has a loss.
+        device: where networks with fresh weights run; a live model runs where it is.
         progress: called with the measurements that are done, and all of them.
 
     Returns:
@@ -78,7 +80,7 @@ def study(
         table = subject
         batch = _one(batches) or default_batch(table.architecture, batch_size=batch_size, seed=seed)
         backward, notes = with_gradient(table.architecture, backward)
-        draw = partial(_fresh, table, batch, seed=seed, backward=backward)
+        draw = partial(_fresh, table, batch, seed=seed, backward=backward, device=device)
         statistics = batch.statistics(table.architecture)
         measured = _measured(draw, seeds, progress)
     else:
@@ -135,7 +137,7 @@ def fitted(architecture: Architecture, batch: Batch) -> Architecture:
     return architecture.replace(**lengths)
 
 
-def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool) -> Profile:
+def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool, device: str) -> Profile:
     """The k-th network with fresh weights, measured."""
     import torch
 
@@ -144,8 +146,8 @@ def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: boo
     from signalprop.models import build
 
     if count_parameters(p.architecture)["total"] > LARGE:
-        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward)
-    model = build(p, seed=seed + k)
+        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward, device=device)
+    model = build(p, seed=seed + k).to(device)
     torch.manual_seed(seed + k)  # of the dropout masks
     return measure(model, batch, backward=backward, scheme=p.scheme)
 

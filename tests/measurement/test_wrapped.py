@@ -89,7 +89,9 @@ class TestAdapters:
             theirs.signal, theirs.weights, theirs.removal, theirs.casts
         )  # fmt: skip
         rows, bare = (check(each, "huggingface").rows for each in (wrapped, model))
-        assert [(row.name, row.measured, row.verdict) for row in rows] == [(r.name, r.measured, r.verdict) for r in bare]
+        assert [(row.name, row.measured, row.verdict) for row in rows] == [
+            (r.name, r.measured, r.verdict) for r in bare
+        ]
 
     def test_no_scheme_is_put_on_them(self) -> None:
         wrapped = adapted(vanilla("llama", 2), False)

@@ -48,6 +48,7 @@ def measure(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -79,6 +80,7 @@ def measure(
         raise InputError("--random-init belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
     require("torch", "models")
+    place = opt.usable(device)
     import torch
 
     from signalprop.measurement import measure as measured
@@ -87,8 +89,8 @@ def measure(
     def subject(k: int) -> tuple[nn.Module, Architecture, str]:
         """The k-th model, the architecture that its batch is made for, and the name of its initialisation."""
         if p is not None:
-            return build(p, seed=seed + k), p.architecture, p.scheme
-        live = load_model(Path(model), random_init=random_init, seed=seed + k).train(train_mode)
+            return build(p, seed=seed + k).to(place), p.architecture, p.scheme
+        live = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
         return live, architecture_of(live, changed), "random init" if random_init else "as is"
 
     profiles = []

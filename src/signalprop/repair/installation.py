@@ -100,7 +100,7 @@ def apply(
     if adapted := adapters_in(model):
         raise InputError(
             f"the model has PEFT's adapters ({adapted[0]} and {len(adapted) - 1} more), whose start the scheme knows "
-            "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() them first"
+            "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() first"
         )
     if mode not in ("gauge", "absorbed"):
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
