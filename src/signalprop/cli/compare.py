@@ -50,6 +50,7 @@ def compare(
     batch_size: opt.BatchSize = 2,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
+    skip_first: opt.SkipFirst = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -102,7 +103,7 @@ def compare(
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,
-            backward=not no_gradient, device=place, progress=step,
+            backward=not no_gradient, device=place, skip_first=skip_first, progress=step,
         )  # fmt: skip
 
     def show() -> None:
@@ -111,6 +112,7 @@ def compare(
         output.echo(tables.agreement_table(result))
         lines = [
             *findings.summary(result.predicted),
+            *(f"{'note':<20}{note}" for note in result.measured.notes if note not in result.predicted.notes),
             f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}",
         ]
         output.echo_findings(lines, findings.warnings(result.measured))

@@ -49,6 +49,7 @@ def measure(
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
+    skip_first: opt.SkipFirst = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -101,7 +102,7 @@ def measure(
             batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
             backward, notes = with_gradient(architecture, not no_gradient)
             torch.manual_seed(seed + k)  # of the dropout masks
-            profiles.append(measured(live, batch, backward=backward, scheme=label))
+            profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, notes=(*profile.notes, *notes))

@@ -57,6 +57,15 @@ Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw 
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
 ]
+SkipFirst = Annotated[
+    int | None,
+    typer.Option(
+        "--skip-first",
+        min=0,
+        help="Positions of every sequence that a decoder's statistics leave out (default: 4 where they stand out a "
+        "hundredfold, as in trained decoders; else none).",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every sublayer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
