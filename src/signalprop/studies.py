@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.data.batches import Batch, default_batch
+from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError, require
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import Fidelity, predict
-from signalprop.results.comparison import Comparison, compare
+from signalprop.results.comparison import Comparison
+from signalprop.results.comparison import compare as agreement
 from signalprop.results.cost import count_parameters
 from signalprop.results.profile import Profile, average
-from signalprop.schemes import scheme as scheme_named
+from signalprop.schemes.default import parametrized
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]
 @typed
 def study(
     subject: str | Architecture | Parametrization | nn.Module,
-    scheme: str = "xavier",
+    scheme: str | None = None,
     *,
     batches: Batch | Sequence[Batch] | None = None,
     seeds: int = 8,
@@ -51,8 +52,9 @@ def study(
     Args:
         subject: a preset's name, an Architecture (both are initialised by `scheme`), a Parametrization, or a model that
             `measure` can read.
-        scheme: name of the initialisation of a preset or an Architecture.
-        batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text.
+        scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop compare`.
+        batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text, of which a
+            preset or a model reads at most 128 tokens per sequence.
         seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
         fidelity: of the prediction. backward: also the gradient, where the model has a loss.
         progress: called with the measurements that are done, and all of them.
@@ -72,10 +74,9 @@ def study(
     draw: Callable[[int], Profile]
     if isinstance(subject, str):
         subject = Architecture.preset(subject)
-    if isinstance(subject, Architecture):
-        subject = scheme_named(scheme)(subject)
-    if isinstance(subject, Parametrization):
-        table = subject
+        subject = shortened(subject) if batches is None else subject
+    if isinstance(subject, (Architecture, Parametrization)):
+        table = parametrized(subject, scheme)
         batch = _one(batches) or default_batch(table.architecture, batch_size=batch_size, seed=seed)
         backward, notes = with_gradient(table.architecture, backward)
         draw = partial(_fresh, table, batch, seed=seed, backward=backward)
@@ -85,7 +86,33 @@ def study(
         table, statistics, measured, notes = _live(subject, batches, seeds, seed, batch_size, backward, progress)
         backward = measured.gradient is not None
     predicted = predict(table, statistics, fidelity=fidelity, backward=backward)
-    return compare(replace(predicted, notes=(*predicted.notes, *notes)), measured)
+    return agreement(replace(predicted, notes=(*predicted.notes, *notes)), measured)
+
+
+@typed
+def compare(
+    predicted: str | Architecture | Parametrization | nn.Module | Profile,
+    measured: Profile | None = None,
+    **options: Any,
+) -> Comparison:
+    """Agreement of a prediction with a measurement; `compare("gpt2")` makes both.
+
+    Args:
+        predicted: a Profile; or whatever `study` predicts and measures: a preset, an Architecture, a Parametrization, a
+            model.
+        measured: the other Profile, of the same sublayers, where `predicted` is one.
+        options: of `study` (scheme, batches, seeds, ...).
+
+    Raises:
+        InputError: one Profile alone, profiles of different sublayers, sweeps, or as `study`.
+    """
+    if not isinstance(predicted, Profile):
+        if measured is not None:
+            raise InputError("compare was given a network and a Profile; predict the network first, or leave it out")
+        return study(predicted, **options)
+    if measured is None or options:
+        raise InputError("compare takes two profiles without options; to measure a network, give its preset or model")
+    return agreement(predicted, measured)
 
 
 def _one(batches: Batch | Sequence[Batch] | None) -> Batch | None:
@@ -113,7 +140,7 @@ def _live(
     given = [batches] if isinstance(batches, Batch) else batches
     a = mapping_for(model, None).architecture
     if given is None:
-        given = [default_batch(a, batch_size=batch_size, seed=seed + k) for k in range(seeds)]
+        given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]
     a = fitted(a, given[0]).replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
     backward, notes = with_gradient(a, backward)
 

@@ -11,6 +11,7 @@ import pytest
 from commandline import TINY, Command
 from signalprop.cli import run
 
+BOOK = Path(__file__)
 Refused = Callable[..., str]
 
 
@@ -22,6 +23,14 @@ Refused = Callable[..., str]
         (["predict", "tgs", "--layers", "0"], "n_layers"),
         (["predict", "tgs", "--layers", "two"], "--layers"),
         (["predict", "bart"], "known presets: tgs"),
+        (["predict", "gtp2"], "unknown preset 'gtp2'; did you mean gpt2?"),
+        (["predict", "phi-1.6"], "did you mean phi-1.5?"),
+        (["predict", "tgs", "--scheme", "xavir"], "did you mean xavier?"),
+        (["predict", "tgs", "--scheme", "xavier", "--scheme=deepscalelm"], "--scheme is given 2 times"),
+        (["sweep", "swep-cod-tab1"], "did you mean sweep-cod-tab1?"),
+        (["sweep", "foo"], "known sweeps: sweep-"),
+        (["train", "gpt-smal"], "did you mean gpt-small?"),
+        (["diagnose", str(BOOK)], "is not a model, and there is no config.json beside it"),
         (["predict", "no/such/folder"], "no file or directory"),
         (["predict", "missing.json"], "cannot read missing.json"),
         (["predict", "tgs", "--scheme", "magic"], ", deepscalelm, "),

@@ -9,6 +9,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.data.batches import LONGEST
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
 
 REPORT = "signalprop-comparison.html"
-# Tokens per sequence where nobody says how many, so that a default run takes about a minute.
-LONGEST = 128
 
 
 def compare(

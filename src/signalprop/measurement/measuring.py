@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import attach
 from signalprop.attachment.live_model import placed
 from signalprop.attachment.mapping import Mapping
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
@@ -34,7 +34,7 @@ _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # o
 @typed
 def measure(
     model: nn.Module,
-    batch: Batch | Dictionary[str, Any],
+    batch: Batch | Dictionary[str, Any] | None = None,
     *,
     mapping: Mapping | None = None,
     backward: bool = True,
@@ -51,7 +51,8 @@ def measure(
     Args:
         model: a supported Hugging Face model, one with a method `signalprop_mapping()`, or any with
             `mapping`. Compiled models are run uncompiled.
-        batch: a `signalprop.data.Batch`, or the model's own keyword arguments.
+        batch: a `signalprop.data.Batch`, or the model's own keyword arguments; default: 4 sequences of at most 128
+            tokens of the embedded text.
         mapping: where the signal runs (see `Mapping`); default: by `signalprop_mapping()` or by family.
         backward: also measure gradients of the loss.
         loss: makes the loss from the model's output. Default: the model's own loss where it gives one (for a
@@ -66,6 +67,8 @@ def measure(
     """
     attached = attach(model, mapping)
     model = attached.model
+    if batch is None:
+        batch = default_batch(shortened(attached.mapping.architecture))
     arguments = arguments_of(model, attached.mapping, batch)
     recorder = Recorder(attached, backward=backward)
     with _turn(model):
