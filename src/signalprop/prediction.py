@@ -140,8 +140,8 @@ def _large_scores(p: Parametrization) -> str:
     if largest <= _LARGE_SCORES:
         return ""
     return (
-        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be a third off or "
-        "more; use fidelity simulate"
+        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be a third off "
+        "or more; use fidelity simulate"
     )
 
 
