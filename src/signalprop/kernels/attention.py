@@ -292,7 +292,7 @@ class TokenAttention:
         log_shared += np.minimum(c, 0.0)
         spread = (1 / self.d_head + 2 / self.d_model) * (scores**2 + c**2)
         value, _, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
-        return value, np.minimum(weighted, np.exp(log_jacobian) * scores)
+        return np.asarray(value), np.asarray(np.minimum(weighted, np.exp(log_jacobian) * scores))
 
     @cached_property
     def _bracket_weight(self) -> FloatArray:
