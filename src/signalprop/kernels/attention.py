@@ -122,7 +122,7 @@ class TokenAttention:
         return out
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
-        """Of A V: what two rows share, with its limit of two tokens at one place on the diagonal; and its own diagonal."""
+        """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
         n, spread, own_scale, dropped = self._row_length, self._spread, self._own, 1 / (1 - self.dropout)
         own = np.diagonal(self._double_mean)
         if self.qk == 0:  # all that scores do is left out: weights are 1/n

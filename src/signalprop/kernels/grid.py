@@ -22,9 +22,8 @@ from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE
-from signalprop.network.residual import NORM_BEFORE
 
-_DENSE, _GEOMETRIC = 32, 128
+_DENSE, _GEOMETRIC = 32, 96
 _SHORT = 200  # tokens up to which every position is followed
 
 
@@ -45,17 +44,17 @@ class Grid:
         if len(positions) > 1:
             low, high = self.n[self._upper - 1], self.n[self._upper]
             self._share = np.log(i / low) / np.log(high / low)  # phi of the upper node
-        self.seen = np.cumsum(self._steps(np.ones(tokens)), axis=0)
+        self.seen: FloatArray = np.cumsum(self._steps(np.ones(tokens)), axis=0)
         self.by_power = [self._later(i**-power) for power in (1.0, 2.0, 3.0)]
         self.by_pairs = self._later(np.divide(1.0, i * (i - 1), out=np.zeros(tokens), where=i > 1))
 
     @property
     def weights(self) -> FloatArray:
         """How many positions every node stands for."""
-        return self.seen[-1]
+        return np.asarray(self.seen[-1])
 
     def _halves(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Sums of values times phi over the positions after one node, up to the next: of the lower, and the upper phi."""
+        """Sums of values times phi over the positions after one node, up to the next: of the lower, the upper phi."""
         share = self._share.reshape(-1, *[1] * (values.ndim - 1))
         starts = self.positions[:-1] + 1
         low, high = values * (1 - share), values * share
@@ -136,7 +135,7 @@ class Grid:
 
 @lru_cache(maxsize=4)
 def grid_of(tokens: int) -> Grid:
-    """The grid of a sequence: the first 32 positions, and 128 or fewer by equal ratios."""
+    """The grid of a sequence: the first 32 positions, and 96 or fewer by equal ratios."""
     later = np.round(np.geomspace(_DENSE, tokens, _GEOMETRIC + 1)) - 1
     return Grid(tokens, np.unique(np.concatenate([np.arange(_DENSE), later])).astype(np.int64))
 
@@ -180,22 +179,22 @@ class GridAttention(TokenAttention):
         return self.own
 
     @property
-    def _turn(self) -> FloatArray | None:  # type: ignore[override]
+    def _turn(self) -> FloatArray | None:
         return self.turn
 
     @property
-    def _row_length(self) -> FloatArray:  # type: ignore[override]
+    def _row_length(self) -> FloatArray:
         return self.grid.n
 
     def _sum_of_seen(self, values: FloatArray) -> FloatArray:
-        return np.einsum("ab,ab->a", self.grid.seen, values)
+        return np.asarray(np.einsum("ab,ab->a", self.grid.seen, values))
 
     def _mean_over_keys(self, values: FloatArray) -> FloatArray:
-        return self.grid.seen @ values / self.grid.n
+        return np.asarray(self.grid.seen @ values / self.grid.n)
 
     def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
         first = self.grid.by_power[0] if weight[0] else self.grid.by_pairs  # 1/n, or 1/(n (n - 1))
-        return first @ values
+        return np.asarray(first @ values)
 
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
         seen, n, e = self.grid.seen, self.grid.n, own - np.diagonal(shared)

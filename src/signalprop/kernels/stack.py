@@ -61,7 +61,7 @@ class Stack:
     """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
 
     Attributes:
-        shapes: how each sublayer's attention is shaped. grid: on which kernels stand, None: every position. silent: sublayers that give nothing.
+        shapes: how each sublayer's attention is shaped. silent: sublayers that give nothing.
         own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
     """
 

@@ -113,7 +113,7 @@ def predict_token_kernels(
     stack = Stack(p, grid=grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
-        note = f"positions: {len(grid.n)} of {a.seq_len:,}, and what lies between them interpolated; fidelity kernel takes all"
+        note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
     passed = []
     for part, keep in parts:
         top = partial(top_kernel, p, part) if backward else None

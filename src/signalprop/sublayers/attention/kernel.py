@@ -69,16 +69,16 @@ class AttentionKernel:
         size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
         size = size if size > 0 else 1.0
         kernel = kernel if size == 1 else kernel / size
-        fields: dict[str, Any] = dict(
-            qk=float(row.qk),
-            d_model=self.a.d_model,
-            causal=self.a.causal,
-            dropout=self.a.attention_dropout or 0.0,
-            query_bias=float(row.query_bias),
-            value_skip=float(row.value_skip),
-            gain=float(row.attention_gain),
-            d_head=self.a.d_head,
-        )
+        fields: dict[str, Any] = {
+            "qk": float(row.qk),
+            "d_model": self.a.d_model,
+            "causal": self.a.causal,
+            "dropout": self.a.attention_dropout or 0.0,
+            "query_bias": float(row.query_bias),
+            "value_skip": float(row.value_skip),
+            "gain": float(row.attention_gain),
+            "d_head": self.a.d_head,
+        }
         if self.grid is None:
             return TokenAttention(kernel=kernel, rho=self.rho, omega=self.omega, **fields), size
         off, own = self.grid.split(kernel)
