@@ -37,7 +37,7 @@ class Grid:
 
     def __init__(self, tokens: int, positions: NDArray[np.int64]) -> None:
         self.tokens, self.positions = tokens, positions
-        self.n: FloatArray = positions + 1.0
+        self.n: FloatArray = np.asarray(positions + 1.0, dtype=np.float64)
         i = np.arange(1, tokens + 1, dtype=np.float64)
         self._upper = np.clip(np.searchsorted(positions, np.arange(tokens)), 1, max(len(positions) - 1, 1))
         self._share = np.ones(1)
