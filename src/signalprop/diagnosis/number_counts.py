@@ -66,7 +66,8 @@ def values_of(words: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
     if dtype == "F16":
         return words.view(np.float16).astype(np.float32)
     if dtype in _EIGHT_BITS:
-        return _EIGHT_BITS[dtype][words]
+        table: NDArray[np.floating] = _EIGHT_BITS[dtype][words]
+        return table
     wide: NDArray[np.floating] = words.astype(np.float64 if dtype == "F64" else np.float32, copy=False)
     return wide
 

@@ -67,7 +67,7 @@ class StoredTensor(NamedTuple):
             for done in range(0, self.n, most):
                 piece = buffer[: min(most, self.n - done)]
                 try:
-                    found = file.readinto(memoryview(piece.view(np.uint8)))
+                    found = file.readinto(piece.view(np.uint8).data)
                 except OSError as error:
                     raise InputError(f"cannot read {self.path}: {error.strerror}") from None
                 if found != piece.nbytes:
@@ -150,8 +150,13 @@ def _header(path: Path) -> list[StoredTensor]:
 def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
     said: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
-    good = _counts(shape, _MOST_AXES) and _counts(offsets, 2) and len(offsets) == 2 and offsets[0] <= offsets[1]
-    if not isinstance(dtype, str) or not good:
+    if not (
+        isinstance(dtype, str)
+        and _counts(shape, _MOST_AXES)
+        and _counts(offsets, 2)
+        and len(offsets) == 2
+        and offsets[0] <= offsets[1]
+    ):
         raise _wrong(path, f"its header has no dtype, shape and data_offsets of {name!r:.80}")
     n_bytes = offsets[1] - offsets[0]
     if dtype in _BYTES and math.prod(shape) * _BYTES[dtype] != n_bytes:
