@@ -74,7 +74,9 @@ class Architecture(Value):
         tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
         head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
             behind a head_transform, where linear maps have biases.
-        family: model_type of Hugging Face, where it came from there.
+        family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
+            standard deviations drawn (initializer_range, init_std, initializer_factor) over the family's default; read
+            by scheme `huggingface` alone.
     """
 
     kind: Kind = "encoder"
@@ -127,6 +129,7 @@ class Architecture(Value):
     head_transform: bool = False
     head_bias: bool | None = None
     family: str | None = None
+    init_scale: float = Field(1.0, ge=1e-30, le=1e30)
 
     @model_validator(mode="before")
     @classmethod
