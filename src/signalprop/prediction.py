@@ -71,7 +71,7 @@ def predict(
     if backward and chosen != "simulate" and parametrization.skip.ndim == 1 and not _is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
     notes = (note, *(() if chosen == "simulate" else (_large_scores(parametrization), _left_out(parametrization))))
-    return replace(profile, notes=(*profile.notes, *(line for line in notes if line)))
+    return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
 
 
 def _with_nearness(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Profile:

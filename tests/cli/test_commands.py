@@ -59,6 +59,14 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     status, out, err = command("predict", "tgs", "--layers", "48", "--plot", str(picture), "--json", str(file))
     assert (status, err) == (0, "")
     lines = out.splitlines()
+    assert lines[:4] == [
+        "network             encoder, 48 layers, d_model 256, pre-norm, relu",
+        "scheme              xavier",
+        "input               Zipf's law, 32000 words, 512 tokens per sequence",
+        "",
+    ]
+    assert list(json.loads(file.read_text()))[:4] == ["schema", "architecture", "scheme", "reads"]
+    lines = lines[4:]
     assert lines[0].split() == [
         "layer",
         "stream",
@@ -306,7 +314,7 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     noisy = result_of(command, "measure", directory, "--train-mode")
     assert noisy["sublayers"] != first["sublayers"]
     status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
-    assert status == 0 and "read                sotu in the model's own tokens" in out
+    assert status == 0 and "input               sotu in the model's own tokens, 8 tokens" in out
 
 
 def test_a_truncating_tokenizer_reads_whole_sequences(command: Command, hf_directories: Path, tmp_path: Path) -> None:
@@ -346,6 +354,14 @@ def test_a_directory_predicts_with_its_own_initialisation(command: Command, hf_d
         assert result_of(command, "predict", str(hf_directories / name))["scheme"] == "huggingface"
     built = result_of(command, "predict", str(hf_directories / "bert"), "--scheme", "xavier", "--layers", "3")
     assert (built["scheme"], len(built["sublayers"])) == ("xavier", 6)
+
+
+def test_a_preset_means_that_model(command: Command) -> None:
+    schemes = {
+        name: result_of(command, "predict", name, "--layers", "2")["scheme"]
+        for name in ("bert-base", "vit-base", "tgs")
+    }
+    assert schemes == {"bert-base": "huggingface", "vit-base": "huggingface", "tgs": "xavier"}
 
 
 def test_a_directory_predicts_with_the_standard_deviation_that_it_sets(command: Command, tmp_path: Path) -> None:

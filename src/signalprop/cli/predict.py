@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +49,7 @@ def predict(
     Example:
       signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
     """
-    from signalprop.data.batches import default_batch
+    from signalprop.data.batches import default_batch, default_statistics
     from signalprop.prediction import check_fidelity
     from signalprop.prediction import predict as predicted
     from signalprop.report import findings, tables
@@ -64,11 +65,13 @@ def predict(
     if text is not None:
         inputs = default_batch(p.architecture, text=text, batch_size=batch_size, seed=seed).statistics(p.architecture)
     if chosen == "simulate":
-        profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient)
+        given = inputs or default_statistics(p.architecture)
+        profile = replace(_simulated(p, given, seeds, seed, batch_size, not no_gradient), reads=given.source)
     else:
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     def show() -> None:
+        output.echo_heading(findings.headline(profile))
         output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo_findings(findings.summary(profile), findings.warnings(profile))
 
@@ -76,10 +79,9 @@ def predict(
 
 
 def _simulated(
-    p: Parametrization, inputs: InputStatistics | None, seeds: int, seed: int, batch_size: int, backward: bool
+    p: Parametrization, inputs: InputStatistics, seeds: int, seed: int, batch_size: int, backward: bool
 ) -> Profile:
     """As `signalprop.prediction.predict` at fidelity simulate, with all that simulations have to choose."""
-    from signalprop.data.batches import default_statistics
     from signalprop.errors import require
 
     require("torch", "models")
@@ -87,6 +89,6 @@ def _simulated(
 
     with output.progress("simulating") as step:
         return simulate(
-            p, inputs or default_statistics(p.architecture), n_seeds=seeds, seed=seed, backward=backward,
+            p, inputs, n_seeds=seeds, seed=seed, backward=backward,
             batch_size=batch_size, progress=step,
         )  # fmt: skip

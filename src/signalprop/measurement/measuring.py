@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -86,7 +87,8 @@ def measure(
                     model(**arguments)
         finally:
             recorder.detach()
-    return profile_of(recorder, scheme=scheme, architecture=architecture)
+    profile = profile_of(recorder, scheme=scheme, architecture=architecture)
+    return replace(profile, reads=batch.source) if isinstance(batch, Batch) else profile
 
 
 def _turn(model: nn.Module) -> threading.RLock:
