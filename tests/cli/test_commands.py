@@ -180,10 +180,11 @@ def test_schemes_compares_what_theory_predicts(command: Command) -> None:
 
 
 def test_a_scheme_with_an_architecture_prints_what_theory_predicts(command: Command, tmp_path: Path) -> None:
-    status, out, err = command("schemes", "noci", "--architecture", "tgs", "--layers", "48", "--option", "beta=1")
+    arguments = ("--layers", "192", "--set", "norm_placement=post", "--option", "gain=2")
+    status, out, err = command("schemes", "xavier", "--architecture", "tgs", *arguments)
     assert (status, err) == (0, "")
     assert "branch 1.00000" in out and "source              theory (moments)" in out
-    profile = predict(scheme("noci", beta=1)(Architecture.preset("tgs", n_layers=48)))
+    profile = predict(scheme("xavier", gain=2)(Architecture.preset("tgs", n_layers=192, norm_placement="post")))
     assert all(line in out.splitlines() for line in (*summary(profile), f"{'warning':<20}{warnings(profile)[0]}"))
 
 
