@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,7 +106,8 @@ def measure(
     profile = replace(profile, notes=(*profile.notes, *notes))
 
     def show() -> None:
-        output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo_findings([*findings.summary(profile), f"{'read':<20}{read}"], findings.warnings(profile))
+        output.echo_verdict(findings.warnings(profile))
+        output.echo_table(partial(tables.profile_table, profile), all_rows=all_rows)
+        output.echo("\n".join([*findings.summary(profile), f"{'read':<20}{read}"]))
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))

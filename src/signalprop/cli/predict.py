@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,8 +70,9 @@ def predict(
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     def show() -> None:
-        output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo_findings(findings.summary(profile), findings.warnings(profile))
+        output.echo_verdict(findings.warnings(profile))
+        output.echo_table(partial(tables.profile_table, profile), all_rows=all_rows)
+        output.echo("\n".join(findings.summary(profile)))
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))
 
