@@ -128,7 +128,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 
 
-# Variance of scores up to which predicted gradients are measured to be right (docs/applied-accuracy.md).
+# Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 _LARGE_SCORES = 8.0
 
 
@@ -140,8 +140,8 @@ def _large_scores(p: Parametrization) -> str:
     if largest <= _LARGE_SCORES:
         return ""
     return (
-        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be many times "
-        "off, in causal stacks most; use fidelity simulate"
+        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be a third off "
+        "or more; use fidelity simulate"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from signalprop.data.batches import default_statistics, shortened
-from signalprop.errors import InputError
+from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
@@ -71,6 +71,18 @@ Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result (.png, .svg or .pdf).")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
+]
+SkipFirst = Annotated[
+    int | None,
+    typer.Option(
+        "--skip-first",
+        min=0,
+        help="Positions of every sequence that a decoder's statistics leave out (default: 4 where they stand out a "
+        "hundredfold, as in trained decoders; else none).",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
@@ -85,6 +97,24 @@ PANELS = {
     "Input": ("text", "data", "batch_size", "seed", "seeds", "skip_first", "tokens"),
     "Output": ("all_rows", "json_file", "plot", "report", "no_report", "out"),
 }  # fmt: skip
+
+
+def usable(device: str) -> str:
+    """The device of --device, after a look whether this machine has it.
+
+    Raises:
+        InputError: no device of that name, or none that can hold numbers here. MissingExtra: PyTorch is not installed.
+    """
+    torch = require("torch", "models")
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:  # of many kinds: a name that is not known, a backend that is not built or not there
+        meta = device.partition(":")[0] == "meta"
+        reason = "it holds no numbers" if meta else first_line(error).rstrip(".")
+        there = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available()]
+        raise InputError(f"--device {device:.40}: {reason}; usable here: {', '.join(['cpu', *there])}") from None
+    return device
+
 
 _FIELDS = {
     "layers": "n_layers",

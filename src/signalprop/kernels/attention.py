@@ -8,6 +8,7 @@ the covariance of two rows' scores, which makes some keys popular for many queri
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,9 +17,13 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
 from signalprop.network.moments import FloatArray
+from signalprop.theory.attention import overlaps
 from signalprop.theory.softmax import softmax_moments
 
 _NODES = 20
+# Shares c / s at which ln(n P(c)) of a row is known, and what makes the polynomial of degree 4 through them and (0, 0).
+_SHARES = np.arange(1, 5) / 4
+_POLYNOMIAL = np.linalg.inv(_SHARES[:, None] ** np.arange(1, 5))
 
 
 @lru_cache(maxsize=32)
@@ -68,8 +73,8 @@ def rotation(length: int, d_head: int, base: float, fraction: float, causal: boo
 class TokenAttention:
     """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
 
-    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. Good
-    where exp(2 s) is small against the row length; weights are held below 1 beyond.
+    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. What
+    two rows of weights overlap saturates as in moments.
 
     Attributes:
         kernel: S, (T, T). causal: token i sees tokens up to i, else all.
@@ -77,6 +82,7 @@ class TokenAttention:
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads give out value_skip V + gain A V; on average A is M where both meet.
+        d_head: width of a head, by which rows' scores differ in size.
     """
 
     kernel: FloatArray
@@ -89,6 +95,7 @@ class TokenAttention:
     query_bias: float = 0.0
     value_skip: float = 0.0
     gain: float = 1.0
+    d_head: float = math.inf
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
@@ -117,8 +124,8 @@ class TokenAttention:
             np.fill_diagonal(out, own + self._mean_square / n * (dropped - 1))
             return out
         second = self._rows[0]
-        out = np.expm1(self._score_covariance)  # keys that are popular with both queries
-        out *= self._of_shorter(spread)
+        out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
+        out *= self._of_pair(self._per_row(spread))
         out /= np.maximum.outer(n, n)
         out += self._double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
@@ -142,11 +149,8 @@ class TokenAttention:
         np.fill_diagonal(pairs, 0.0)
         # values: M^T G M over pairs of different queries
         out = self._over_queries(self._over_queries(pairs, 0), 1)
-        # keys, and keys made popular for the values: one bracket serves both at first order, (1 + c) e^c beyond
-        c = self._score_covariance
-        small = np.abs(c) < 1e-6
-        gain = np.where(small, 2.0, (np.exp(c) * (1 + c) - 1) / np.where(small, 1.0, c))
-        out += self._centred_sum(pairs * self._pair_scores * gain)
+        # keys, and keys made popular for the values: one bracket serves both
+        out += self._centred_sum(pairs * self._bracket_weight)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
         value_spread = self._spread + (1 / keep - 1) * np.diagonal(s)
@@ -196,10 +200,11 @@ class TokenAttention:
             return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
         return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
 
-    def _of_shorter(self, per_row: FloatArray) -> FloatArray:
-        """per_row at the shorter of two rows."""
-        index = np.arange(len(per_row))
-        return per_row[np.minimum.outer(index, index)]
+    def _of_pair(self, per_row: FloatArray) -> FloatArray:
+        """per_row at the shorter of two rows; the mean of both where all are of one length."""
+        if self.causal:
+            return np.where(self._seen, per_row, per_row[:, None])
+        return np.asarray(np.add.outer(per_row, per_row) / 2)
 
     @cached_property
     def _mean(self) -> FloatArray:
@@ -231,7 +236,15 @@ class TokenAttention:
         """Per row, how far its keys lie apart: the unbiased 1 - r of equal tokens."""
         n = self._row_length
         centred = self._mean_square - np.diagonal(self._double_mean)
-        return np.maximum(np.where(n > 1, centred / np.maximum(1 - 1 / n, 0.5), 0.0), 0.0)
+        return np.maximum(np.where(n > 1, centred / self._finite, 0.0), 0.0)
+
+    @property
+    def _finite(self) -> FloatArray:
+        """1 - 1/n of every row; 1/2 for a single key, which nothing depends on."""
+        return np.maximum(1 - 1 / self._row_length, 0.5)
+
+    def _per_row(self, values: FloatArray) -> FloatArray:
+        return np.broadcast_to(values, (len(self.kernel),))
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
@@ -240,10 +253,18 @@ class TokenAttention:
         return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
 
     @cached_property
+    def _shared_rows(self) -> tuple[FloatArray, FloatArray]:
+        """P and J of every row at the shares _SHARES of its score variance, (4, T) each."""
+        variance = np.multiply.outer(_SHARES, self._row_score_variance)
+        length = np.broadcast_to(self._row_length, variance.shape)
+        second, jacobian = row_moments(variance.ravel(), length.ravel())
+        return second.reshape(variance.shape), jacobian.reshape(variance.shape)
+
+    @property
     def _rows(self) -> tuple[FloatArray, FloatArray]:
         """P and J of every row."""
-        variance = self._row_score_variance
-        return row_moments(variance, np.broadcast_to(self._row_length, variance.shape))
+        second, jacobian = self._shared_rows
+        return second[-1], jacobian[-1]
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -255,11 +276,32 @@ class TokenAttention:
         return shared * self.rho[np.abs(np.subtract.outer(index, index))]
 
     @cached_property
-    def _score_covariance(self) -> FloatArray:
-        """c of two rows; weights cannot exceed 1, so e^c stays below the length of the shorter row."""
-        n = self._row_length
-        c = self._pair_scores * self._of_shorter(self._spread * (1 - 1 / n))
-        return np.minimum(c, self._of_shorter(np.log(n)))
+    def _overlaps(self) -> tuple[FloatArray, FloatArray]:
+        """(ln overlap of two rows' weights, E c times that of their Jacobians), at the shorter row's length."""
+        n, s = self._row_length, self._row_score_variance
+        logs = np.log(n * self._shared_rows[0])
+        jacobian = np.log(np.maximum(n * self._rows[1] / self._finite, 1e-300))
+        scores, log_pair, log_jacobian = (self._of_pair(x) for x in (s, logs[-1], jacobian))
+        own = self._of_pair(self._per_row(self._spread))
+        c = np.minimum(self._pair_scores * own, scores)
+        share = np.maximum(c, 0.0) / np.maximum(scores, 1e-300)
+        log_shared = np.zeros(c.shape)
+        for coefficient in (_POLYNOMIAL @ logs)[::-1]:
+            log_shared += self._of_pair(coefficient)
+            log_shared *= share
+        log_shared += np.minimum(c, 0.0)
+        spread = (1 / self.d_head + 2 / self.d_model) * (scores**2 + c**2)
+        value, _, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
+        return np.asarray(value), np.asarray(np.minimum(weighted, np.exp(log_jacobian) * scores))
+
+    @cached_property
+    def _bracket_weight(self) -> FloatArray:
+        """Of two queries, what multiplies the sum over keys of the centred bracket: ((e^c - 1) + c e^c) / spread, with
+        overlaps for e^c."""
+        value, weighted = self._overlaps
+        spread = self._of_pair(self._per_row(self._spread))
+        total = np.expm1(value) / self._of_pair(self._per_row(self._finite)) + weighted
+        return np.where(spread > 1e-12, total / np.maximum(spread, 1e-12), 2 * self._pair_scores)
 
     @cached_property
     def _turned(self) -> FloatArray:

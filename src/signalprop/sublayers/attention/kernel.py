@@ -72,6 +72,7 @@ class AttentionKernel:
             query_bias=float(row.query_bias),
             value_skip=float(row.value_skip),
             gain=float(row.attention_gain),
+            d_head=self.a.d_head,
         )
         return made, size
 
