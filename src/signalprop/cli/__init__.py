@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from signalprop.cli.anatomy import anatomy
 from signalprop.cli.apply import apply
 from signalprop.cli.check import check
 from signalprop.cli.compare import compare
@@ -31,7 +32,9 @@ from signalprop.cli.schemes import schemes
 from signalprop.errors import InputError, MissingExtra, as_line
 
 INTERRUPTED, TERMINATED = 130, 143
-COMMANDS = (predict, measure, compare, apply, check, fold, kernel, diagnose, report, schemes, presets, compute)
+COMMANDS = (
+    predict, measure, compare, anatomy, apply, check, fold, kernel, diagnose, report, schemes, presets, compute,
+)  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 
 

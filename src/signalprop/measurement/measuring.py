@@ -72,7 +72,7 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    attached = attach(model, mapping)
+    attached = attach(model, mapping, None if isinstance(batch, Batch) else batch)
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
