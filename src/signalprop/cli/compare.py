@@ -38,7 +38,7 @@ def compare(
         str | None,
         typer.Option(
             "--scheme",
-            help="Initialisation (default: xavier); of a directory also as-is (its default).",
+            help="Initialisation (default: as predict); of a directory also as-is (its default).",
         ),
     ] = None,
     option: opt.SchemeOption = None,
@@ -107,7 +107,7 @@ def compare(
         )  # fmt: skip
 
     def show() -> None:
-        output.echo_verdict(findings.warnings(result.measured))
+        output.echo_verdict(findings.headline(result.predicted), findings.warnings(result.measured))
         output.echo_table(partial(tables.comparison_table, result), all_rows=all_rows)
         output.echo(tables.agreement_table(result))
         output.echo()

@@ -174,8 +174,10 @@ def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
         print(f"report: {file.path}", file=sys.stderr)
 
 
-def echo_verdict(warnings: Sequence[str]) -> None:
-    """Print what a result says, which stands over its numbers."""
+def echo_verdict(heading: Sequence[str], warnings: Sequence[str]) -> None:
+    """Print what stands over the numbers: what the result is of, and what it says."""
+    for line in heading:
+        echo(line)
     for line in warnings:
         echo(f"{'warning':<20}{line}", style="bold red")
     if not warnings:

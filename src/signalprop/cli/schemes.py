@@ -75,7 +75,7 @@ def _show_table(
 
     def show() -> None:
         profile = predict(table)
-        output.echo_verdict(findings.warnings(profile))
+        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
         output.echo()
         output.echo(str(table))
         output.echo()
