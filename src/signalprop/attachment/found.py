@@ -76,8 +76,8 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
         why = why or "no module reads or outputs its stream"
     if why or not layer.branches:
         raise InputError(
-            f"give mapping=, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): of {found.model} "
-            f"{layer.path} was not understood: {why}"
+            f"give mapping=, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "
+            f"of {found.model} {layer.path} was not understood: {why}"
         )
 
 
