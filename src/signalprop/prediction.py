@@ -37,7 +37,8 @@ def predict(
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
             (random-weight networks), or `auto`: kernel where positions differ (decoders, class tokens; real ids in
-            shallow encoders; shaped attention), else moments.
+            shallow encoders; shaped attention), else moments. `auto` follows a long decoder without real ids on a grid
+            of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
             (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
 
@@ -60,9 +61,11 @@ def predict(
 
         profile = predict_moments(parametrization, statistics, backward=backward)
     elif chosen == "kernel":
+        from signalprop.kernels.grid import grid_for
         from signalprop.kernels.tokens import predict_token_kernels
 
-        profile = predict_token_kernels(parametrization, statistics, backward=backward)
+        grid = grid_for(parametrization, statistics) if fidelity == "auto" else None
+        profile = predict_token_kernels(parametrization, statistics, backward=backward, grid=grid)
     else:
         require("torch", "models")
         from signalprop.measurement.simulation import simulate
