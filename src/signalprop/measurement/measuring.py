@@ -73,7 +73,7 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    attached = attach(model, mapping)
+    attached = attach(model, mapping, None if isinstance(batch, Batch) else batch)
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
@@ -110,26 +110,23 @@ def measure(
                 note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
     notes = tuple(line for line in (note, _zero_rows(attached, arguments)) if line)
-    return replace(found, notes=(*found.notes, *notes)) if notes else found
+    read = batch.source if isinstance(batch, Batch) else ""
+    return replace(found, reads=read, notes=(*found.notes, *notes))
 
 
 def _zero_rows(attached: Attached, arguments: Dictionary[str, Any]) -> str:
     """A note where words that were read have a row of zeros in the token table; padding that is marked is none."""
     table = attached.ends.token
-    weight = None if table is None or attached.mapping.architecture.input == "patches" else numbers_of(table.holder)
+    if table is None or table.problem or attached.mapping.architecture.input == "patches":
+        return ""
+    weight = numbers_of(table.holder)
     said = []
     for name, mask in (
         ("input_ids", attached.mapping.padding),
         ("decoder_input_ids", attached.mapping.decoder_padding),
     ):
         ids, kept = arguments.get(name), arguments.get(mask)
-        if (
-            weight is None
-            or hasattr(weight, "full_tensor")
-            or weight.is_meta
-            or not isinstance(ids, Tensor)
-            or ids.ndim != 2
-        ):
+        if weight is None or weight.is_meta or not isinstance(ids, Tensor) or ids.ndim != 2:
             continue
         words = ids[kept != 0] if isinstance(kept, Tensor) and kept.shape == ids.shape else ids.flatten()
         known, counts = torch.unique(words, return_counts=True)
