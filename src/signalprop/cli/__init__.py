@@ -19,6 +19,7 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.diagnose import diagnose
+from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
@@ -28,7 +29,7 @@ from signalprop.cli.schemes import schemes
 from signalprop.errors import InputError, MissingExtra, as_line
 
 INTERRUPTED, TERMINATED = 130, 143
-COMMANDS = (predict, measure, compare, apply, check, fold, kernel, diagnose, report, schemes, compute)
+COMMANDS = (predict, measure, compare, apply, check, fold, fit, kernel, diagnose, report, schemes, compute)
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 
 
