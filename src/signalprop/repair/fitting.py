@@ -111,6 +111,7 @@ def fit(
         model: pre-norm or sandwich norm, in a type that holds its activations (float32).
         batch: as in `measure`; the factors hold for activations as large as on this text.
         format: fp16, bf16, fp8 (e4m3) or fp8-e5m2. margin: powers of two that are to stay free above the largest.
+        mapping: where the signal runs, of a model of no known family.
 
     Raises:
         InputError: norms on the stream (post-norm resets it) or on branches alone, positions that are computed, weights
