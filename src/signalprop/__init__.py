@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from signalprop.monitoring.trainer import SignalCallback
     from signalprop.repair import apply, fit, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
+    from signalprop.streams.found import Anatomy, anatomy
     from signalprop.studies import compare, study
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SCHEMES",
     "Agreement",
+    "Anatomy",
     "Architecture",
     "Comparison",
     "InputError",
@@ -64,6 +66,7 @@ __all__ = [
     "SignalCallback",
     "SignalMonitor",
     "Trace",
+    "anatomy",
     "apply",
     "attention_only",
     "average",
@@ -87,6 +90,8 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
+    "Anatomy": "signalprop.streams.found",
+    "anatomy": "signalprop.streams.found",
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",
     "Probe": "signalprop.measurement",

@@ -42,6 +42,8 @@ def study(
     batch_size: int = 2,
     fidelity: Fidelity = "auto",
     backward: bool = True,
+    device: str = "cpu",
+    skip_first: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Predict and measure, and say how well the two agree.
@@ -57,6 +59,7 @@ def study(
             preset or a model reads at most 128 tokens per sequence.
         seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
         fidelity: of the prediction. backward: also the gradient, where the model has a loss.
+        device: where networks with fresh weights run; a live model runs where it is. skip_first: as in `measure`.
         progress: called with the measurements that are done, and all of them.
 
     Returns:
@@ -79,11 +82,13 @@ def study(
         table = parametrized(subject, scheme)
         batch = _one(batches) or default_batch(table.architecture, batch_size=batch_size, seed=seed)
         backward, notes = with_gradient(table.architecture, backward)
-        draw = partial(_fresh, table, batch, seed=seed, backward=backward)
+        draw = partial(_fresh, table, batch, seed=seed, backward=backward, device=device, skip_first=skip_first)
         statistics = batch.statistics(table.architecture)
         measured = _measured(draw, seeds, progress)
     else:
-        table, statistics, measured, notes = _live(subject, batches, seeds, seed, batch_size, backward, progress)
+        table, statistics, measured, notes = _live(
+            subject, batches, seeds, seed, batch_size, backward, progress, skip_first
+        )
         backward = measured.gradient is not None
     predicted = predict(table, statistics, fidelity=fidelity, backward=backward)
     return agreement(replace(predicted, notes=(*predicted.notes, *notes)), measured)
@@ -131,6 +136,7 @@ def _live(
     batch_size: int,
     backward: bool,
     progress: Progress | None,
+    skip_first: int | None,
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.families import mapping_for
@@ -145,7 +151,7 @@ def _live(
     backward, notes = with_gradient(a, backward)
 
     def draw(k: int) -> Profile:
-        return measure(model, given[k], backward=backward, scheme="as is", architecture=a)
+        return measure(model, given[k], backward=backward, scheme="as is", architecture=a, skip_first=skip_first)
 
     measured = _measured(draw, len(given), progress)
     table = read_parametrization(model, architecture=a)
@@ -162,7 +168,9 @@ def fitted(architecture: Architecture, batch: Batch) -> Architecture:
     return architecture.replace(**lengths)
 
 
-def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool) -> Profile:
+def _fresh(
+    p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool, device: str, skip_first: int | None
+) -> Profile:
     """The k-th network with fresh weights, measured."""
     import torch
 
@@ -171,10 +179,10 @@ def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: boo
     from signalprop.models import build
 
     if count_parameters(p.architecture)["total"] > LARGE:
-        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward)
-    model = build(p, seed=seed + k)
+        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward, device=device)
+    model = build(p, seed=seed + k).to(device)
     torch.manual_seed(seed + k)  # of the dropout masks
-    return measure(model, batch, backward=backward, scheme=p.scheme)
+    return measure(model, batch, backward=backward, scheme=p.scheme, skip_first=skip_first)
 
 
 def _measured(draw: Callable[[int], Profile], n: int, progress: Progress | None) -> Profile:

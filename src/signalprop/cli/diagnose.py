@@ -89,11 +89,16 @@ def diagnose(
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to stand beside.")
     ] = None,
+    weights_only: Annotated[
+        bool,
+        typer.Option("--weights-only", help="Statistics of the weights in the files, of any size; nothing is run."),
+    ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")
     ] = False,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the removals and casts that an interrupted call has done.")
     ] = False,
@@ -113,6 +118,13 @@ def diagnose(
     Example:
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
+    if weights_only:
+        running = {
+            "--data": data, "--remove": remove, "--greedy": greedy, "--cast": cast, "--task": task, "--expect": expect,
+            "--prune": prune, "--save": save, "--resume": resume, "--plot": plot, "--report": report,
+        }  # fmt: skip
+        _weights(model, against, json_file, [name for name, value in running.items() if value])
+        return
     from signalprop.diagnosis.result import Diagnosis
     from signalprop.errors import InputError
     from signalprop.report import diagnosis_tables
@@ -133,7 +145,9 @@ def diagnose(
             "against any scheme"
         )
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
-    asked = _Asked(data, field, tokens, seq_len, batch_size, seed, dtype, trust_remote_code, skip_first, expect or "")
+    asked = _Asked(
+        data, field, tokens, seq_len, batch_size, seed, dtype, trust_remote_code, skip_first, expect or "", device
+    )
     more = _More(greedy if greedy or remove else None, _formats(cast), task, prune, save)
     kept, finish = None, None
     if against is not None and other is None:
@@ -168,6 +182,20 @@ def diagnose(
         kept.discard()
 
 
+def _weights(model: str, against: str | None, json_file: str | None, running: list[str]) -> None:
+    """`--weights-only`."""
+    from signalprop.diagnosis.stored_weights import read_weights
+    from signalprop.errors import InputError
+    from signalprop.report.weight_tables import weights_text
+
+    if running:
+        raise InputError(f"--weights-only runs nothing and has no picture or page; leave out {', '.join(running)}")
+    output.check_outputs(json_file)
+    with output.progress("weights (MB)") as step:
+        found = read_weights(model, against, step)
+    output.deliver(json_file, found.to_json, lambda: output.echo(weights_text(found)))
+
+
 class _Asked(NamedTuple):
     """How models are read, and what they read."""
 
@@ -181,6 +209,7 @@ class _Asked(NamedTuple):
     trust_remote_code: bool
     skip_first: int
     expect: str
+    device: str
 
 
 class _More(NamedTuple):
@@ -208,14 +237,13 @@ class _Subject(NamedTuple):
 
 def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
-    from signalprop.errors import require
-
-    require("torch", "models")
+    place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
+    loaded.model.to(place)
     mapping = mapping_for(loaded.model, None)
     finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)

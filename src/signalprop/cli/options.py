@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from signalprop.data.batches import default_statistics, shortened
-from signalprop.errors import InputError
+from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
@@ -41,7 +41,8 @@ SchemeName = Annotated[
     str | None,
     typer.Option(
         "--scheme",
-        help="Initialisation, see `signalprop schemes` (default: xavier; of a Hugging Face directory: huggingface).",
+        help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
+        "for what has none, as tgs).",
     ),
 ]
 SchemeOption = Annotated[
@@ -55,9 +56,39 @@ Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result (.png, .svg or .pdf).")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
+]
+SkipFirst = Annotated[
+    int | None,
+    typer.Option(
+        "--skip-first",
+        min=0,
+        help="Positions of every sequence that a decoder's statistics leave out (default: 4 where they stand out a "
+        "hundredfold, as in trained decoders; else none).",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every sublayer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
+
+
+def usable(device: str) -> str:
+    """The device of --device, after a look whether this machine has it.
+
+    Raises:
+        InputError: no device of that name, or none that can hold numbers here. MissingExtra: PyTorch is not installed.
+    """
+    torch = require("torch", "models")
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:  # of many kinds: a name that is not known, a backend that is not built or not there
+        meta = device.partition(":")[0] == "meta"
+        reason = "it holds no numbers" if meta else first_line(error).rstrip(".")
+        there = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available()]
+        raise InputError(f"--device {device:.40}: {reason}; usable here: {', '.join(['cpu', *there])}") from None
+    return device
+
 
 _FIELDS = {
     "layers": "n_layers",
@@ -157,10 +188,8 @@ def parametrization(
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
-    if scheme_name is None:
-        own = is_directory(source) or "model_type" in (data or {})
-        scheme_name = "huggingface" if own else default_scheme(architecture)
-    return _scaled(scheme(scheme_name, **options)(architecture, default_statistics(architecture)), qk_scale)
+    made_by = scheme(scheme_name or default_scheme(architecture), **options)
+    return _scaled(made_by(architecture, default_statistics(architecture)), qk_scale)
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,7 @@ def predict(
     batch_size: opt.BatchSize = 4,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks that fidelity simulate averages.")] = 8,
     seed: opt.Seed = 0,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where fidelity simulate runs.")] = "cpu",
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -48,7 +50,7 @@ def predict(
     Example:
       signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
     """
-    from signalprop.data.batches import default_batch
+    from signalprop.data.batches import default_batch, default_statistics
     from signalprop.prediction import check_fidelity
     from signalprop.prediction import predict as predicted
     from signalprop.report import findings, tables
@@ -64,11 +66,14 @@ def predict(
     if text is not None:
         inputs = default_batch(p.architecture, text=text, batch_size=batch_size, seed=seed).statistics(p.architecture)
     if chosen == "simulate":
-        profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient)
+        given = inputs or default_statistics(p.architecture)
+        profile = _simulated(p, given, seeds, seed, batch_size, not no_gradient, opt.usable(device))
+        profile = replace(profile, reads=given.source)
     else:
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     def show() -> None:
+        output.echo_heading(findings.headline(profile))
         output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo_findings(findings.summary(profile), findings.warnings(profile))
 
@@ -76,17 +81,18 @@ def predict(
 
 
 def _simulated(
-    p: Parametrization, inputs: InputStatistics | None, seeds: int, seed: int, batch_size: int, backward: bool
+    p: Parametrization,
+    inputs: InputStatistics,
+    seeds: int,
+    seed: int,
+    batch_size: int,
+    backward: bool,
+    device: str,
 ) -> Profile:
     """As `signalprop.prediction.predict` at fidelity simulate, with all that simulations have to choose."""
-    from signalprop.data.batches import default_statistics
-    from signalprop.errors import require
-
-    require("torch", "models")
     from signalprop.measurement.simulation import simulate
 
     with output.progress("simulating") as step:
         return simulate(
-            p, inputs or default_statistics(p.architecture), n_seeds=seeds, seed=seed, backward=backward,
-            batch_size=batch_size, progress=step,
+            p, inputs, n_seeds=seeds, seed=seed, backward=backward, batch_size=batch_size, device=device, progress=step,
         )  # fmt: skip

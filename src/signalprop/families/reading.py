@@ -38,7 +38,8 @@ def read(source: Any, **changes: Any) -> Architecture:
     family = find(name)
     if family is None:
         raise InputError(
-            f"{unknown(name)}. For a model of your own give an Architecture and a Mapping (docs/measuring.md)"
+            "give an Architecture, and a Mapping of the model (docs/measuring.md), or measure its stream alone: "
+            + unknown(name)
         )
     try:
         fields = family.read(config)
@@ -46,7 +47,7 @@ def read(source: Any, **changes: Any) -> Architecture:
         if isinstance(error, InputError):
             raise
         raise InputError(f"this {name} config cannot be read: {type(error).__name__} {error}") from None
-    fields["family"] = name
+    fields |= {"family": name, "init_scale": family.initialisation.scale(config)}
     if fields["kind"] == "encoder-decoder" and class_name.endswith(("ForCausalLM", "ForAudioClassification")):
         raise InputError(f"{class_name} is one stack of an encoder-decoder by itself; it is not supported")
     fields.update(_head(config, class_name, family))
