@@ -1,7 +1,7 @@
 """The stream at the layers' boundaries by plain hooks, which know nothing of signalprop.
 
-A layer is a member of an nn.ModuleList; the stream is the first floating tensor that it is given, and the first that
-it gives. Between boundaries, what enters a layer's norms is seen as well.
+A layer is a member of an nn.ModuleList; the stream is the first floating tensor that it is given, and the first of
+that shape that it gives. Between boundaries, what enters a layer's norms is seen as well.
 """
 
 from __future__ import annotations
@@ -105,9 +105,10 @@ def _watch(member: nn.Module, layers: Layers, stream: int = 0) -> list[Any]:
             layers.held.append(tensor)
 
     def leave(_: nn.Module, __: Any, output: Any) -> None:
-        tensor = next(floating(output), None)
-        if tensor is not None:
-            layers.leaving.append(variance(tensor))
+        tensors = list(floating(output))
+        if tensors and layers.held:  # of two streams, the one that is read first
+            same = (tensor for tensor in tensors if tensor.shape == layers.held[-1].shape)
+            layers.leaving.append(variance(next(same, tensors[0])))
 
     def norm(module: nn.Module, args: tuple[Any, ...]) -> None:
         tensor = next(floating(args), None)
