@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from signalprop.monitoring.trainer import SignalCallback
     from signalprop.repair import apply, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
+    from signalprop.streams.found import Anatomy, anatomy
     from signalprop.studies import study
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SCHEMES",
     "Agreement",
+    "Anatomy",
     "Architecture",
     "Comparison",
     "InputError",
@@ -62,6 +64,7 @@ __all__ = [
     "SignalCallback",
     "SignalMonitor",
     "Trace",
+    "anatomy",
     "apply",
     "attention_only",
     "average",
@@ -84,6 +87,8 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
+    "Anatomy": "signalprop.streams.found",
+    "anatomy": "signalprop.streams.found",
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",
     "Probe": "signalprop.measurement",

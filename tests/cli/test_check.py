@@ -94,4 +94,6 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     config = transformers.GPTJConfig(n_embd=32, n_layer=1, n_head=2, rotary_dim=4, vocab_size=50)
     torch.manual_seed(0)
     transformers.GPTJForCausalLM(config).save_pretrained(tmp_path / "gptj")
-    assert "the model family 'gptj' is not known" in refused("check", str(tmp_path / "gptj"), "--scheme", "gpt2")
+    assert "layer 0 attention: what its weights are is not known" in refused(
+        "check", str(tmp_path / "gptj"), "--scheme", "gpt2"
+    )

@@ -141,7 +141,7 @@ class TestRefused:
             diagnosed(tiny("llama", 1), cast=["fp4"])
 
     def test_families(self) -> None:
-        with pytest.raises(InputError, match="Linear is not known; known families"):
+        with pytest.raises(InputError, match=r"give mapping=.*no residual stream"):
             diagnose(nn.Linear(2, 2), [text_batch(tiny("llama", 1))])
 
     def test_ids_beyond_the_vocabulary(self) -> None:

@@ -256,8 +256,8 @@ class TestBadInput:
             measure(build("gpt2").to("meta"), {"input_ids": torch.ones(1, 3, dtype=torch.long)})
 
     def test_unknown_family(self) -> None:
-        with pytest.raises(InputError, match=r"Linear is not known; known families: arcee, bart, .*vit.*mapping="):
-            measure(nn.Linear(3, 3), {})
+        with pytest.raises(InputError, match=r"^give mapping=.*no residual stream .* Linear"):
+            measure(nn.Linear(3, 3), {"input": torch.ones(1, 2, 3)})
 
     def test_tokens_outside_the_vocabulary_or_too_many(self, build: Any) -> None:
         model = build("gpt2")

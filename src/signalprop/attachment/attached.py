@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -218,18 +219,20 @@ class Attached:
         raise InputError(f"{what}: the mapping names {got}; expected a module of {type(self.model).__name__}")
 
 
-def attach(model: nn.Module, mapping: Mapping | None = None) -> Attached:
+def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictionary[str, Any] | None = None) -> Attached:
     """Resolve every module that a mapping names, once.
 
     Args:
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`; wrappers (of
-            torch.compile, of data-parallel training) are taken off.
+            torch.compile, of data-parallel training) are taken off. Of any other the stream is found by
+            `signalprop.streams`.
+        arguments: keyword arguments of its forward, to find the stream with; default: made up.
 
     Raises:
         InputError: unknown family, or a mapping that does not fit the architecture or the model; one line says where.
     """
     outer, model = model, unwrapped(model)
-    mapping = mapping_for(model, mapping)
+    mapping = mapping_for(model, mapping, arguments)
     table = layout(mapping.architecture)
     items = list(mapping.sublayers)
     if len(items) != len(table.kind):
@@ -238,6 +241,21 @@ def attach(model: nn.Module, mapping: Mapping | None = None) -> Attached:
         )
     rows = tuple(_row(model, table, i, item) for i, item in enumerate(items))
     return Attached(outer, model, mapping, table, rows, _ends(model, mapping))
+
+
+def require_roles(attached: Attached) -> Attached:
+    """The same, where it is known what the weights are.
+
+    Raises:
+        InputError: the mapping was found, and knows the stream alone; the line begins with the remedy.
+    """
+    if attached.mapping.stream_only:
+        raise InputError(
+            "give mapping=, which says what every weight is (docs/measuring.md): no family knows "
+            f"{type(attached.model).__name__}, so its stream can be measured, but {attached.rows[0].label}: what its "
+            "weights are is not known"
+        )
+    return attached
 
 
 def is_transposed(module: Any) -> bool:
@@ -355,8 +373,11 @@ def _plan(attached: Attached) -> Plan:
     stream_out: list[int] = []
     for i, row in enumerate(rows):
         first = i == 0 or row.stack != rows[i - 1].stack
+        seen = row.item.enters
         if row.parallel:
             entry = stream_in[-1]
+        elif seen is not None:
+            entry = site(find(attached.model, seen.path, row.label), seen.side, i, seen.call, seen.calls)
         elif row.reads is not None:
             entry = site(row.reads, "input", i)
         elif not first and rows[i - 1].placement == "post":
@@ -377,7 +398,10 @@ def _plan(attached: Attached) -> Plan:
     for i, row in enumerate(rows):
         last = i + 1 == len(rows) or rows[i + 1].stack != row.stack
         final = attached.ends.final_norm if i + 1 == len(rows) else attached.ends.encoder_final_norm
-        if row.stream_out is not None:
+        seen = row.item.leaves
+        if seen is not None:
+            leave = site(find(attached.model, seen.path, row.label), seen.side, i, seen.call, seen.calls)
+        elif row.stream_out is not None:
             leave = site(row.stream_out, "output", i)
         elif row.placement == "post":
             leave = site(needed(i, "norm", "placement post needs it"), "output", i)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Mapping as Dictionary
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.found import mapping_found
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.families import find, names, unknown
+from signalprop.families import find, unknown
 from signalprop.families.base import Family, ModelPaths, StackPaths
 from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 
 
-def mapping_for(model: nn.Module, mapping: Mapping | None) -> Mapping:
-    """The mapping that is given, or the model's own, or its family's."""
+def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
+    """The mapping that is given, or the model's own, or its family's; or what was found of its stream.
+
+    Args:
+        arguments: keyword arguments of the model's forward, to find the stream with; default: made up.
+    """
     if mapping is not None:
         return mapping
     own = getattr(model, "signalprop_mapping", None)
+    if own is None and find(getattr(getattr(model, "config", None), "model_type", None)) is None:
+        return mapping_found(model, arguments)
     found: Mapping = own() if own is not None else mapping_of(model)
     return found
 
@@ -32,18 +40,15 @@ def mapping_of(model: nn.Module) -> Mapping:
     """The Mapping of a Hugging Face model of a known family, with or without a head.
 
     Raises:
-        InputError: no such family (the message lists them and says how to map an own model), or modules are
-            not where the family has them.
+        InputError: no such family (the message says how to map an own model), or modules are not where the family
+            has them.
     """
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     family = find(model_type)
     if family is None:
-        known = f"{type(model).__name__} is not known; known families: {', '.join(names())}"
-        what = unknown(model_type) if model_type else known
-        raise InputError(
-            f"{what}. For a model of your own give mapping=, or a method signalprop_mapping() (docs/measuring.md)"
-        )
+        what = unknown(model_type) if model_type else f"no family knows {type(model).__name__}"
+        raise InputError(f"give mapping=, or the model a method signalprop_mapping() (docs/measuring.md): {what}")
     named = str(getattr(model, "base_model_prefix", ""))
     # `model` by itself: transformers 4.51 gives Gemma 3 the prefix of another class
     base = getattr(model, named if hasattr(model, named) else "model", model)

@@ -18,6 +18,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.parametrization import Layout, Shaping
+from signalprop.streams.anatomy import Seen
 
 Module = str | nn.Module
 Weight = str | nn.Module | Tensor | tuple[str | nn.Module | Tensor, slice | Sequence[int]]
@@ -67,6 +68,8 @@ class SublayerMap:
             was moved behind the addition).
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
             Parametrization (a model whose skip multipliers were gauged away carries a rescaled stream).
+        enters, leaves: where the stream before and after the sublayer is seen, in place of all that the fields above
+            tell of it.
     """
 
     branch: Module
@@ -93,6 +96,8 @@ class SublayerMap:
     value_skip: Number = 0.0
     attention_gain: Number = 1.0
     shape: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    enters: Seen | None = None
+    leaves: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ class Mapping:
             (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
             Of a layer that is no module of its own: its modules, in the order in which they run. Empty: not known.
+        notes: what readers of a result should know of the mapping. stream_only: it was found, and knows the stream and
+            the branches, not what their weights are.
     """
 
     architecture: Architecture
@@ -165,6 +172,8 @@ class Mapping:
     padding_stride: int = 1
     decoder_padding: str = "decoder_attention_mask"
     layers: Sequence[Module | tuple[Module, ...]] = ()
+    notes: tuple[str, ...] = ()
+    stream_only: bool = False
 
 
 @dataclass(frozen=True)

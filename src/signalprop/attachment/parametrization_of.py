@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
 from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -51,7 +51,7 @@ def read_parametrization(
         InputError: unknown family, parameters on the meta device or not finite, a role that the mapping
             leaves out, or a weight whose size does not fit the architecture.
     """
-    attached = attach(model, mapping)
+    attached = require_roles(attach(model, mapping))
     mapping = attached.mapping
     a = mapping.architecture if architecture is None else architecture
     rows = layout(a)

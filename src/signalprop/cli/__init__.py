@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from signalprop.cli.anatomy import anatomy
 from signalprop.cli.apply import apply
 from signalprop.cli.check import check
 from signalprop.cli.compare import compare
@@ -27,7 +28,7 @@ from signalprop.cli.schemes import schemes
 from signalprop.errors import InputError, MissingExtra, as_line
 
 INTERRUPTED, TERMINATED = 130, 143
-COMMANDS = (predict, measure, compare, apply, check, fold, kernel, diagnose, report, schemes, compute)
+COMMANDS = (predict, measure, compare, anatomy, apply, check, fold, kernel, diagnose, report, schemes, compute)
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 
 

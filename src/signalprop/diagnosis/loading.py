@@ -148,6 +148,24 @@ def read_model(
     return loaded
 
 
+def read_structure(source: str | Path) -> nn.Module:
+    """The model of a directory or name on the meta device: its modules, without numbers.
+
+    Raises:
+        InputError: as `load`.
+    """
+    _transformers()
+    place = _place(source)
+    try:
+        config = checkpoint_loading.configuration(place)
+        model: nn.Module = checkpoint_loading.without_numbers(_class_of(config, place, False), config)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(_why(f"cannot read a configuration from {place}", place, error)) from None
+    return model.eval()
+
+
 def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any | None:
     """The tokenizer that stands beside a model, or in its GGUF file; None where there is none.
 

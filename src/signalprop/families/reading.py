@@ -38,7 +38,8 @@ def read(source: Any, **changes: Any) -> Architecture:
     family = find(name)
     if family is None:
         raise InputError(
-            f"{unknown(name)}. For a model of your own give an Architecture and a Mapping (docs/measuring.md)"
+            "give an Architecture, and a Mapping of the model (docs/measuring.md), or measure its stream alone: "
+            + unknown(name)
         )
     try:
         fields = family.read(config)

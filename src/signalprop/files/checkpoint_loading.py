@@ -96,6 +96,12 @@ def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
         return _made(cls, config, trust_remote_code)
 
 
+def without_numbers(cls: Any, config: Any) -> Any:
+    """A model of a class on the meta device. Raises whatever transformers raises."""
+    with _never_asked(), require("torch", "models").device("meta"):
+        return _made(cls, config)
+
+
 def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a directory or of a name on the hub.
 

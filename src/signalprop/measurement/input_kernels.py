@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -32,7 +32,7 @@ def input_kernels(
     Raises:
         InputError: as `signalprop.measure`; or the first sublayer does not read (batch, tokens, features).
     """
-    attached = attach(model, mapping)
+    attached = require_roles(attach(model, mapping))
     mapping, places = attached.mapping, attached.plan
     seen: list[Tensor] = []
 

@@ -64,7 +64,7 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    attached = attach(model, mapping)
+    attached = attach(model, mapping, None if isinstance(batch, Batch) else batch)
     model = attached.model
     arguments = arguments_of(model, attached.mapping, batch)
     recorder = Recorder(attached, backward=backward)

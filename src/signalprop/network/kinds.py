@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.errors import InputError
+
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
 
@@ -100,7 +102,16 @@ class Kind:
         return tuple(role.name for role in self.roles if role.exists(architecture))
 
     def part(self, name: str) -> Any:
-        """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`."""
+        """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`.
+
+        Raises:
+            InputError: nobody knows what is inside.
+        """
+        if not self.package:
+            raise InputError(
+                "give mapping=, which says what every weight is: this network has branches of which only the output is "
+                "known, so they can be measured, but not predicted, built or counted"
+            )
         return import_module(f"{self.package}.{name}")
 
 
@@ -111,7 +122,9 @@ def _discovered() -> Iterator[Kind]:
             yield import_module(f"{folders.__name__}.{found.name}.roles").KIND
 
 
-_BY_NAME: dict[str, Kind] = {kind.name: kind for kind in _discovered()}
+# What is added to the stream by something of which nothing else is known (`signalprop.streams`).
+UNKNOWN = Kind(name="branch", package="", roles=(), words="branch", short="branch", line=":")
+_BY_NAME: dict[str, Kind] = {kind.name: kind for kind in (*_discovered(), UNKNOWN)}
 KINDS: tuple[str, ...] = tuple(_BY_NAME)
 ROLE: dict[str, Role] = {}
 for _kind in _BY_NAME.values():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, attach
+from signalprop.attachment.attached import Attached, AttachedRow, attach, require_roles
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, number, own_score_scale
 from signalprop.attachment.parametrization_of import gain, trainable
@@ -166,7 +166,7 @@ def check(
     model = unwrapped(model)
     record = record_of(model)
     vanilla = vanilla_mapping(model) if mapping is None else mapping
-    attached = attach(model, mapping)
+    attached = require_roles(attach(model, mapping))
     table = _table(scheme, options, vanilla, record, inputs)
     check_shape(vanilla.architecture, table.architecture)
     absorbed = record.factors if record is not None and record.mode == "absorbed" else {}

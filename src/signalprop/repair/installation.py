@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
@@ -101,7 +101,7 @@ def apply(
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
     if mode == "absorbed" and match_eps:
         raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
-    attached = attach(model, mapping)
+    attached = require_roles(attach(model, mapping))
     architecture = attached.mapping.architecture
     _refuse_multipliers(attached)
     without_numbers = on_meta(model)

@@ -220,7 +220,7 @@ class Recorder:
 
     def notes(self) -> list[str]:
         """What the reader of the Profile should know about the pass."""
-        out = [f"measured in {'training' if self.model.training else 'evaluation'} mode"]
+        out = [f"measured in {'training' if self.model.training else 'evaluation'} mode", *self.mapping.notes]
         if self.calls > 1:
             out.append(f"the model ran {self.calls} times in this step; the first pass was recorded")
         if self.mask_ignored:

@@ -154,6 +154,6 @@ def _whole(placement: Placement) -> Component:
 
 _PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "sandwich")
 SUBLAYERS: dict[str, Component] = {
-    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS},
+    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).package},
     **{f"{placement}-norm step": _whole(placement) for placement in _PLACEMENTS},
 }

@@ -1,0 +1,214 @@
+"""The Mapping of a model that no family knows: its stream and its branches, as `signalprop.streams` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping as Dictionary
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from signalprop.attachment.mapping import Mapping, Number, SublayerMap
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
+from signalprop.streams.found import Anatomy, anatomy
+
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+_INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
+_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
+
+
+def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Mapping:
+    """The mapping of a model's largest stack, or of encoder and decoder; its weights are not known.
+
+    Args:
+        arguments: of its forward; default: made up.
+
+    Raises:
+        InputError: no stream, or a layer of which it is not understood; the line begins with what to do.
+    """
+    return mapping_of_anatomy(model, anatomy(model, arguments))
+
+
+def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
+    """The mapping that an anatomy of the model gives; see `mapping_found`."""
+    stacks = _taken(model, found)
+    layers = [layer for stack in stacks for layer in stack.layers]
+    for layer in layers:
+        _check(layer, stacks, found)
+    a = _architecture(model, found, stacks)
+    items = [item for layer in layers for item in _items(model, layer, a)]
+    offsets = {norm.offset for norm in found.norms if norm.offset is not None}
+    once = len({layer.path for layer in layers}) == len(layers) and all(stack.called for stack in stacks)
+    return Mapping(
+        architecture=a,
+        sublayers=items,
+        final_norm=stacks[-1].final_norm,
+        encoder_final_norm=stacks[0].final_norm if len(stacks) > 1 else None,
+        gain_offset=offsets.pop() if len(offsets) == 1 else 0.0,
+        arguments=_arguments(model, found),
+        layers=[layer.path for layer in layers] if once else (),
+        notes=tuple(_notes(found, stacks)),
+        stream_only=True,
+    )
+
+
+def _taken(model: nn.Module, found: Anatomy) -> list[Stack]:
+    """Encoder and decoder, or the largest stack alone."""
+    both = list(found.stacks[:2])
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and len(both) == 2:
+        return sorted(both, key=lambda stack: "decoder" in stack.path)
+    return both[:1]
+
+
+def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
+    """Raise InputError for a layer that cannot be measured."""
+    why = layer.why
+    for branch in layer.branches:
+        if branch.output is None:
+            why = why or f"no module outputs what is added after {branch.reads or 'its stream'}"
+    first, last = (layer.branches[0], layer.branches[-1]) if layer.branches else (None, None)
+    if first is not None and last is not None and (first.stream_in is None or last.stream_out is None):
+        why = why or "no module reads or outputs its stream"
+    if why or not layer.branches:
+        raise InputError(
+            f"give mapping=, which names the branches (`signalprop anatomy --write` begins one): of {found.model} "
+            f"{layer.path} was not understood: {why}"
+        )
+
+
+def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]:
+    """One per branch. A stream that no module sees between two of them is taken from before and after both."""
+    branches = layer.branches
+    enters: list[Seen | None] = []
+    for branch in branches:
+        enters.append(branch.stream_in if branch.stream_in is not None else enters[-1])
+    leaves: list[Seen | None] = [None] * len(branches)
+    for i in reversed(range(len(branches))):
+        leaves[i] = branches[i].stream_out if branches[i].stream_out is not None else leaves[i + 1]
+    items = []
+    for i, branch in enumerate(branches):
+        assert branch.output is not None
+        virtual = a.parallel and i + 1 < len(branches) and branches[i + 1].parallel
+        items.append(
+            SublayerMap(
+                branch=branch.output.path,
+                call=branch.output.call,
+                calls=branch.output.calls,
+                norm=branch.norm if branch.placement != "res-post" else branch.post_norm,
+                post_norm=branch.post_norm if branch.placement == "sandwich" else None,
+                carrier=branch.modules[0],
+                skip=_number(model, branch.skip),
+                multiplier=_number(model, branch.multiplier),
+                enters=enters[i],
+                leaves=None if virtual else leaves[i],
+            )
+        )
+    return items
+
+
+def _number(model: nn.Module, factor: Any) -> Number:
+    if factor.parameter:
+        return model.get_parameter(factor.parameter)
+    return 1.0 if factor.value is None else float(factor.value)
+
+
+def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Architecture:
+    """What the stream tells of the architecture; the rest from the configuration, or usual values."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def known(names: tuple[str, ...]) -> int | None:
+        values = (getattr(text, name, None) for name in names)
+        return next((int(value) for value in values if isinstance(value, int) and value > 0), None)
+
+    two = len(stacks) > 1
+    causal = "CausalLM" in found.model or "LMHead" in found.model or (two and bool(stacks))
+    layers = [layer for stack in stacks for layer in stack.layers]
+    width, heads = stacks[-1].width, known(_HEADS) or 1
+    pairs = [len(layer.branches) == 2 and layer.branches[1].parallel for layer in layers]
+    placements = tuple(layer.branches[0].placement for layer in layers)
+    norms = [norm.kind for norm in found.norms if norm.kind != "unknown"]
+    fields: dict[str, Any] = {
+        "kind": "encoder-decoder" if two else "decoder" if causal else "encoder",
+        "n_layers": len(stacks[0].layers),
+        "n_decoder_layers": len(stacks[1].layers) if two else None,
+        "d_model": width,
+        "n_heads": heads if width % heads == 0 else 1,
+        "d_ff": known(_INNER) or 4 * width,
+        "norm": "rmsnorm" if norms.count("rmsnorm") > len(norms) / 2 else "layernorm",
+        "norm_placement": placements[0] if len(set(placements)) == 1 else placements,
+        "parallel": not two and all(pairs) and set(placements) <= {"pre", "none"},
+        "branches": tuple(_sorts(layer, two and i >= len(stacks[0].layers)) for i, layer in enumerate(layers)),
+        "final_norm": stacks[-1].final_norm is not None,
+        "positions": "none",
+        "vocab_size": max(2, known(("vocab_size",)) or 2),
+        "seq_len": known(_LENGTH) or 512,
+        "input": "patches" if "pixel_values" in found.inputs and not causal else "tokens",
+        "head": "lm" if causal or found.model.endswith("MaskedLM") else "none",
+        "tied_embeddings": False,
+        "family": getattr(config, "model_type", None),
+    }
+    return Architecture(**fields)
+
+
+def _sorts(layer: Layer, reads_memory: bool) -> tuple[str, ...]:
+    """Kinds of a layer's branches; of two attentions in the decoder after an encoder the second reads the encoder."""
+    names = [branch.sort for branch in layer.branches]
+    out: list[str] = []
+    for name in names:
+        across = reads_memory and name == "attention" and "attention" in out
+        out.append("cross_attention" if across else name)
+    return tuple(out)
+
+
+def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
+    branches = [branch for stack in stacks for branch in stack.branches]
+    proved = [branch for branch in branches if branch.proved]
+    errors = [branch.error for branch in proved if branch.error is not None]
+    largest = f", largest error {max(errors):.1e}" if errors else ""
+    notes = [
+        f"{found.model}: the stream was found by following additions, {len(proved)} of {len(branches)} sums proved"
+        f"{largest} (signalprop anatomy); of the architecture only layers, branches, norms and width are known"
+    ]
+    others = [stack.path for stack in found.stacks if stack not in stacks]
+    if others:
+        notes.append(f"measured: {' and '.join(s.path for s in stacks)}; not measured: {', '.join(others)}")
+    hidden = _caveats(branches)
+    return notes + [
+        f"not proved: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {why}" for why, names in hidden.items()
+    ]
+
+
+def _caveats(branches: list[Branch]) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for branch in branches:
+        if not branch.proved:
+            out.setdefault(branch.caveat or "the sum is another", []).append(branch.module)
+    return out
+
+
+def _arguments(model: nn.Module, found: Anatomy) -> Callable[[Batch], dict[str, Any]] | None:
+    """Makes the arguments of a model of tokens."""
+    known = {"input_ids": "tokens", "decoder_input_ids": "decoder_tokens"}
+    if found.invented and not set(found.inputs) - {"use_cache"} <= set(known):
+        return None
+    table = getattr(model, "get_input_embeddings", None)
+    padding = getattr(table(), "padding_idx", None) if table is not None and "input_ids" in found.inputs else None
+
+    def arguments(batch: Batch) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name, source in known.items():
+            ids = getattr(batch, source)
+            if name in found.inputs and ids is not None:
+                ids = ids if padding is None else np.where(ids == padding, (padding or 0) + 1, ids)
+                out[name] = torch.as_tensor(np.ascontiguousarray(ids, dtype=np.int64))
+        if batch.keep is not None:
+            out["attention_mask"] = torch.as_tensor(np.ascontiguousarray(batch.keep, dtype=np.int64))
+        return out
+
+    return arguments if "input_ids" in found.inputs else None

@@ -1,0 +1,63 @@
+"""`signalprop anatomy`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_LARGEST = 200_000_000  # parameters of a model that is initialised for a look at it
+
+
+def anatomy(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory; of one without weights the config.json.")
+    ],
+    random_init: Annotated[
+        bool, typer.Option("--random-init", help="Initialise the model freshly instead of loading weights.")
+    ] = False,
+    meta: Annotated[
+        bool, typer.Option("--meta", help="Structure only, without numbers: seconds for a model of any size.")
+    ] = False,
+    seed: opt.Seed = 0,
+    json_file: opt.Json = None,
+) -> None:
+    """Find a model's residual stream, layers, branches and norms, and prove what was found.
+
+    For any model of transformers, known to signalprop or not: one small forward pass is followed addition by addition,
+    a second one looks whether stream = skip * stream + multiplier * branch. A directory without weights is initialised
+    freshly where it is small, and else read for its structure only.
+
+    \b
+    Example:
+      signalprop anatomy ./my-checkpoint
+    """
+    from signalprop.streams.found import anatomy as found_in
+    from signalprop.streams.picture import picture
+
+    output.check_outputs(json_file)
+    live = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    found = found_in(live)
+    output.deliver(json_file, found.to_json, lambda: output.echo(picture(found)))
+
+
+def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:
+    """The model with its weights; with fresh ones, or without numbers, where it has none."""
+    from signalprop.cli.loading import load_model
+    from signalprop.diagnosis.loading import folder_of, read_structure
+
+    kept = ("*.safetensors", "*.gguf", "*.bin")
+    weights = not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
+    if weights and not meta:
+        return load_model(directory, random_init=random_init, seed=seed)
+    empty = read_structure(directory)
+    if meta or sum(p.numel() for p in empty.parameters()) > _LARGEST:
+        return empty
+    return load_model(directory, random_init=True, seed=seed)

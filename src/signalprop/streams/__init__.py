@@ -1,0 +1,1 @@
+"""The residual stream of any model, found by following additions."""

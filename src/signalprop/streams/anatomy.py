@@ -1,0 +1,434 @@
+"""What a model is made of, as far as one small forward pass tells: stacks, layers, branches, norms, multipliers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from signalprop.streams.spine import Factor, Origins, Part, Step, read_as, steps
+from signalprop.streams.tape import Call, Node, Tape
+
+Placement = Literal["pre", "post", "sandwich", "res-post", "none"]
+Sort = Literal["attention", "feed_forward", "branch"]
+_SMALLEST = 0.02  # share of the largest stack's parameters from which on a stack is worth a word
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor as a hook sees it: what enters or leaves a module, at its `call`-th of `calls` calls in a pass."""
+
+    path: str
+    side: Literal["input", "output"]
+    call: int = 0
+    calls: int = 1
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """A fixed factor.
+
+    Attributes:
+        value: of a vector its root mean square; None where it holds no number (the meta device).
+        parameter: the path of the parameter that it is, where it is one. vector: it has more than one entry.
+        tensor: the factor itself.
+    """
+
+    value: float | None
+    parameter: str = ""
+    vector: bool = False
+    tensor: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Something that is added to the stream: total = skip * stream_in + multiplier * output.
+
+    Attributes:
+        sort: `attention` where the pass saw scores; `feed_forward` where it saw none and the module maps tokens one by
+            one; `branch` where that is not known.
+        modules: paths of the modules that give what is added, innermost first; empty where none does.
+        module: the largest of them, which is named in print.
+        output: what is added, before its multiplier. stream_in, stream_out: the stream before and after (after the
+            norm on the sum, where there is one). total: the sum. None: no module sees it.
+        norm: that reads the stream before the branch (`pre`, `sandwich`) or stands on the sum (`post`). post_norm: on
+            the branch. reads: the first module that reads the stream.
+        parallel: it is added in one sum with the branch before it.
+        caveat: why `total` cannot be proved, where that is known beforehand.
+        error: largest difference of the two sides of the equation over the largest entry of the sum, in float64;
+            None where it was not looked at.
+    """
+
+    sort: Sort
+    modules: tuple[str, ...]
+    module: str
+    output: Seen | None
+    stream_in: Seen | None
+    stream_out: Seen | None
+    total: Seen | None
+    skip: Multiplier
+    multiplier: Multiplier
+    placement: Placement
+    norm: str | None = None
+    post_norm: str | None = None
+    reads: str | None = None
+    parallel: bool = False
+    caveat: str = ""
+    error: float | None = None
+    rounding: float = 0.0
+
+    @property
+    def proved(self) -> bool:
+        """Whether the equation holds to the rounding of the tensors' type."""
+        return self.error is not None and not self.caveat and self.error <= self.rounding
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A member of a stack: its path, its branches; `why` it was not understood, where it was not."""
+
+    path: str
+    branches: tuple[Branch, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that one stream runs through.
+
+    Attributes:
+        path: of the list that holds the layers. width: features of the stream. parameters: of all layers.
+        final_norm: path of the norm that reads the stream after the last layer. reads_memory: its layers read another
+            stack's stream.
+    """
+
+    path: str
+    layers: tuple[Layer, ...]
+    width: int
+    parameters: int
+    final_norm: str | None = None
+    called: bool = True
+    reads_memory: bool = False
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Of all layers, in the order in which the stream meets them."""
+        return [branch for layer in self.layers for branch in layer.branches]
+
+    @property
+    def why(self) -> str:
+        """The first thing that was not understood; '' where all was."""
+        return next((f"{layer.path}: {layer.why}" for layer in self.layers if layer.why), "")
+
+
+@dataclass(frozen=True)
+class Container:
+    """Modules that could be layers: a list's, or siblings whose names end in numbers."""
+
+    path: str
+    members: tuple[tuple[str, nn.Module], ...]
+    parameters: int
+
+
+def containers(model: nn.Module) -> list[Container]:
+    """All of them, the largest first; of equal ones the outermost."""
+    found = []
+    for path, module in model.named_modules():
+        children = list(module.named_children())
+        groups: dict[str, list[tuple[str, nn.Module]]] = {}
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            groups[""] = children
+        else:
+            for name, child in children:
+                if match := re.fullmatch(r"(.*?)_?\d+", name):
+                    groups.setdefault(f"{match[1]} {type(child).__name__}", []).append((name, child))
+            groups = {name: members for name, members in groups.items() if len(members) > 1}
+        for name, members in groups.items():
+            prefix = f"{path}." if path else ""
+            size = sum(p.numel() for p in {id(p): p for _, m in members for p in m.parameters()}.values())
+            if members and size:
+                place = path if not name else f"{prefix}{name.split()[0]}*"
+                found.append(Container(place, tuple((prefix + n, m) for n, m in members), size))
+    return sorted(found, key=lambda one: (-one.parameters, one.path.count(".")))
+
+
+class Finder:
+    """Reads a tape: which containers are stacks, and what their layers do."""
+
+    def __init__(self, model: nn.Module, tape: Tape) -> None:
+        self.model, self.tape = model, tape
+        self.calls = sorted(tape.calls, key=lambda call: call.begins)
+        self.parameters = {p.data_ptr(): (name, p) for name, p in model.named_parameters() if not p.is_meta}
+        self.sizes = {name: sum(p.numel() for p in m.parameters()) for name, m in model.named_modules()}
+        self._seen: dict[int, list[tuple[Call, Literal["input", "output"], Node]]] = {}
+        for call in self.calls:
+            if call.path:
+                for side, node in (("input", call.first_read), ("output", call.first_given)):
+                    if node is not None:
+                        self._seen.setdefault(id(node.numbers), []).append((call, side, node))  # type: ignore[arg-type]
+
+    def stacks(self) -> list[Stack]:
+        """Those that were found, the largest first."""
+        found: list[Stack] = []
+        taken: list[str] = []
+        largest = 0
+        for one in containers(self.model):
+            if one.parameters < _SMALLEST * largest:
+                break
+            paths = [path for path, _ in one.members]
+            inside = any(_within(path, other) or _within(other, path) for path in paths for other in taken)
+            if inside or (stack := self._stack(one)) is None:
+                continue
+            found.append(stack)
+            taken += paths
+            largest = max(largest, one.parameters)
+        return found
+
+    def _stack(self, one: Container) -> Stack | None:
+        """The container as a stack; None where most of its members do not carry a stream."""
+        runs = sorted(
+            ((call, path) for path, module in one.members for call in self.calls if call.module is module),
+            key=lambda run: run[0].begins,
+        )
+        if not runs:
+            return self._loose(one)
+        layers, width, last = [], 0, None
+        for call, path in runs:
+            layer, node = self._layer(call, path)
+            layers.append(layer)
+            if node is not None:
+                last, width = (call, node), node.shape[-1] if node.shape else 0
+        understood = [layer for layer in layers if layer.branches]
+        if 2 * len(understood) <= len(layers) or last is None:
+            return None
+        return Stack(one.path, tuple(layers), width, one.parameters, self._final_norm(*last))
+
+    def _layer(self, call: Call, path: str) -> tuple[Layer, Node | None]:
+        """A layer that is a module, from one run of it; and the stream after it."""
+        ends = [call.first_given, *call.gave] if call.first_given is not None else list(call.gave)
+        entries = [call.first_read, *call.read] if call.first_read is not None else list(call.read)
+        inside = [c for c in self.calls if call.begins < c.begins and c.ends < call.ends]
+        given = _given(inside)
+        for end in ends:
+            for entry in entries:
+                if entry.shape != end.shape or end.numbers is entry.numbers:
+                    continue
+                found = steps(end, entry, given)
+                if found is not None and any(step.parts for step in found[0]):
+                    return Layer(path, self._branches(found[0], inside, call)), end
+        if not entries or not ends:
+            return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None
+        if all(end.numbers is entries[0].numbers for end in ends[:1]):
+            return Layer(path, (), "it gives what it reads"), None
+        return Layer(path, (), "no chain of additions leads from what it reads to what it gives"), None
+
+    def _loose(self, one: Container) -> Stack | None:
+        """A stack whose layers are no modules that run: their parts are called one by one."""
+        prefixes = [path for path, _ in one.members]
+        inside = [c for c in self.calls if any(_within(c.path, prefix) for prefix in prefixes)]
+        if not inside or one.path.endswith("*"):
+            return None
+        given = _given(inside)
+        for call in sorted(inside, key=lambda c: -c.ends):
+            end = None if call.first_given is None else _added(call.first_given)
+            found = None if end is None else steps(end, None, given)
+            if end is not None and found is not None and any(step.parts for step in found[0]):
+                break
+        else:
+            return None
+        all_branches = self._branches(found[0], inside, None)
+        layers = []
+        for prefix in prefixes:
+            own = tuple(b for b in all_branches if b.modules and _within(b.modules[0], prefix))
+            if own:
+                layers.append(Layer(prefix, own))
+        if 2 * len(layers) <= len(prefixes):
+            return None
+        final = self._final_norm(max(inside, key=lambda c: c.ends), end)
+        return Stack(one.path, tuple(layers), end.shape[-1], one.parameters, final, called=False)
+
+    def _branches(self, found: Sequence[Step], inside: list[Call], layer: Call | None) -> tuple[Branch, ...]:
+        out: list[Branch] = []
+        for i, step in enumerate(found):
+            if not step.parts:
+                continue
+            later = found[i + 1] if i + 1 < len(found) and not found[i + 1].parts else None
+            earlier = found[i - 1] if i and not found[i - 1].parts else None
+            if earlier is not None and i > 1 and found[i - 2].parts:
+                earlier = None  # that one is on the sum before
+            after = step.after if later is None else later.after
+            norm_of_sum = None if later is None else self._norm_between(later, inside)
+            entry_norm = None if earlier is None else self._norm_between(earlier, inside)
+            for k, part in enumerate(sorted(step.parts, key=lambda part: part.node.time)):
+                branch = self._branch(step, part, inside, layer)
+                placed: dict[str, Any] = {"stream_out": self._see(after, layer), "parallel": k > 0}
+                if later is not None:
+                    placed |= {"placement": "post", "norm": norm_of_sum}
+                elif earlier is not None and branch.norm is None:
+                    placed |= {"placement": "post", "norm": entry_norm}
+                out.append(replace(branch, **placed))
+        return tuple(out)
+
+    def _branch(self, step: Step, part: Part, inside: list[Call], layer: Call | None) -> Branch:
+        made = part.node.time
+        calls = part.calls
+        readers = [c for c in inside if _numbers(c.first_read) is step.before and c.begins < made]
+        norms = [c for c in readers if self._is_norm(c)]
+        main = max(calls, key=lambda c: (self.sizes.get(c.path, 0), c.ends)) if calls else None
+        norm = next(
+            (c for c in norms if main is not None and self._feeds(c, main, inside)), norms[0] if norms else None
+        )
+        post = next((c for c in calls if self._is_norm(c) and _numbers(c.first_read) is not step.before), None)
+        caveat = ""
+        if part.gated:
+            caveat = "the model multiplies it by a tensor that it computes"
+        elif not calls:
+            caveat = "no module gives it"
+        elif part.normed:
+            caveat = "a norm that is no module stands before the addition"
+        elif part.moved or step.moved:
+            caveat = "its entries are put in another order before the addition"
+        reads = norm or next(iter(sorted(readers, key=lambda c: -c.begins)), None)
+        placement: Placement = "none"
+        if norm is not None:
+            placement = "pre" if post is None else "sandwich"
+        elif post is not None:
+            placement = "res-post"
+        output = None
+        if calls:
+            last = calls[-1]
+            output = Seen(last.path, "output", last.index, self.tape.counts[id(last.module)])
+        return Branch(
+            sort=self._sort(main, step, made),
+            modules=tuple(dict.fromkeys(c.path for c in calls)),
+            module="" if main is None else main.path,
+            output=output,
+            stream_in=self._see(step.before, layer),
+            stream_out=None,
+            total=self._see(step.after, layer),
+            skip=self._multiplier(step.skip),
+            multiplier=self._multiplier(part.factors),
+            placement=placement,
+            norm=None if norm is None else norm.path,
+            post_norm=None if post is None else post.path,
+            reads=None if reads is None else reads.path,
+            caveat=caveat,
+        )
+
+    def _sort(self, main: Call | None, step: Step, made: int) -> Sort:
+        if main is None:
+            return "branch"
+        begins = main.begins
+        if next(main.module.children(), None) is None:  # the last map alone: look at all since the stream was read
+            begins = max([step.before.time, *(p.node.time for p in step.parts if p.node.time < main.begins)])
+        if any(begins <= time <= main.ends for time in self.tape.mixed):
+            return "attention"
+        mixes = any(begins <= time <= main.ends for time in self.tape.shifted)
+        return "branch" if mixes else "feed_forward"
+
+    def _is_norm(self, call: Call) -> bool:
+        """Whether a run gives what it reads, normed: through norms, centring and scales alone."""
+        if call.first_read is None or call.first_given is None or call.first_read.shape != call.first_given.shape:
+            return False
+        if _numbers(call.first_read) is _numbers(call.first_given):
+            return False
+        time, norms = Origins(call.first_read).of(call.first_given)
+        if time != -1 or norms == 0:
+            return False
+        found = steps(call.first_given, call.first_read, {})
+        return found is not None and not any(step.parts for step in found[0])
+
+    def _norm_between(self, step: Step, inside: list[Call]) -> str | None:
+        found = (
+            c.path for c in inside if _numbers(c.first_read) is step.before and _numbers(c.first_given) is step.after
+        )
+        return next(found, None)
+
+    def _feeds(self, norm: Call, main: Call, inside: list[Call]) -> bool:
+        given = _numbers(norm.first_given)
+        if _within(norm.path, main.path):
+            return True
+        return any(
+            any(_numbers(node) is given for node in c.read)
+            for c in inside
+            if _within(c.path, main.path) and c.begins >= main.begins
+        )
+
+    def _final_norm(self, last: Call, end: Node) -> str | None:
+        after = [c for c in self.calls if c.begins > last.begins and _numbers(c.first_read) is end.numbers]
+        return next((c.path for c in after if not _within(c.path, last.path) and self._is_norm(c)), None)
+
+    def _see(self, node: Node, layer: Call | None) -> Seen | None:
+        """Where hooks see a tensor: in the layer if they can, the very tensor rather than a view of it."""
+
+        def rank(item: tuple[Call, str, Node]) -> tuple[bool, bool, bool, int]:
+            call, side, seen = item
+            outside = layer is not None and not (layer.begins <= call.begins and call.ends <= layer.ends)
+            return seen is not node, outside, side == "output", call.begins
+
+        found = sorted(self._seen.get(id(node.numbers), []), key=rank)
+        if not found:
+            return None
+        call, side, _ = found[0]
+        return Seen(call.path, side, call.index, self.tape.counts[id(call.module)])
+
+    def _multiplier(self, factors: Sequence[Factor]) -> Multiplier:
+        """The product of factors."""
+        number, vectors = 1.0, []
+        for factor in factors:
+            if isinstance(factor, Tensor) and factor.is_meta:
+                return Multiplier(None, vector=factor.numel() > 1)
+            if isinstance(factor, Tensor) and factor.numel() > 1:
+                vectors.append(factor)
+            else:
+                number *= float(factor)
+        scalars = [f for f in factors if isinstance(f, Tensor) and f.numel() == 1]
+        if not vectors:
+            name = self._parameter(scalars[0]) if len(scalars) == 1 and float(scalars[0]) == number else ""
+            return Multiplier(number, name)
+        total = vectors[0].double() * number
+        for more in vectors[1:]:
+            total = total * more.double()
+        name = self._parameter(vectors[0]) if len(vectors) == 1 and number == 1 else ""
+        return Multiplier(float(total.square().mean().sqrt()), name, True, total)
+
+    def _parameter(self, tensor: Tensor) -> str:
+        name, p = self.parameters.get(tensor.data_ptr(), ("", None))
+        return name if p is not None and p.numel() == tensor.numel() else ""
+
+
+def _given(calls: Sequence[Call]) -> dict[int, list[Call]]:
+    """Runs by the tensor (as numbers) that they give, innermost first."""
+    out: dict[int, list[Call]] = {}
+    for call in sorted(calls, key=lambda c: c.ends):
+        if call.first_given is not None and _numbers(call.first_given) is not _numbers(call.first_read):
+            out.setdefault(id(call.first_given.numbers), []).append(call)
+    # what only passes its input on (dropout) comes after those that made it
+    for call in sorted(calls, key=lambda c: c.ends):
+        if call.first_given is not None and _numbers(call.first_given) is _numbers(call.first_read):
+            made = out.get(id(call.first_given.numbers))
+            if made is not None and call.begins > made[0].ends:
+                made.append(call)
+                made.sort(key=lambda c: c.ends)
+    return out
+
+
+def _added(node: Node) -> Node | None:
+    """The sum that a tensor goes into, through views and scales."""
+    for reader in read_as(node.numbers):
+        if reader.operation == "add" and len(reader.inputs) > 1:
+            return reader
+        if reader.operation in ("scale", "moved") and (found := _added(reader)) is not None:
+            return found
+    return None
+
+
+def _numbers(node: Node | None) -> Node | None:
+    return None if node is None else node.numbers
+
+
+def _within(path: str, other: str) -> bool:
+    return path == other or path.startswith(f"{other}.")

@@ -1,0 +1,136 @@
+"""`anatomy`: what a model is made of, found in one small forward pass and proved in a second."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from collections.abc import Mapping as Dictionary
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.errors import InputError, first_line
+from signalprop.files.validation import typed
+from signalprop.streams.anatomy import Finder, Stack
+from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.proof import Norm, prove
+from signalprop.streams.tape import record
+
+SCHEMA = "signalprop/anatomy/1"
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a model is made of.
+
+    Attributes:
+        model: the name of its class. stacks: the largest first. norms: what those of stream and branches compute.
+        inputs: names of the arguments of the passes. invented: they were made up.
+        numbers: whether the passes had numbers; without (on the meta device) nothing is proved.
+    """
+
+    model: str
+    stacks: tuple[Stack, ...]
+    norms: tuple[Norm, ...]
+    inputs: tuple[str, ...]
+    invented: bool
+    numbers: bool
+
+    @property
+    def proved(self) -> bool:
+        """Whether every layer of every stack was understood and every sum proved."""
+        return all(not s.why and all(b.proved for b in s.branches) for s in self.stacks)
+
+    @property
+    def error(self) -> float | None:
+        """The largest error of a sum that was looked at."""
+        errors = [b.error for s in self.stacks for b in s.branches if b.error is not None]
+        return max(errors) if errors else None
+
+    def norm(self, path: str | None) -> Norm | None:
+        """What is known of the norm of that path."""
+        return next((one for one in self.norms if one.path == path), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON value."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {k: plain(v) for k, v in value.items() if k != "tensor"}
+            return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+        out: dict[str, Any] = plain(asdict(self))
+        return {"schema": SCHEMA, "proved": self.proved, "error": self.error, **out}
+
+
+@typed
+def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Anatomy:
+    """Find the residual stream of any model by following the additions of one small forward pass, and prove it.
+
+    Two forward passes in evaluation mode without gradients: in the first every tensor operation is followed, in the
+    second plain hooks look whether stream_out = skip * stream_in + multiplier * branch, in float64. The model's mode
+    and random states are left as they are. On the meta device there is one pass, and nothing is proved.
+
+    Args:
+        model: any module in which additions carry a stream through layers, which are the members of a ModuleList, of a
+            Sequential, or siblings whose names end in numbers.
+        arguments: keyword arguments of its forward, of which the first sequence is taken; default: a few random tokens,
+            an image or frames of random numbers, by what the model reads.
+
+    Raises:
+        InputError: the model does not run on them, or no residual stream was found.
+    """
+    given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
+    numbers = not any(p.is_meta for p in model.parameters())
+    if numbers:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+    with _as_it_was(model):
+        try:
+            finder = Finder(model, record(model, given))
+        except InputError:
+            raise
+        except Exception as error:
+            how = "give arguments=, the keyword arguments of its forward" if arguments is None else "change arguments="
+            how = how if numbers else "initialise it, since this model needs numbers to run"
+            raise InputError(
+                f"{how}: {type(model).__name__} does not run on {', '.join(given)} ({type(error).__name__}: "
+                f"{first_line(error)})"
+            ) from None
+        stacks = tuple(finder.stacks())
+        if not stacks:
+            raise InputError(
+                "give mapping=, which names the branches: no residual stream was found, that is, no list of layers in "
+                f"which what {type(model).__name__} carries is added up"
+            )
+        norms: tuple[Norm, ...] = ()
+        if numbers:
+            stacks, norms = prove(model, given, stacks)
+    return Anatomy(type(model).__name__, stacks, norms, tuple(given), arguments is None, numbers)
+
+
+def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:
+    """The arguments with the first sequence of each tensor alone, where all tensors hold as many."""
+    tensors = [v for v in arguments.values() if isinstance(v, Tensor) and v.ndim]
+    alike = len({len(v) for v in tensors}) == 1
+    return {
+        k: v[:1] if alike and isinstance(v, Tensor) and v.ndim else v for k, v in arguments.items() if v is not None
+    }
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards modes and random states are as before."""
+    before = [(module, module.training) for module in model.modules()]
+    states = torch.get_rng_state(), random.getstate()
+    model.eval()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,126 @@
+"""An anatomy as a picture in text: one drawing for all layers that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from signalprop.streams.anatomy import Branch, Layer, Multiplier, Stack
+from signalprop.streams.found import Anatomy
+
+_WORDS = {"attention": "attention", "feed_forward": "feed-forward", "branch": "branch"}
+
+
+def picture(found: Anatomy) -> str:
+    """The stacks of an anatomy, and what is proved of it."""
+    lines = [found.model]
+    for stack in found.stacks:
+        lines += ["", *_stack(found, stack)]
+    lines += ["", *_proofs(found)]
+    return "\n".join(lines)
+
+
+def _stack(found: Anatomy, stack: Stack) -> Iterator[str]:
+    n = len(stack.layers)
+    size = f"width {stack.width}, {stack.parameters:,} parameters"
+    yield f"{stack.path or 'the model itself'}: {n} layer{'s' * (n > 1)}, {size}"
+    if stack.why:
+        yield f"  not understood: {stack.why}"
+    start = 0
+    drawn: dict[tuple[str, ...], int] = {}
+    drawings = [tuple(_layer(found, layer)) for layer in stack.layers]
+    while start < n:
+        end = start
+        while end + 1 < n and drawings[end + 1] == drawings[start]:
+            end += 1
+        name = f"layer {start}" if start == end else f"layers {start}-{end}"
+        first = drawn.setdefault(drawings[start], start)
+        if first < start:
+            yield f"  {name} as layer {first}"
+        else:
+            yield f"  {name}"
+            yield from (f"  {line}" for line in drawings[start])
+        start = end + 1
+    if stack.final_norm is not None:
+        yield f"  then {stack.final_norm}{_norm(found, stack.final_norm)}"
+
+
+def _layer(found: Anatomy, layer: Layer) -> Iterator[str]:
+    """A layer, in names that are its own alone."""
+    if layer.why:
+        yield f"  not understood: {layer.why}"
+    branches = list(layer.branches)
+    while branches:
+        group = [branches.pop(0)]
+        while branches and branches[0].parallel:
+            group.append(branches.pop(0))
+        yield "  |"
+        for branch in group:
+            yield f"  +-- {_chain(found, layer, branch)}"
+        first = group[0]
+        skip = f"{_factor(layer, first.skip)} * stream + " if first.skip.value != 1 else "stream + "
+        terms = " + ".join(
+            (f"{_factor(layer, b.multiplier)} * " if b.multiplier.value != 1 else "") + _WORDS[b.sort] for b in group
+        )
+        yield f"  {skip}{terms}{_proof(group)}"
+        if first.placement == "post" and first.norm is not None:
+            yield f"  {_own(layer, first.norm)}{_norm(found, first.norm)}, on the stream"
+
+
+def _chain(found: Anatomy, layer: Layer, branch: Branch) -> str:
+    parts = []
+    if branch.placement in ("pre", "sandwich") and branch.norm is not None:
+        parts.append(_own(layer, branch.norm) + _norm(found, branch.norm))
+    name = next((m for m in branch.modules if m == branch.module), "")
+    if branch.post_norm == name and branch.post_norm is not None:
+        parts.append(_WORDS[branch.sort])
+    else:
+        parts.append(f"{_own(layer, name)} ({_WORDS[branch.sort]})" if name else f"({_WORDS[branch.sort]})")
+    if branch.post_norm is not None:
+        parts.append(_own(layer, branch.post_norm) + _norm(found, branch.post_norm))
+    return " -> ".join(parts)
+
+
+def _own(layer: Layer, path: str) -> str:
+    return path.removeprefix(f"{layer.path}.")
+
+
+def _norm(found: Anatomy, path: str) -> str:
+    norm = found.norm(path)
+    if norm is None:
+        return ""
+    if norm.kind == "unknown":
+        return " (a norm, not proved)"
+    gain = {None: "", 0.0: "", 1.0: ", gain 1 + weight"}[norm.offset]
+    return f" ({norm.kind}{gain})"
+
+
+def _factor(layer: Layer, factor: Multiplier) -> str:
+    if factor.parameter:
+        return _own(layer, factor.parameter)
+    if factor.value is None:
+        return "a factor"
+    return f"{'a vector of rms ' if factor.vector else ''}{factor.value:.4g}"
+
+
+def _proof(group: list[Branch]) -> str:
+    if all(branch.proved for branch in group):
+        return "   [proved]"
+    why = next((b.caveat for b in group if b.caveat), "")
+    errors = [b.error for b in group if b.error is not None]
+    if not why and not errors:
+        return ""
+    return f"   [not proved: {why or f'off by {max(errors):.1e}'}]"
+
+
+def _proofs(found: Anatomy) -> Iterator[str]:
+    branches = [b for s in found.stacks for b in s.branches]
+    proved = [b.error for b in branches if b.proved and b.error is not None]
+    if not found.numbers:
+        yield "proved              nothing: structure only (parameters on the meta device hold no numbers)"
+        return
+    largest = f", largest error {max(proved):.1e} of the stream, in float64" if proved else ""
+    yield f"proved              {len(proved)} of {len(branches)} sums{largest}"
+    norms = [norm for norm in found.norms if norm.kind != "unknown"]
+    yield f"norms proved        {len(norms)} of {len(found.norms)}"
+    made = "made up: " if found.invented else ""
+    yield f"input               {made}{', '.join(found.inputs)}"

@@ -1,0 +1,164 @@
+"""A second pass that proves what the first one found, by plain hooks and float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping as Dictionary
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.streams.anatomy import Branch, Layer, Multiplier, Seen, Stack
+from signalprop.streams.tape import first_tensor, read_by
+
+ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a norm computes: output = normed * (offset + weight) + bias.
+
+    Attributes:
+        kind: `layernorm`, `rmsnorm`; `unknown` where neither fits. offset: None where it has no weight.
+        error: largest difference over the largest entry of its output, in float64; None where it did not run.
+    """
+
+    path: str
+    kind: Literal["layernorm", "rmsnorm", "unknown"]
+    offset: float | None
+    error: float | None
+
+
+def prove(
+    model: nn.Module, arguments: Dictionary[str, Any], stacks: tuple[Stack, ...]
+) -> tuple[tuple[Stack, ...], tuple[Norm, ...]]:
+    """The same stacks with the error of every equation, and what their norms compute; one forward pass.
+
+    Args:
+        model: in evaluation mode. arguments: of its forward.
+    """
+    wanted: set[Seen] = set()
+    norms: dict[str, None] = {}
+    for stack in stacks:
+        for branch in stack.branches:
+            wanted |= {s for s in (branch.stream_in, branch.output, branch.total) if s is not None}
+            norms |= dict.fromkeys(n for n in (branch.norm, branch.post_norm) if n is not None)
+        norms |= {stack.final_norm: None} if stack.final_norm is not None else {}
+    both: tuple[Literal["input", "output"], ...] = ("input", "output")
+    wanted |= {Seen(path, side) for path in norms for side in both}
+    with _watching(model, wanted) as tensors, torch.no_grad():
+        model(**arguments)
+    parameters = dict(model.named_parameters())
+    proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
+    return proved, tuple(_norm(model, path, tensors) for path in norms)
+
+
+@contextmanager
+def _watching(model: nn.Module, wanted: set[Seen]) -> Iterator[dict[Seen, Tensor]]:
+    """Keeps copies of the wanted tensors of a pass."""
+    found: dict[Seen, Tensor] = {}
+    groups: dict[tuple[str, str], dict[int, list[Seen]]] = {}
+    for seen in wanted:
+        groups.setdefault((seen.path, seen.side), {}).setdefault(seen.call, []).append(seen)
+    handles = []
+    for (path, side), calls in groups.items():
+        module, count = model.get_submodule(path), [0]
+
+        def keep(tensor: Tensor | None, calls: dict[int, list[Seen]] = calls, count: list[int] = count) -> None:
+            for seen in calls.get(count[0], []):
+                if tensor is not None:
+                    found[seen] = tensor.detach().clone()
+            count[0] += 1
+
+        if side == "input":
+            hook = module.register_forward_pre_hook(
+                lambda _, args, kwargs, keep=keep: keep(read_by(args, kwargs)), with_kwargs=True
+            )
+        else:
+            hook = module.register_forward_hook(lambda _, __, out, keep=keep: keep(first_tensor(out)))
+        handles.append(hook)
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _layer(layer: Layer, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> Layer:
+    """The layer with the error of every sum."""
+    groups: list[list[Branch]] = []
+    for branch in layer.branches:
+        if branch.parallel and groups:
+            groups[-1].append(branch)
+        else:
+            groups.append([branch])
+    return replace(layer, branches=tuple(b for group in groups for b in _sum(group, tensors, parameters)))
+
+
+def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> list[Branch]:
+    """Branches that are added at once, with the error of their sum."""
+    first = group[0]
+    places = [first.stream_in, first.total, *(branch.output for branch in group)]
+    caveat = next((branch.caveat for branch in group if branch.caveat), "")
+    if not caveat and any(place is None for place in places):
+        caveat = "no module sees the stream " + ("before it" if first.stream_in is None else "after it")
+    if caveat:
+        return [replace(branch, caveat=branch.caveat or caveat) for branch in group]
+    missing = [place for place in places if place not in tensors]
+    if missing:
+        return [replace(branch, caveat="a second pass did not meet it again") for branch in group]
+    values = [tensors[place] for place in places if place is not None]
+    total = values[1].double()
+    if any(v.numel() != total.numel() for v in values):
+        return [replace(branch, caveat="its shape is not the stream's") for branch in group]
+    factors = [first.skip, *(branch.multiplier for branch in group)]
+    terms = [
+        (_number(f, parameters) * v.double()).reshape(total.shape)
+        for f, v in zip(factors, [values[0], *values[2:]], strict=True)
+    ]
+    size = max(float(term.abs().max()) for term in [total, *terms]) or 1.0
+    error = float((total - sum(terms)).abs().max()) / size
+    eps = max(torch.finfo(v.dtype).eps for v in values if v.is_floating_point())
+    return [replace(branch, error=error, rounding=ROUNDINGS * eps) for branch in group]
+
+
+def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
+    if factor.parameter:
+        return parameters[factor.parameter].detach().double()
+    return factor.tensor if factor.tensor is not None else factor.value
+
+
+def _norm(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
+    """Which norm it is, by its numbers: of all kinds and offsets the one that comes nearest."""
+    x, y = tensors.get(Seen(path, "input")), tensors.get(Seen(path, "output"))
+    if x is None or y is None or x.shape != y.shape:
+        return Norm(path, "unknown", None, None)
+    module, wide, given = model.get_submodule(path), x.double(), y.double()
+    own = [float(value) for name in _EPSILONS if isinstance(value := getattr(module, name, None), float)]
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
+    centred = wide - wide.mean(-1, keepdim=True)
+    tries = []
+    for (kind, base), eps in product((("layernorm", centred), ("rmsnorm", wide)), own[:1] or _USUAL):
+        normed = base / (base.square().mean(-1, keepdim=True) + eps).sqrt()
+        gains: list[tuple[float | None, Any]] = [(None, 1.0)]
+        if isinstance(weight, Tensor):
+            gains = [(offset, offset + weight.detach().double()) for offset in (0.0, 1.0)]
+        for offset, gain in gains:
+            error = float((normed * gain + shift - given).abs().max() / given.abs().max().clamp_min(1e-30))
+            tries.append((error, kind, offset))
+    limit = 64 * torch.finfo(y.dtype).eps
+    if isinstance(module, nn.LayerNorm):  # of a stream without a mean both kinds fit
+        tries = [one for one in tries if one[1] == "layernorm"]
+    error, kind, offset = min(tries, key=lambda one: one[0])
+    if not error <= limit:
+        return Norm(path, "unknown", None, error)
+    return Norm(path, kind, offset, error)  # type: ignore[arg-type]
+
+
+_EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
+_USUAL = (1e-5, 1e-6, 1e-12, 0.0, 1e-8, torch.finfo(torch.float32).eps)  # of norms that do not say theirs

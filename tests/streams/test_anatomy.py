@@ -1,0 +1,150 @@
+"""The anatomy: against transformers' own hidden states, against the families' mappings, and what it must not prove."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import signalprop as sp
+from signalprop.attachment.found import mapping_found
+from signalprop.errors import InputError
+from signalprop.results.profile import POINTS
+from signalprop.streams.picture import picture
+from signalprop.streams.proof import prove
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 60, "pad_token_id": 0}
+_LLAMA = {**_SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 1}
+_GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 60, "bos_token_id": 1, "eos_token_id": 1}
+IDS = torch.arange(2, 24).reshape(2, 11)
+
+
+def model_of(family: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **fields)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+# What no family knows: experts; attention and feed-forward in parallel; factors on branches; sums within a module that
+# is given the stream; recurrence; a norm on the stream before the branch, with factors on both.
+STRANGERS: dict[str, dict[str, Any]] = {
+    "mixtral": {**_LLAMA, "num_local_experts": 4},
+    "gptj": {**_GPT, "rotary_dim": 4},
+    "granite": {**_LLAMA, "residual_multiplier": 0.22},
+    "bloom": {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 60},
+    "mamba2": {**_SMALL, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "minimax": {**_LLAMA, "num_local_experts": 4, "head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("family", STRANGERS)
+def test_layers_of_unknown_families_against_the_hidden_states_of_transformers(family: str) -> None:
+    model = model_of(family, **STRANGERS[family])
+    found = sp.anatomy(model)
+    assert found.proved and found.error is not None and found.error < 1e-6
+    profile = sp.measure(model, {"input_ids": IDS}, backward=False)
+    hidden = model(IDS, output_hidden_states=True).hidden_states[family != "mamba2" :]  # which gives no embeddings
+    last = {row["layer"]: i for i, row in enumerate(profile.to_json()["sublayers"])}
+    assert len(last) == 3
+    for layer in (0, 1):  # transformers gives the stream after the last layer normed
+        expected = hidden[layer].double().var(unbiased=False).item()
+        assert profile.forward["stream_out"].variance[last[layer]] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"), [("llama", _LLAMA), ("gpt_neox", {**_SMALL, "intermediate_size": 48}), ("gpt2", _GPT)]
+)
+def test_known_families_measure_the_same_through_what_was_found(family: str, fields: dict[str, Any]) -> None:
+    model = model_of(family, **fields)
+    batch = {"input_ids": IDS, "labels": IDS}
+    known, found = sp.measure(model, batch), sp.measure(model, batch, mapping=mapping_found(model))
+    for point in POINTS:
+        for name in ("variance", "token_correlation"):
+            for side in ("forward", "gradient"):
+                one, other = (getattr(getattr(p, side)[point], name) for p in (known, found))
+                np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_multipliers_norms_and_their_gains() -> None:
+    [stack] = sp.anatomy(model_of("granite", **STRANGERS["granite"])).stacks
+    assert {(b.skip.value, b.multiplier.value, b.placement) for b in stack.branches} == {(1.0, 0.22, "pre")}
+    gemma = sp.anatomy(model_of("gemma2", **_LLAMA, head_dim=8))
+    assert {(n.kind, n.offset) for n in gemma.norms} == {("rmsnorm", 1.0)} and gemma.norms[0].error < 1e-6
+    assert {b.placement for b in gemma.stacks[0].branches} == {"sandwich"}
+    parallel = sp.anatomy(model_of("gptj", **STRANGERS["gptj"])).stacks[0]
+    assert [(b.sort, b.parallel) for b in parallel.layers[2].branches] == [("attention", False), ("feed_forward", True)]
+
+
+def test_a_wrong_claim_is_not_proved() -> None:
+    model = model_of("llama", **_LLAMA)
+    found = sp.anatomy(model)
+    stack = found.stacks[0]
+    layer = stack.layers[1]
+    branch = replace(layer.branches[0], multiplier=replace(layer.branches[0].multiplier, value=1.001))
+    wrong = replace(stack, layers=(stack.layers[0], replace(layer, branches=(branch, layer.branches[1]))))
+    [again], _ = prove(model, {"input_ids": IDS}, (wrong,))
+    assert [b.proved for b in again.branches] == [True, True, False, True]
+
+
+class Block(nn.Module):
+    """Multipliers in three ways: a parameter, a lerp, and a factor on all after an addition in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor([0.3]))
+        self.one, self.two, self.three = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.gain * self.one(x)
+        x = torch.lerp(x, self.two(x), 0.25)
+        return x.mul(0.5).add_(F.dropout(self.three(x), 0.5, self.training))
+
+
+class Loose(nn.Module):
+    """Layers whose own forward never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 16)
+        parts = ({"norm": nn.LayerNorm(16), "map": nn.Linear(16, 16)} for _ in range(4))
+        self.layers = nn.ModuleList(nn.ModuleDict(part) for part in parts)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = x + layer["map"](layer["norm"](x))
+        return x
+
+
+def test_models_of_your_own() -> None:
+    torch.manual_seed(0)
+    blocks = sp.anatomy(nn.Sequential(Block(), Block()), {"input": torch.randn(2, 5, 16)}).stacks[0]
+    found = [(b.skip.value, b.multiplier.value, b.multiplier.parameter) for b in blocks.layers[1].branches]
+    assert found == [(1.0, pytest.approx(0.3), "1.gain"), (0.75, 0.25, ""), (0.5, 1.0, "")]
+    assert all(branch.proved for branch in blocks.branches)
+    loose = Loose()
+    [stack] = sp.anatomy(loose).stacks
+    assert [b.module for b in stack.branches] == [f"layers.{i}.map" for i in range(4)]
+    assert {b.placement for b in stack.branches} == {"pre"} and all(b.proved for b in stack.branches[:-1])
+
+
+def test_structure_without_numbers() -> None:
+    config = transformers.AutoConfig.for_model("llama", **{**_LLAMA, "num_hidden_layers": 40})
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    found = sp.anatomy(model)
+    text = picture(found)
+    assert not found.proved and "structure only" in text and "layers 0-39" in text
+    assert "input_layernorm -> self_attn (attention)" in text
+
+
+def test_no_stream_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"^give mapping=.*no residual stream was found") as caught:
+        sp.anatomy(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+    assert "\n" not in str(caught.value)
