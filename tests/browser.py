@@ -135,6 +135,14 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
+    def printed_labels(self) -> list[dict[str, list[str]]]:
+        """Labels of the axes of every drawing, by its id: before, while and after the page is printed."""
+        found = [self.run(_LABELS)]
+        for event in ("beforeprint", "afterprint"):
+            self.run(f"dispatchEvent(new Event('{event}'))")
+            found.append(self.run(_LABELS))
+        return found
+
     def faint(self, least: float = 4.5) -> list[str]:
         """Texts in sight whose contrast with what is behind them (WCAG 2.2) is below the least, with both colours.
 
@@ -155,6 +163,9 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))
 
 
+_LABELS = """Object.fromEntries([...document.querySelectorAll('figure.block .plot .main-svg')].map((svg) => [
+  svg.closest('figure').id, [...svg.querySelectorAll('.xtick, .ytick')].map((t) => t.textContent)])
+  .filter(([_, labels]) => labels.length))"""
 # Every element with text of its own that is in sight: its ink, what is behind it, where it is.
 _TEXTS = """[...document.querySelectorAll('body *')]
   .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length

@@ -202,7 +202,7 @@ def cases(given: Path) -> dict[str, Case]:
                       ("deep", "a.json"), ("deep",)),
         "report": Case(("report", str(given / "p.json"), "--out", "r.html"), ("r.html",)),
         "reproduce": Case(("reproduce", "tgs-fig12/13", "--out", "pictures", "--json", "t.json"),
-                          ("pictures", "t.json")),
+                          ("pictures/tgs-fig12-13.json", "pictures/tgs-fig12-13.png", "t.json")),
         "kernel": Case(("kernel", "tgs", "--layers", "2", "--seq-len", "8", "--matrices", "k.npz", "--json", "k.json",
                         "--plot", "k.png"), ("k.npz", "k.json", "k.png")),
     }  # fmt: skip

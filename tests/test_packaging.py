@@ -39,7 +39,7 @@ MISTAKES = """
 import signalprop as sp
 
 architecture = sp.Architecture.preset("tgs", n_layers=4)
-sp.predict(architecture)
+sp.predict(3)
 sp.scheme("xavier")(architecture).nothing
 sp.nothing
 """

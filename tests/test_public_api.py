@@ -131,7 +131,7 @@ def test_the_pages_import_what_is_public(page: str) -> None:
 
 
 def test_all_names_of_the_package_come_when_they_are_asked_for() -> None:
-    assert set(signalprop.__all__) <= set(dir(signalprop))
+    assert set(signalprop.__all__) == set(dir(signalprop))
     code = (
         "import sys, signalprop\n"
         "assert set(signalprop.__all__) <= set(dir(signalprop))\n"

@@ -34,8 +34,11 @@ FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[\w-]+)?\)")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
-# Pages that take minutes of a core, or start processes.
-SLOW = {"docs/scale-out.md"}
+# Pages that take more than five seconds of a core, or start processes: `make test-slow` runs them.
+SLOW = {
+    f"docs/{name}.md"
+    for name in ("applying", "cli", "deep-layers", "diagnosing", "kernels", "scale-out", "training", "will-it-train")
+}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 # Pages whose Python, and what it prints, is for other tests, which also look at the results.

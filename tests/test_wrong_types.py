@@ -119,9 +119,9 @@ def test_every_name_of_the_package_is_tried() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: sp.predict("xavier"), r"predict takes as parametrization: Parametrization; it was given the str"),
+        (lambda: sp.predict(3), "predict takes as subject: str or Architecture or Parametrization; it was given"),
         (lambda: sp.average([PROFILE, 3]), "average takes as profiles: Sequence"),
-        (lambda: sp.compare(PROFILE, measured=None), "compare takes as measured: Profile"),
+        (lambda: sp.compare(PROFILE, measured=3), "compare takes as measured: Profile"),
         (lambda: sp.simulate(TABLE, n_seeds=True), "simulate takes as n_seeds: int"),
         (lambda: sp.diagnose(OwnGPT(), [3]), "diagnose takes as batches"),
         (lambda: sp.Series.of(token_correlation="x"), "Series.of takes as token_correlation"),

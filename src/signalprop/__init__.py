@@ -2,9 +2,11 @@
 
     import signalprop as sp
 
+    profile = sp.predict("gpt2")
+    profile.gradient_ratio, profile.plot()
+
     architecture = sp.Architecture.preset("tgs", n_layers=48)
-    parametrization = sp.scheme("deepscalelm")(architecture)
-    profile = sp.predict(parametrization)
+    sp.predict(architecture, scheme="deepscalelm")
 
 `sp.trace(parametrization)` follows whole token kernels instead of their averages. `sp.apply(model, "deepscalelm")`
 gives a PyTorch model the scheme, in place; `sp.diagnose(model, batches)` says what the layers of a trained one do.
@@ -23,7 +25,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import Moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.results.comparison import Agreement, Comparison, compare
+from signalprop.results.comparison import Agreement, Comparison
 from signalprop.results.profile import Profile, Series, average
 from signalprop.schemes import SCHEMES, Scheme, scheme
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from signalprop.repair import apply, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
     from signalprop.streams.found import Anatomy, anatomy
-    from signalprop.studies import study
+    from signalprop.studies import compare, study
 
 __version__ = "0.1.0"
 
@@ -108,6 +110,7 @@ _NEEDS_TORCH = {
     "SignalMonitor": "signalprop.monitoring",
 }
 _WHEN_USED = dict.fromkeys(("Trace", "attention_only", "trace"), "signalprop.kernels.trace")
+_WHEN_USED["compare"] = "signalprop.studies"
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt ones too
@@ -124,4 +127,4 @@ if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspel
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_NEEDS_TORCH, *_WHEN_USED])
+    return sorted(__all__)

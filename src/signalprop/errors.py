@@ -7,8 +7,9 @@ terminal is told to hide text.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from types import ModuleType
 
 _LONGEST, _END = 1000, 200  # characters of a message, and how many of them are its end, where it was cut
@@ -34,6 +35,14 @@ class InputError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(as_line(message))
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
+    """The error for a name that is not among the known ones: with the nearest of them, and all of them."""
+    names = list(known)
+    near = get_close_matches(str(name), names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return InputError(f"unknown {what} {name!r:.80}{hint} known {what}s: {', '.join(names)}")
 
 
 def first_line(error: BaseException) -> str:

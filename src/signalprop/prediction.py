@@ -9,10 +9,12 @@ from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError, require
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
+from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
+from signalprop.schemes.default import parametrized
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -20,28 +22,33 @@ Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 @typed
 def predict(
-    parametrization: Parametrization,
+    subject: str | Architecture | Parametrization,
     inputs: InputStatistics | None = None,
     *,
+    scheme: str | None = None,
     fidelity: Fidelity = "auto",
     backward: bool = True,
 ) -> Profile:
     """Predict the signal at every probe point.
 
     Args:
-        parametrization: the numbers of the network (see `signalprop.schemes`).
+        subject: a preset's name, an Architecture, or a Parametrization, which has all numbers of the network.
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
+        scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
             (random-weight networks), or `auto`: kernel where positions differ (decoders, class tokens; real ids in
-            shallow encoders; shaped attention), else moments.
+            shallow encoders; shaped attention), else moments. `auto` follows a long decoder without real ids on a grid
+            of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
             (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
 
     The profile's `fidelity` says what was used, its `notes` why.
 
     Raises:
-        InputError: the fidelity does not cover the architecture.
+        InputError: an unknown preset or scheme, a scheme for a Parametrization, or a fidelity that does not cover the
+            architecture.
     """
+    parametrization = parametrized(subject, scheme)
     statistics = inputs or default_statistics(parametrization.architecture)
     chosen: Fidelity = check_fidelity(fidelity)
     note = ""
@@ -54,9 +61,11 @@ def predict(
 
         profile = predict_moments(parametrization, statistics, backward=backward)
     elif chosen == "kernel":
+        from signalprop.kernels.grid import grid_for
         from signalprop.kernels.tokens import predict_token_kernels
 
-        profile = predict_token_kernels(parametrization, statistics, backward=backward)
+        grid = grid_for(parametrization, statistics) if fidelity == "auto" else None
+        profile = predict_token_kernels(parametrization, statistics, backward=backward, grid=grid)
     else:
         require("torch", "models")
         from signalprop.measurement.simulation import simulate
@@ -122,7 +131,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 
 
-# Variance of scores up to which predicted gradients are measured to be right (docs/applied-accuracy.md).
+# Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 _LARGE_SCORES = 8.0
 
 
@@ -134,8 +143,8 @@ def _large_scores(p: Parametrization) -> str:
     if largest <= _LARGE_SCORES:
         return ""
     return (
-        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be many times "
-        "off, in causal stacks most; use fidelity simulate"
+        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be a third off "
+        "or more; use fidelity simulate"
     )
 
 

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.data.batches import Batch, default_batch
+from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError, require
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import Fidelity, predict
-from signalprop.results.comparison import Comparison, compare
+from signalprop.results.comparison import Comparison
+from signalprop.results.comparison import compare as agreement
 from signalprop.results.cost import count_parameters
 from signalprop.results.profile import Profile, average
-from signalprop.schemes import scheme as scheme_named
+from signalprop.schemes.default import parametrized
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +34,7 @@ Progress = Callable[[int, int], None]
 @typed
 def study(
     subject: str | Architecture | Parametrization | nn.Module,
-    scheme: str = "xavier",
+    scheme: str | None = None,
     *,
     batches: Batch | Sequence[Batch] | None = None,
     seeds: int = 8,
@@ -41,6 +42,8 @@ def study(
     batch_size: int = 2,
     fidelity: Fidelity = "auto",
     backward: bool = True,
+    device: str = "cpu",
+    skip_first: int | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Predict and measure, and say how well the two agree.
@@ -51,10 +54,12 @@ def study(
     Args:
         subject: a preset's name, an Architecture (both are initialised by `scheme`), a Parametrization, or a model that
             `measure` can read.
-        scheme: name of the initialisation of a preset or an Architecture.
-        batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text.
+        scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop compare`.
+        batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text, of which a
+            preset or a model reads at most 128 tokens per sequence.
         seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
         fidelity: of the prediction. backward: also the gradient, where the model has a loss.
+        device: where networks with fresh weights run; a live model runs where it is. skip_first: as in `measure`.
         progress: called with the measurements that are done, and all of them.
 
     Returns:
@@ -72,20 +77,47 @@ def study(
     draw: Callable[[int], Profile]
     if isinstance(subject, str):
         subject = Architecture.preset(subject)
-    if isinstance(subject, Architecture):
-        subject = scheme_named(scheme)(subject)
-    if isinstance(subject, Parametrization):
-        table = subject
+        subject = shortened(subject) if batches is None else subject
+    if isinstance(subject, (Architecture, Parametrization)):
+        table = parametrized(subject, scheme)
         batch = _one(batches) or default_batch(table.architecture, batch_size=batch_size, seed=seed)
         backward, notes = with_gradient(table.architecture, backward)
-        draw = partial(_fresh, table, batch, seed=seed, backward=backward)
+        draw = partial(_fresh, table, batch, seed=seed, backward=backward, device=device, skip_first=skip_first)
         statistics = batch.statistics(table.architecture)
         measured = _measured(draw, seeds, progress)
     else:
-        table, statistics, measured, notes = _live(subject, batches, seeds, seed, batch_size, backward, progress)
+        table, statistics, measured, notes = _live(
+            subject, batches, seeds, seed, batch_size, backward, progress, skip_first
+        )
         backward = measured.gradient is not None
     predicted = predict(table, statistics, fidelity=fidelity, backward=backward)
-    return compare(replace(predicted, notes=(*predicted.notes, *notes)), measured)
+    return agreement(replace(predicted, notes=(*predicted.notes, *notes)), measured)
+
+
+@typed
+def compare(
+    predicted: str | Architecture | Parametrization | nn.Module | Profile,
+    measured: Profile | None = None,
+    **options: Any,
+) -> Comparison:
+    """Agreement of a prediction with a measurement; `compare("gpt2")` makes both.
+
+    Args:
+        predicted: a Profile; or whatever `study` predicts and measures: a preset, an Architecture, a Parametrization, a
+            model.
+        measured: the other Profile, of the same sublayers, where `predicted` is one.
+        options: of `study` (scheme, batches, seeds, ...).
+
+    Raises:
+        InputError: one Profile alone, profiles of different sublayers, sweeps, or as `study`.
+    """
+    if not isinstance(predicted, Profile):
+        if measured is not None:
+            raise InputError("compare was given a network and a Profile; predict the network first, or leave it out")
+        return study(predicted, **options)
+    if measured is None or options:
+        raise InputError("compare takes two profiles without options; to measure a network, give its preset or model")
+    return agreement(predicted, measured)
 
 
 def _one(batches: Batch | Sequence[Batch] | None) -> Batch | None:
@@ -104,6 +136,7 @@ def _live(
     batch_size: int,
     backward: bool,
     progress: Progress | None,
+    skip_first: int | None,
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.families import mapping_for
@@ -113,12 +146,12 @@ def _live(
     given = [batches] if isinstance(batches, Batch) else batches
     a = mapping_for(model, None).architecture
     if given is None:
-        given = [default_batch(a, batch_size=batch_size, seed=seed + k) for k in range(seeds)]
+        given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]
     a = fitted(a, given[0]).replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
     backward, notes = with_gradient(a, backward)
 
     def draw(k: int) -> Profile:
-        return measure(model, given[k], backward=backward, scheme="as is", architecture=a)
+        return measure(model, given[k], backward=backward, scheme="as is", architecture=a, skip_first=skip_first)
 
     measured = _measured(draw, len(given), progress)
     table = read_parametrization(model, architecture=a)
@@ -135,7 +168,9 @@ def fitted(architecture: Architecture, batch: Batch) -> Architecture:
     return architecture.replace(**lengths)
 
 
-def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool) -> Profile:
+def _fresh(
+    p: Parametrization, batch: Batch, k: int, *, seed: int, backward: bool, device: str, skip_first: int | None
+) -> Profile:
     """The k-th network with fresh weights, measured."""
     import torch
 
@@ -144,10 +179,10 @@ def _fresh(p: Parametrization, batch: Batch, k: int, *, seed: int, backward: boo
     from signalprop.models import build
 
     if count_parameters(p.architecture)["total"] > LARGE:
-        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward)
-    model = build(p, seed=seed + k)
+        return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward, device=device)
+    model = build(p, seed=seed + k).to(device)
     torch.manual_seed(seed + k)  # of the dropout masks
-    return measure(model, batch, backward=backward, scheme=p.scheme)
+    return measure(model, batch, backward=backward, scheme=p.scheme, skip_first=skip_first)
 
 
 def _measured(draw: Callable[[int], Profile], n: int, progress: Progress | None) -> Profile:

@@ -11,6 +11,7 @@ import pytest
 from commandline import TINY, Command
 from signalprop.cli import run
 
+BOOK = Path(__file__)
 Refused = Callable[..., str]
 
 
@@ -22,6 +23,14 @@ Refused = Callable[..., str]
         (["predict", "tgs", "--layers", "0"], "n_layers"),
         (["predict", "tgs", "--layers", "two"], "--layers"),
         (["predict", "bart"], "known presets: tgs"),
+        (["predict", "gtp2"], "unknown preset 'gtp2'; did you mean gpt2?"),
+        (["predict", "phi-1.6"], "did you mean phi-1.5?"),
+        (["predict", "tgs", "--scheme", "xavir"], "did you mean xavier?"),
+        (["predict", "tgs", "--scheme", "xavier", "--scheme=deepscalelm"], "--scheme is given 2 times"),
+        (["sweep", "swep-cod-tab1"], "did you mean sweep-cod-tab1?"),
+        (["sweep", "foo"], "known sweeps: sweep-"),
+        (["train", "gpt-smal"], "did you mean gpt-small?"),
+        (["diagnose", str(BOOK)], "is not a model, and there is no config.json beside it"),
         (["predict", "no/such/folder"], "no file or directory"),
         (["predict", "missing.json"], "cannot read missing.json"),
         (["predict", "tgs", "--scheme", "magic"], ", deepscalelm, "),
@@ -45,6 +54,10 @@ Refused = Callable[..., str]
         (["compare", "tgs", "--scheme", "as-is"], "needs a Hugging Face directory"),
         (["compare", "tgs", "--seeds", "0"], "--seeds"),
         (["compare", "vit-base", "--layers", "1", "--text", "a.txt"], "--text"),
+        (["measure", "tgs", *TINY, "--device", "cuda:99"], "usable here: cpu"),
+        (["compare", "tgs", *TINY, "--device", "meta"], "--device meta: it holds no numbers; usable here: cpu"),
+        (["predict", "tgs", *TINY, "--fidelity", "simulate", "--device", "gpu"], "--device gpu: "),
+        (["train", "gpt-small", "--device", "cuda:99"], "--device cuda:99: "),
         (["measure", "tgs", "--random-init"], "--random-init belongs to a directory"),
         (["verify", "--quick", "--thorough"], "exclude each other"),
         (["verify", "--component", "perceptron"], "perceptron"),

@@ -73,9 +73,12 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "apply": (1, []),
     "fold": (1, []),
     "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50"]),
+    "compare": (2, ["--layers", "1", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50", "--no-report"]),
+    "verify": (1, ["--quick", "--component", "dropout"]),
     "reproduce": (1, ["--list"]),
     "nonsense": (1, []),
 }
+COUNTS = ("-1", "0", "1", "2", "1.5", "nan", "x", "")  # of draws, removals, processes: what they multiply is the work
 PLAIN = ("1", "2", "3", "4", "8", "0.5")  # what options take more often than not
 NUMBERS = (
     "-1",
@@ -179,7 +182,7 @@ def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
     if command is None:
         return [*out, r.choice(WORDS)]
     options = [item for item in command.params if isinstance(item, click.Option) or hasattr(item, "is_flag")]
-    options = [item for item in options if item.opts[0].startswith("-") and not hangs(item.opts[0])]
+    options = [item for item in options if item.opts[0].startswith("-")]
     for item in command.params:
         if not item.opts[0].startswith("-") and r.random() < 0.97:
             out.insert(1, argument(r, name, files))
@@ -194,11 +197,6 @@ def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
     if r.random() < 0.05:
         out.insert(r.randrange(len(out) + 1), r.choice(WORDS))
     return out
-
-
-def hangs(option: str) -> bool:
-    """Options that make a line long by intent: many draws, removals, whole evaluations."""
-    return option in ("--seeds", "--repeats", "--fidelity", "--remove", "--harness", "--storage", "--jobs", "--steps")
 
 
 def argument(r: random.Random, name: str, files: Sequence[str]) -> str:
@@ -226,11 +224,16 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
         "--norm": lambda: r.choice(["pre", "post", "sandwich", "none", "res-post", "x"]),
         "--norm-kind": lambda: r.choice(["layernorm", "rmsnorm", "x"]),
         "--architecture": lambda: r.choice(["tgs", "gpt2", *files]),
+        "--fidelity": lambda: r.choice(["auto", "moments", "kernel", "simulate", "x"]),
+        "--component": lambda: r.choice(["linear", "relu", "x"]),
+        "--harness": lambda: r.choice(["arc_easy", "x", *files]),
         "--option": lambda: f"{r.choice([*options_of_schemes()])}={r.choice((*PLAIN, *NUMBERS))}",
         "--set": lambda: f"{r.choice([*sp.Architecture.model_fields])}={r.choice(FIELDS)}",
     }
     if option in known:
         return known[option]()
+    if option in ("--seeds", "--repeats", "--greedy", "--steps", "--jobs"):
+        return r.choice(COUNTS)
     if option in ("--json", "--plot", "--out", "--report", "--matrices"):
         return r.choice(FILES if r.random() < 0.5 else ("o.json", "-"))
     if option in ("--text", "--input", "--against", "--task", "--probe", "--batch"):

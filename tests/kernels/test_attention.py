@@ -59,26 +59,17 @@ def test_centred_sum_is_the_fourfold_sum(causal: bool) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
-@pytest.mark.parametrize(("structured", "skip", "gain"), [(False, 0.0, 1.0), (True, 0.0, 1.0), (True, 0.5, 0.8)])
-@pytest.mark.parametrize("causal", [True, False])
-def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: bool, skip: float, gain: float) -> None:
-    """Monte Carlo over weights and the arriving gradient: 5 standard errors, and 4 % for what the theory leaves out."""
+def random_heads(
+    x: np.ndarray, s0: float, draws: int, causal: bool, skip: float = 0.0, gain: float = 1.0, shared: float = 0.3
+) -> tuple[np.ndarray, np.ndarray]:
+    """Kernels of the output, and of the gradient at the input, of random heads as wide as half of x, (draws, T, T)."""
     rng = np.random.default_rng(4)
-    length, d, dk, draws, s0 = 24, 96, 48, 300, 1.0
-    correlation = 0.5
-    common = rng.normal(size=d)
-    common *= np.sqrt(d) / np.linalg.norm(common)
-    x = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.normal(size=(length, d))
-    if structured:  # two segments of unequal length, and a token that stands at every fifth place
-        x += np.where(np.arange(length)[:, None] < 17, 0.9, -0.9) * rng.normal(size=(1, d))
-        x[::5] += 1.2 * rng.normal(size=(1, d))
-    x *= np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True)
-    s = x @ x.T / d
-    g_corr = 0.3
+    length, d = x.shape
+    dk = d // 2
     hidden = np.where(np.tril(np.ones((length, length))) > 0, 0.0, -np.inf) if causal else 0.0
     outs, backs = [], []
     for _ in range(draws):
-        wq, wk = rng.normal(size=(2, d, dk)) / np.sqrt(d)
+        wq, wk = rng.normal(size=(2, d, dk)) / np.sqrt(d) * s0**0.25
         wv = rng.normal(size=(d, dk)) / np.sqrt(d)
         q, k, v = x @ wq, x @ wk, x @ wv
         scores = q @ k.T / np.sqrt(dk) + hidden
@@ -86,20 +77,45 @@ def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: 
         a /= a.sum(1, keepdims=True)
         out = skip * v + gain * a @ v
         outs.append(out @ out.T / dk)
-        g = np.sqrt(g_corr) * rng.normal(size=(1, dk)) + np.sqrt(1 - g_corr) * rng.normal(size=(length, dk))
+        g = np.sqrt(shared) * rng.normal(size=(1, dk)) + np.sqrt(1 - shared) * rng.normal(size=(length, dk))
         da = gain * g @ v.T
         ds = a * (da - (a * da).sum(1, keepdims=True)) / np.sqrt(dk)
         gx = (skip * g + gain * a.T @ g) @ wv.T + (ds @ k) @ wq.T + (ds.T @ q) @ wk.T
         backs.append(gx @ gx.T / d)
-    theory = TokenAttention(s, qk=s0, d_model=d, causal=causal, value_skip=skip, gain=gain)
-    gradient = np.full((length, length), g_corr)
-    np.fill_diagonal(gradient, 1.0)
-    # units: forward d sigma_v^2 = 1; backward d_v sigma_v^2 = dk / d
-    for samples, predicted, name in (
+    return np.stack(outs), np.stack(backs)
+
+
+def tokens_with_a_common_part(length: int, d: int, correlation: float) -> np.ndarray:
+    """Rows of length sqrt(d)."""
+    rng = np.random.default_rng(4)
+    common = rng.normal(size=d)
+    common *= np.sqrt(d) / np.linalg.norm(common)
+    x = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.normal(size=(length, d))
+    return np.asarray(x * np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def with_common_part(length: int, correlation: float) -> np.ndarray:
+    return (1 - correlation) * np.eye(length) + correlation
+
+
+@pytest.mark.parametrize(("structured", "skip", "gain"), [(False, 0.0, 1.0), (True, 0.0, 1.0), (True, 0.5, 0.8)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: bool, skip: float, gain: float) -> None:
+    """Monte Carlo over weights and the arriving gradient: 5 standard errors, and 4 % for what the theory leaves out."""
+    rng = np.random.default_rng(4)
+    length, d, draws = 24, 96, 300
+    x = tokens_with_a_common_part(length, d, 0.5)
+    if structured:  # two segments of unequal length, and a token that stands at every fifth place
+        x += np.where(np.arange(length)[:, None] < 17, 0.9, -0.9) * rng.normal(size=(1, d))
+        x[::5] += 1.2 * rng.normal(size=(1, d))
+        x *= np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True)
+    outs, backs = random_heads(x, 1.0, draws, causal, skip, gain)
+    theory = TokenAttention(x @ x.T / d, qk=1.0, d_model=d, causal=causal, value_skip=skip, gain=gain)
+    # units: forward d sigma_v^2 = 1; backward d_v sigma_v^2 = 1 / 2
+    for stack, predicted, name in (
         (outs, theory.forward(), "forward"),
-        (backs, theory.backward(gradient) * dk / d, "back"),
+        (backs, theory.backward(with_common_part(length, 0.3)) / 2, "back"),
     ):
-        stack = np.stack(samples)
         for take, what in ((np.trace, "own"), (np.sum, "all")):
             values = np.array([take(sample) for sample in stack])
             error = abs(values.mean() - take(predicted))
@@ -107,6 +123,18 @@ def test_forward_and_backward_agree_with_random_heads(causal: bool, structured: 
             assert error < allowed, f"{name} {what}: {take(predicted)} against {values.mean()}"
         first = stack[:, 0, 0]
         assert abs(first.mean() - predicted[0, 0]) < 5 * first.std(ddof=1) / np.sqrt(draws) + 0.1 * first.mean(), name
+
+
+@pytest.mark.parametrize(("s0", "high"), [(4.0, 0.05), (8.0, 0.15)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_overlaps_of_large_scores_saturate(causal: bool, s0: float, high: float) -> None:
+    """Monte Carlo as above: what is popular with all queries gets no more than a row can give it."""
+    length, d, draws = 48, 128, 150
+    x = tokens_with_a_common_part(length, d, 0.4)
+    own = np.trace(random_heads(x, s0, draws, causal)[1], axis1=1, axis2=2)
+    theory = TokenAttention(x @ x.T / d, qk=s0, d_model=d, causal=causal, d_head=d // 2)
+    found = np.trace(theory.backward(with_common_part(length, 0.3))) / 2
+    assert abs(found - own.mean()) < 4 * own.std(ddof=1) / np.sqrt(draws) + high * own.mean(), (found, own.mean())
 
 
 @pytest.mark.parametrize("causal", [True, False])

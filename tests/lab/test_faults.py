@@ -226,7 +226,8 @@ class TestDisks:
         case, whole = killing.cases(given)[name], mounted.with_name("whole")
         subprocess.run(["mount", "-o", f"remount,size={pages * 4096}", mounted], check=True)
         ended = killing.run(case.arguments, mounted)
-        assert ended.status in ((0, 2) if name != "sweep" else (0, 1, 2)), ended.err
+        some = name in ("sweep", "diagnose")  # write what they can, and end with status 1
+        assert ended.status in ((0, 1, 2) if some else (0, 2)), ended.err
         assert "Traceback" not in ended.err and list(mounted.rglob("*.tmp")) == []
         assert not ended.status or any(line.startswith("signalprop: ") for line in ended.err.splitlines())
         subprocess.run(["mount", "-o", "remount,size=64m", mounted], check=True)

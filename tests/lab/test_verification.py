@@ -113,6 +113,8 @@ def larger_log(found: tuple[Any, ...]) -> tuple[Any, ...]:
     return (found[0] + math.log(1.01), *found[1:])
 
 
+QUICK = {"linear: linear", "softmax: softmax_moments", "attention sublayer: forward", "pre-norm step: plus"}
+# all of them: `make test-slow`
 MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (elements, "linear", larger, "linear"),
     (elements, "dropped", larger, "dropout"),
@@ -150,7 +152,12 @@ def is_red(name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "change", "row"), MUTATIONS, ids=[f"{row}: {name}" for _, name, _, row in MUTATIONS]
+    ("owner", "name", "change", "row"),
+    [
+        pytest.param(*mutation, id=label, marks=() if label in QUICK else pytest.mark.slow)
+        for mutation in MUTATIONS
+        for label in [f"{mutation[3]}: {mutation[1]}"]
+    ],
 )
 def test_one_percent_in_what_predict_runs_is_red(
     owner: Any, name: str, change: Callable[[Any], Any], row: str, monkeypatch: pytest.MonkeyPatch

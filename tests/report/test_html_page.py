@@ -109,6 +109,15 @@ class TestLoading:
         ink = page.run("getComputedStyle(document.body).backgroundColor")
         assert (np.mean([int(part) for part in ink[4:-1].split(",")]) < 60) == dark
 
+    def test_printing_leaves_the_labels_of_the_axes(self, page: Page, everything: Path) -> None:
+        page.open(everything, height=20_000)
+        shown = "[...document.querySelectorAll('figure.block:not(.hidden)')]"
+        page.wait(f"{shown}.every((figure) => figure.querySelector('.main-svg'))")
+        before, paper, after = page.printed_labels()
+        assert len(before) > 25 and before == after
+        for figure, labels in before.items():  # on another size there may be fewer of them, or more
+            assert len(set(labels) & set(paper[figure])) >= min(len(labels), len(paper[figure])) / 2, figure
+
     def test_hostile_names_are_shown_and_not_run(self, page: Page, tmp_path: Path) -> None:
         p = Profile.from_json({**predicted("xavier").to_json(), "scheme": HOSTILE[0], "notes": list(HOSTILE)})
         run = read_run(write_run(tmp_path / "r", recipe=HOSTILE[1]))

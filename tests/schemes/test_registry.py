@@ -60,7 +60,7 @@ def test_options_reach_the_table() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "part"),
     [
-        ("xavir", {}, "unknown scheme 'xavir'; schemes: admin, "),
+        ("xavir", {}, "unknown scheme 'xavir'; did you mean xavier? known schemes: admin, "),
         (None, {}, "unknown scheme"),
         (["xavier"], {}, "unknown scheme"),
         ("xavier", {"gian": 2.0}, "no option 'gian'; options: gain, qk_gain"),

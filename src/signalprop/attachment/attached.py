@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.live_model import unwrapped, without_adapters
 from signalprop.attachment.mapping import Mapping, Plan, Site, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
 from signalprop.network.kinds import Kind, kind_of
@@ -223,9 +223,8 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
     """Resolve every module that a mapping names, once.
 
     Args:
-        model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`; wrappers (of
-            torch.compile, of data-parallel training) are taken off. Of any other the stream is found by
-            `signalprop.streams`.
+        model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`; wrappers (see
+            `live_model.unwrapped`) are taken off. Of any other the stream is found by `signalprop.streams`.
         arguments: keyword arguments of its forward, to find the stream with; default: made up.
 
     Raises:
@@ -260,7 +259,7 @@ def require_roles(attached: Attached) -> Attached:
 
 def is_transposed(module: Any) -> bool:
     """Whether a map stores its weight as (inputs, outputs), as transformers' Conv1D does."""
-    return any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+    return any(cls.__name__ == "Conv1D" for cls in type(without_adapters(module)).__mro__)
 
 
 def _held(model: nn.Module, reference: Weight, where: str) -> Held:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.found import mapping_found
+from signalprop.attachment.live_model import unwrapped, without_adapters
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -29,6 +30,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
     """
     if mapping is not None:
         return mapping
+    model = unwrapped(model)
     own = getattr(model, "signalprop_mapping", None)
     if own is None and find(getattr(getattr(model, "config", None), "model_type", None)) is None:
         return mapping_found(model, arguments)
@@ -103,7 +105,7 @@ def mapping_of(model: nn.Module) -> Mapping:
         ),
         head=head,
         gain_offset=paths.gain_offset,
-        arguments=_arguments(paths, architecture, model, getattr(token, "padding_idx", None)),
+        arguments=_arguments(paths, architecture, model, getattr(without_adapters(token), "padding_idx", None)),
         padding=paths.padding,
         padding_stride=architecture.n_frames // architecture.seq_len if architecture.input == "frames" else 1,
         layers=[f"{prefix}{stack.layers}.{i}" for stack in paths.stacks for i in range(len(_get(base, stack.layers)))],

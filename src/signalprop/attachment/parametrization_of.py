@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
+from signalprop.attachment.live_model import with_adapters_merged, without_adapters
 from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -41,7 +42,8 @@ def read_parametrization(
     second moment is what a signal meets, so a mean that training has grown counts. A Parametrization says no
     more of a weight than that: directions, outliers and low rank are not in it, nor are norm biases, a class
     token, or the gain of an encoder's final norm where it differs from the decoder's. Rows of an embedding
-    that are reserved for padding are left out.
+    that are reserved for padding are left out. Of a layer with adapters of PEFT the weight is the effective one: with
+    the active adapters merged into it.
 
     Args:
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.
@@ -111,8 +113,9 @@ def read_parametrization(
 
 def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
-    weight, rows = numbers_of(held.holder), held.rows
-    bias = None if held.bias is None else numbers_of(held.bias)
+    holder, rows = with_adapters_merged(held.holder), held.rows
+    weight, bias = numbers_of(holder), None if isinstance(holder, Tensor) else getattr(holder, "bias", None)
+    bias = None if bias is None else numbers_of(bias)
     if weight is None:
         what = type(held.holder).__name__
         raise InputError(f"{where}: a {what} has no weight; expected a module with `weight`, or a parameter")
@@ -124,8 +127,9 @@ def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
 def numbers_of(owner: Any) -> Tensor | None:
     """A parameter, or the weight of a module, as plain numbers; None where there is none.
 
-    Modules that PyTorch has quantised hold theirs packed, behind a function.
+    Modules that PyTorch has quantised hold theirs packed, behind a function. PEFT's adapters are merged into it.
     """
+    owner = with_adapters_merged(owner)
     found = owner if isinstance(owner, Tensor) else getattr(owner, "weight", owner)
     found = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not isinstance(found, Tensor):
@@ -175,7 +179,7 @@ def table_rms(table: Held | float | None, where: str) -> float:
     if not isinstance(table, Held):
         return float(table or 0)
     weight, _ = tensors_of(table, where)
-    skip = getattr(table.holder, "padding_idx", None)
+    skip = getattr(without_adapters(table.holder), "padding_idx", None)
     if skip is not None and weight.shape[0] > 1:
         weight = torch.cat([weight[:skip], weight[skip + 1 :]])
     return rms(weight, where)

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from signalprop.cli.anatomy import anatomy
 from signalprop.cli.apply import apply
@@ -44,6 +45,18 @@ def _root(
         typer.echo(context.get_help())
 
 
+class _Command(TyperCommand):
+    """A command that refuses an option that is given twice: the last one would win in silence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = [word.partition("=")[0] for word in args[: args.index("--") if "--" in args else None]]
+        for parameter in self.params:
+            option = next((name for name in parameter.opts if name.startswith("--")), None)
+            if option and not (getattr(parameter, "multiple", True) or parameter.is_flag) and names.count(option) > 1:  # type: ignore[attr-defined]
+                raise InputError(f"{option} is given {names.count(option)} times; give it once")
+        return super().parse_args(ctx, args)
+
+
 def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
     """The command line with these commands."""
     made = typer.Typer(
@@ -56,7 +69,7 @@ def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
     )
     made.callback(invoke_without_command=True)(_root)
     for command in commands:
-        made.command()(command)
+        made.command(cls=_Command)(command)
     return made
 
 

@@ -36,6 +36,7 @@ def apply(
         bool, typer.Option("--fold", help="Multiply everything into the weights: a checkpoint for plain transformers.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
+    device: opt.Device = "cpu",
     json_file: opt.Json = None,
 ) -> None:
     """Write a checkpoint of a Hugging Face model that carries a scheme.
@@ -48,17 +49,16 @@ def apply(
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
     from signalprop.cli.loading import load_model
-    from signalprop.errors import require
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
     wanted = opt.scheme_or_table(scheme, option)
-    require("torch", "models")
+    place = opt.usable(device)
     from signalprop import repair as surgery
     from signalprop.repair.record import the_record
 
     hint = "leave --keep-weights out to draw new ones"
-    model = load_model(directory, random_init=not keep_weights, seed=seed, hint=hint)
+    model = load_model(directory, random_init=not keep_weights, seed=seed, hint=hint).to(place)
     dtype = checkpoints.stored_type(model)
     surgery.apply(
         model, wanted, initialize=not keep_weights, mode=mode, match_eps=match_eps, seed=seed  # type: ignore[arg-type]

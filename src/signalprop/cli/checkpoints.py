@@ -103,7 +103,7 @@ def folded_error(before: Tensor, arguments: dict[str, Any], folder: Path) -> flo
     """
     from signalprop.cli.loading import load_model
 
-    model = load_model(folder, random_init=False, seed=0)
+    model = load_model(folder, random_init=False, seed=0).to(before.device)
     after = first_output(model, arguments)
     error = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
     limit = _LARGEST_ERROR.get(str(stored_type(model)).removeprefix("torch."), _LARGEST_HALF)

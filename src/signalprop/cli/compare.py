@@ -9,6 +9,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.data.batches import LONGEST
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
 
 REPORT = "signalprop-comparison.html"
-# Tokens per sequence where nobody says how many, so that a default run takes about a minute.
-LONGEST = 128
 
 
 def compare(
@@ -49,6 +48,8 @@ def compare(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
     batch_size: opt.BatchSize = 2,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
+    skip_first: opt.SkipFirst = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -68,7 +69,7 @@ def compare(
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
     from signalprop.cli.loading import architecture_of, load_model, model_batch
-    from signalprop.errors import InputError, require
+    from signalprop.errors import InputError
     from signalprop.prediction import check_fidelity
     from signalprop.report import findings, tables
     from signalprop.studies import study
@@ -87,21 +88,21 @@ def compare(
     if opt.is_directory(arch) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
-        require("torch", "models")
-        subject = load_model(Path(arch), random_init=False, seed=seed).eval()
+        place = opt.usable(device)
+        subject = load_model(Path(arch), random_init=False, seed=seed).to(place).eval()
         a = architecture_of(subject, changed, LONGEST)
         found = [model_batch(a, Path(arch), text, batch_size, seed + k) for k in range(seeds)]
     elif scheme == "as-is":
         raise InputError("scheme as-is needs a Hugging Face directory")
     else:
         subject = opt.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
-        require("torch", "models")
+        place = opt.usable(device)
         table.append((subject.scheme, subject))
         found = [model_batch(subject.architecture, None, text, batch_size, seed)]
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,
-            backward=not no_gradient, progress=step,
+            backward=not no_gradient, device=place, skip_first=skip_first, progress=step,
         )  # fmt: skip
 
     def show() -> None:
@@ -110,6 +111,7 @@ def compare(
         output.echo(tables.agreement_table(result))
         lines = [
             *findings.summary(result.predicted),
+            *(f"{'note':<20}{note}" for note in result.measured.notes if note not in result.predicted.notes),
             f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}",
         ]
         output.echo_findings(lines, findings.warnings(result.measured))

@@ -94,6 +94,7 @@ def diagnose(
         bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")
     ] = False,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the removals and casts that an interrupted call has done.")
     ] = False,
@@ -133,7 +134,9 @@ def diagnose(
             "against any scheme"
         )
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
-    asked = _Asked(data, field, tokens, seq_len, batch_size, seed, dtype, trust_remote_code, skip_first, expect or "")
+    asked = _Asked(
+        data, field, tokens, seq_len, batch_size, seed, dtype, trust_remote_code, skip_first, expect or "", device
+    )
     more = _More(greedy if greedy or remove else None, _formats(cast), task, prune, save)
     kept, finish = None, None
     if against is not None and other is None:
@@ -181,6 +184,7 @@ class _Asked(NamedTuple):
     trust_remote_code: bool
     skip_first: int
     expect: str
+    device: str
 
 
 class _More(NamedTuple):
@@ -208,14 +212,13 @@ class _Subject(NamedTuple):
 
 def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
-    from signalprop.errors import require
-
-    require("torch", "models")
+    place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
+    loaded.model.to(place)
     mapping = mapping_for(loaded.model, None)
     finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.cli.options import shortened
-from signalprop.data.batches import MASK, Batch, image_batch, load_text, text_batch, word_ids
+from signalprop.cli.options import lengths
+from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.network.architecture import Architecture
@@ -56,7 +56,7 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | No
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
     changed_a = a.replace(**changed)
-    return changed_a if longest is None else shortened(changed_a, changed, longest)
+    return changed_a if longest is None else shortened(changed_a, longest).replace(**lengths(changed))
 
 
 def model_batch(

@@ -48,6 +48,8 @@ def measure(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
+    skip_first: opt.SkipFirst = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -79,6 +81,7 @@ def measure(
         raise InputError("--random-init belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
     require("torch", "models")
+    place = opt.usable(device)
     import torch
 
     from signalprop.measurement import measure as measured
@@ -87,8 +90,8 @@ def measure(
     def subject(k: int) -> tuple[nn.Module, Architecture, str]:
         """The k-th model, the architecture that its batch is made for, and the name of its initialisation."""
         if p is not None:
-            return build(p, seed=seed + k), p.architecture, p.scheme
-        live = load_model(Path(model), random_init=random_init, seed=seed + k).train(train_mode)
+            return build(p, seed=seed + k).to(place), p.architecture, p.scheme
+        live = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
         return live, architecture_of(live, changed), "random init" if random_init else "as is"
 
     profiles = []
@@ -99,7 +102,7 @@ def measure(
             batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
             backward, notes = with_gradient(architecture, not no_gradient)
             torch.manual_seed(seed + k)  # of the dropout masks
-            profiles.append(measured(live, batch, backward=backward, scheme=label))
+            profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, notes=(*profile.notes, *notes))

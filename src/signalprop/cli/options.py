@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from signalprop.data.batches import default_statistics
-from signalprop.errors import InputError
+from signalprop.data.batches import default_statistics, shortened
+from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.schemes import Scheme, scheme
+from signalprop.schemes.default import default_scheme
 
 Arch = Annotated[
     str,
@@ -54,9 +55,39 @@ Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result (.png, .svg or .pdf).")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
+]
+SkipFirst = Annotated[
+    int | None,
+    typer.Option(
+        "--skip-first",
+        min=0,
+        help="Positions of every sequence that a decoder's statistics leave out (default: 4 where they stand out a "
+        "hundredfold, as in trained decoders; else none).",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every sublayer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
+
+
+def usable(device: str) -> str:
+    """The device of --device, after a look whether this machine has it.
+
+    Raises:
+        InputError: no device of that name, or none that can hold numbers here. MissingExtra: PyTorch is not installed.
+    """
+    torch = require("torch", "models")
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:  # of many kinds: a name that is not known, a backend that is not built or not there
+        meta = device.partition(":")[0] == "meta"
+        reason = "it holds no numbers" if meta else first_line(error).rstrip(".")
+        there = [name for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available()]
+        raise InputError(f"--device {device:.40}: {reason}; usable here: {', '.join(['cpu', *there])}") from None
+    return device
+
 
 _FIELDS = {
     "layers": "n_layers",
@@ -155,9 +186,10 @@ def parametrization(
         return _scaled(Parametrization.from_json(data), qk_scale)
     architecture = _architecture(source, data, changed)
     if longest is not None:
-        architecture = shortened(architecture, changed, longest)
+        architecture = shortened(architecture, longest).replace(**lengths(changed))
     if scheme_name is None:
-        scheme_name = "huggingface" if is_directory(source) or "model_type" in (data or {}) else "xavier"
+        own = is_directory(source) or "model_type" in (data or {})
+        scheme_name = "huggingface" if own else default_scheme(architecture)
     return _scaled(scheme(scheme_name, **options)(architecture, default_statistics(architecture)), qk_scale)
 
 
@@ -170,15 +202,9 @@ def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:
     return _architecture(source, _file(source), changed)
 
 
-def shortened(architecture: Architecture, changed: dict[str, Any], longest: int) -> Architecture:
-    """The architecture with sequences of at most `longest` tokens, except where `changed` gives lengths of its own."""
-    a = architecture
-    if a.input == "tokens" and "seq_len" not in changed:
-        lengths = {"seq_len": min(a.seq_len, longest)}
-        if a.target_len is not None and "target_len" not in changed:
-            lengths["target_len"] = min(a.target_len, longest)
-        a = a.replace(**lengths)
-    return a
+def lengths(changed: dict[str, Any]) -> dict[str, Any]:
+    """Those of the changes that are lengths of sequences."""
+    return {name: value for name, value in changed.items() if name in ("seq_len", "target_len")}
 
 
 def _file(source: str) -> dict[str, Any] | None:
@@ -196,7 +222,7 @@ def _architecture(source: str, data: dict[str, Any] | None, changed: dict[str, A
     if is_directory(source):
         return Architecture.from_hf(Path(source), **changed)
     if data is None:
-        if Path(source).suffix or "/" in source:
+        if "/" in source or Path(source).suffix[1:2].isalpha():  # a preset may have a dot: phi-1.5
             raise InputError(f"there is no file or directory {source}")
         return Architecture.preset(source, **changed)
     if "schema" in data:

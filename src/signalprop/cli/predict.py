@@ -36,6 +36,7 @@ def predict(
     batch_size: opt.BatchSize = 4,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks that fidelity simulate averages.")] = 8,
     seed: opt.Seed = 0,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where fidelity simulate runs.")] = "cpu",
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -64,7 +65,7 @@ def predict(
     if text is not None:
         inputs = default_batch(p.architecture, text=text, batch_size=batch_size, seed=seed).statistics(p.architecture)
     if chosen == "simulate":
-        profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient)
+        profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient, opt.usable(device))
     else:
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
@@ -76,17 +77,20 @@ def predict(
 
 
 def _simulated(
-    p: Parametrization, inputs: InputStatistics | None, seeds: int, seed: int, batch_size: int, backward: bool
+    p: Parametrization,
+    inputs: InputStatistics | None,
+    seeds: int,
+    seed: int,
+    batch_size: int,
+    backward: bool,
+    device: str,
 ) -> Profile:
     """As `signalprop.prediction.predict` at fidelity simulate, with all that simulations have to choose."""
     from signalprop.data.batches import default_statistics
-    from signalprop.errors import require
-
-    require("torch", "models")
     from signalprop.measurement.simulation import simulate
 
     with output.progress("simulating") as step:
         return simulate(
             p, inputs or default_statistics(p.architecture), n_seeds=seeds, seed=seed, backward=backward,
-            batch_size=batch_size, progress=step,
+            batch_size=batch_size, device=device, progress=step,
         )  # fmt: skip

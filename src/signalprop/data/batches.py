@@ -26,6 +26,7 @@ from signalprop.network.moments import FloatArray
 __all__ = ["Batch", "default_batch", "load_text"]
 
 UNKNOWN, MASK = 0, 1
+LONGEST = 128  # tokens per sequence that a measurement reads by default, so that it takes about a minute
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -327,6 +328,15 @@ def default_batch(
         raise InputError(f"{frames} holds frames of shape {values.shape}; expected (batch, {wanted[0]}, {wanted[1]})")
     chosen = _generator(seed, 5, batch_size).integers(0, len(values), batch_size)
     return replace(batch, frames=values[chosen], source=f"{frames}, {text or 'sotu'}")
+
+
+def shortened(architecture: Architecture, longest: int = LONGEST) -> Architecture:
+    """The architecture with sequences of at most `longest` tokens; patches and frames stay as many as they are."""
+    a = architecture
+    if a.input != "tokens":
+        return a
+    target = None if a.target_len is None else min(a.target_len, longest)
+    return a.replace(seq_len=min(a.seq_len, longest), target_len=target)
 
 
 def default_statistics(architecture: Architecture) -> InputStatistics:

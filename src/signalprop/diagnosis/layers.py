@@ -15,6 +15,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.layout import Layout, layer_starts, layout
+from signalprop.watching.first_positions import later
 from signalprop.watching.hooks import masks_of
 
 Progress = Callable[[int, int], None]
@@ -84,7 +85,7 @@ class Positions:
             real = torch.ones(shape, dtype=torch.bool, device=device)
             if mask is not None and mask.shape == shape:
                 real = mask.to(device) != 0
-            keep = real & (real.cumsum(1) > self._skip_first)
+            keep = later(real, self._skip_first)
             self._known[stack, shape] = (keep, real & ~keep)
         keep, first = self._known[stack, shape]
         return keep.to(device), first.to(device)

@@ -259,7 +259,10 @@ def _place(source: str | Path) -> str | Path:
     """
     path = Path(source)
     if path.exists():
-        return folder_of(path)
+        folder = folder_of(path)
+        if path.is_file() and not any((folder / name).exists() for name in ("config.json", "signalprop.json")):
+            raise InputError(f"{path} is not a model, and there is no config.json beside it; give a model's directory")
+        return folder
     text = str(source)
     # a name on the hub is `model` or `owner/model`
     if isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix == ".json":

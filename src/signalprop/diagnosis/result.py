@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, read_json, write_json
+from signalprop.files.documents import Document
+from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
@@ -184,7 +184,7 @@ class Verdict(Value):
     advice: str = ""
 
 
-class Diagnosis(Value):
+class Diagnosis(Value, Document):
     """All that was found; sections that were not asked for are None or empty.
 
     Attributes:
@@ -250,25 +250,6 @@ class Diagnosis(Value):
             got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
             raise InputError(f"this is not a diagnosis that this version reads: {got}, expected schema {SCHEMA!r}")
         return cls(**{str(key): tuples(value) for key, value in data.items()})
-
-    @typed
-    def save(self, path: str | Path) -> None:
-        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        write_json(path, self.to_json())
-
-    @classmethod
-    @typed
-    def load(cls, path: str | Path) -> Self:
-        """Read the JSON file `path` that `save` wrote.
-
-        Raises:
-            InputError: the file cannot be read, or as `from_json`.
-        """
-        return cls.from_json(read_json(path))
 
     @typed
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:

@@ -27,6 +27,7 @@ from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
+from signalprop.watching.first_positions import check_length
 from signalprop.watching.hooks import Hooks, in_tokens
 from signalprop.watching.recording import Recorder
 from signalprop.watching.reduction import Padding, collect, moments
@@ -219,7 +220,7 @@ def observe(
             wanted = gradient_sequences - len(held)
             held += [one for one, _ in zip(sequences(batch), range(wanted), strict=False)]
             if not done:
-                _check_length(seen, skip_first)
+                check_length(min(seen.lengths.values(), default=0), skip_first)
             done += 1
             if progress is not None:
                 progress(done, max(total, done) + gradient_sequences)
@@ -231,15 +232,6 @@ def observe(
         later = None if progress is None else lambda k: progress(done + k, done + len(held))
         gradients = _gradients(attached, held, skip_first, seen.lengths, later)
     return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
-
-
-def _check_length(seen: _Observer, skip_first: int) -> None:
-    length = min(seen.lengths.values(), default=0)
-    if length <= skip_first:
-        raise InputError(
-            f"sequences of {length} tokens have none behind the first {skip_first}, which statistics leave out; give "
-            "longer sequences, or a smaller skip_first"
-        )
 
 
 def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal:

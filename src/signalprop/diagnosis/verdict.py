@@ -17,6 +17,7 @@ import numpy as np
 from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
 from signalprop.network.moments import FloatArray
 from signalprop.theory.bounds import growth_exponent
+from signalprop.watching.first_positions import MASSIVE
 
 # Layers on either side that a layer's weights are compared with.
 NEIGHBOURS = 4
@@ -35,8 +36,6 @@ ALIKE, ONE_DIRECTION = 0.98, 1.1
 # Largest entry over the root mean square, and effective rank, where a few features are what tokens share (Gemma 3: 26
 # to 131, and 1.19 to 5.6). SmolLM2 has entries of 193 whose tokens stay apart.
 FEW_FEATURES, FEW_DIRECTIONS = 20.0, 1.5
-# Variance of the first positions over that of the others. SmolLM2 7,210, Qwen2.5 4,220; Gemma 3 67, Whisper 8.
-MASSIVE = 100.0
 # Loss that removing an idle layer costs at most, in nats per token; its standard error has to be below that, too.
 # Cheapest layers: 0.065 (SmolLM2), 0.30 (Gemma 3), 1.1 (Whisper), and -0.08 in Qwen2.5, whose layer 8 is idle there.
 IDLE_LOSS = 0.02

@@ -8,6 +8,7 @@ the covariance of two rows' scores, which makes some keys popular for many queri
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,9 +17,13 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
 from signalprop.network.moments import FloatArray
+from signalprop.theory.attention import overlaps
 from signalprop.theory.softmax import softmax_moments
 
 _NODES = 20
+# Shares c / s at which ln(n P(c)) of a row is known, and what makes the polynomial of degree 4 through them and (0, 0).
+_SHARES = np.arange(1, 5) / 4
+_POLYNOMIAL = np.linalg.inv(_SHARES[:, None] ** np.arange(1, 5))
 
 
 @lru_cache(maxsize=32)
@@ -68,8 +73,8 @@ def rotation(length: int, d_head: int, base: float, fraction: float, causal: boo
 class TokenAttention:
     """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
 
-    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. Good
-    where exp(2 s) is small against the row length; weights are held below 1 beyond.
+    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. What
+    two rows of weights overlap saturates as in moments.
 
     Attributes:
         kernel: S, (T, T). causal: token i sees tokens up to i, else all.
@@ -77,6 +82,7 @@ class TokenAttention:
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads give out value_skip V + gain A V; on average A is M where both meet.
+        d_head: width of a head, by which rows' scores differ in size.
     """
 
     kernel: FloatArray
@@ -89,6 +95,7 @@ class TokenAttention:
     query_bias: float = 0.0
     value_skip: float = 0.0
     gain: float = 1.0
+    d_head: float = math.inf
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
@@ -101,7 +108,7 @@ class TokenAttention:
 
     def backward(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
-        back = _held(self._averages_back(gradient))
+        back = held(self._averages_back(gradient))
         if self.value_skip == 0:
             return self.gain**2 * back
         returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
@@ -110,15 +117,20 @@ class TokenAttention:
 
     def _averages(self) -> FloatArray:
         """Kernel of A V."""
-        n, spread, own_scale, dropped = self._row_length, self._spread, np.diagonal(self.kernel), 1 / (1 - self.dropout)
+        out, own = self._averaged()
+        np.fill_diagonal(out, own)
+        return out
+
+    def _averaged(self) -> tuple[FloatArray, FloatArray]:
+        """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
+        n, spread, own_scale, dropped = self._row_length, self._spread, self._own, 1 / (1 - self.dropout)
+        own = np.diagonal(self._double_mean)
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
             out = np.broadcast_to(self._double_mean, self.kernel.shape).copy()
-            own = np.maximum(np.diagonal(self._double_mean), 0.0)
-            np.fill_diagonal(out, own + self._mean_square / n * (dropped - 1))
-            return out
+            return out, np.maximum(own, 0.0) + self._mean_square / n * (dropped - 1)
         second = self._rows[0]
-        out = np.expm1(self._score_covariance)  # keys that are popular with both queries
-        out *= self._of_shorter(spread)
+        out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
+        out *= self._of_pair(self._per_row(spread))
         out /= np.maximum.outer(n, n)
         out += self._double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
@@ -129,40 +141,42 @@ class TokenAttention:
         crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
         term = np.outer(crowd * own_scale, crowd)
         out -= term + term.T
-        own = np.diagonal(self._double_mean) + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
-        np.fill_diagonal(out, np.maximum(own, 0.0) + second * self._mean_square * (dropped - 1))
-        return out
+        own = own + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
+        return out, np.maximum(own, 0.0) + second * self._mean_square * (dropped - 1)
 
     def _averages_back(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input of A V."""
-        s, n = self.kernel, self._row_length
+        out, own = self._sent_back(gradient, np.diagonal(gradient))
+        np.fill_diagonal(out, own)
+        return out
+
+    def _sent_back(self, gradient: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
         second, jacobian = self._rows
-        own = np.diagonal(gradient)
-        pairs = gradient / np.outer(n, n)
-        np.fill_diagonal(pairs, 0.0)
-        # values: M^T G M over pairs of different queries
-        out = self._over_queries(self._over_queries(pairs, 0), 1)
-        # keys, and keys made popular for the values: one bracket serves both at first order, (1 + c) e^c beyond
-        c = self._score_covariance
-        small = np.abs(c) < 1e-6
-        gain = np.where(small, 2.0, (np.exp(c) * (1 + c) - 1) / np.where(small, 1.0, c))
-        out += self._centred_sum(pairs * self._pair_scores * gain)
+        out, diagonal = self._different_queries(gradient)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
-        value_spread = self._spread + (1 / keep - 1) * np.diagonal(s)
-        keys = jacobian * self.qk * (np.diagonal(s) + self.query_bias) * value_spread
-        on = self._over_queries((own * (second / keep + keys) / n)[:, None], 0)[:, 0]
-        off = self._over_queries((own * (1 - second - keys) / np.maximum(n * (n - 1), 1.0) * (n > 1))[:, None], 0)[:, 0]
-        index = np.arange(len(s))
-        single = off[np.maximum.outer(index, index)]
-        np.fill_diagonal(single, on)
+        value_spread = self._spread + (1 / keep - 1) * self._own
+        keys = jacobian * self.qk * (self._own + self.query_bias) * value_spread
+        on = self._later_sum(own * (second / keep + keys), 1 / self._row_length)
+        n = self._row_length
+        off = self._later_sum(own * (1 - second - keys), (n > 1) / np.maximum(n * (n - 1), 1.0))
+        out += np.where(self._seen, off[:, None], off)
         # queries: the output is linear in the query
         slope = self._random_slope + self._structural_slope
-        queries = gradient * np.sqrt(np.outer(slope, slope))
-        per_query = np.divide(self._row_score_variance, np.diagonal(s) + self.query_bias, out=np.zeros(len(s)),
-                              where=np.diagonal(s) + self.query_bias > 0)  # fmt: skip
-        np.fill_diagonal(queries, own * (slope + jacobian * per_query * value_spread))
-        return out + single + queries
+        root = np.sqrt(slope)
+        out += gradient * np.outer(root, root)
+        asks = self._own + self.query_bias
+        per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
+        return out, diagonal + on + own * (slope + jacobian * per_query * value_spread)
+
+    def _different_queries(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What pairs of different queries send back, and its diagonal."""
+        pairs = gradient / np.outer(self._row_length, self._row_length)
+        np.fill_diagonal(pairs, 0.0)
+        # values: M^T G M; keys, and keys made popular for the values: one bracket serves both
+        out = self._over_queries(self._over_queries(pairs, 0), 1) + self._centred_sum(pairs * self._bracket_weight)
+        return out, np.diagonal(out).copy()
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
     # Without a mask all rows see the same keys: what depends on a row only by what it sees has one row for all.
@@ -196,25 +210,48 @@ class TokenAttention:
             return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
         return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
 
-    def _of_shorter(self, per_row: FloatArray) -> FloatArray:
-        """per_row at the shorter of two rows."""
-        index = np.arange(len(per_row))
-        return per_row[np.minimum.outer(index, index)]
+    def _of_pair(self, per_row: FloatArray) -> FloatArray:
+        """per_row at the shorter of two rows; the mean of both where all are of one length."""
+        if self.causal:
+            return np.where(self._seen, per_row, per_row[:, None])
+        return np.asarray(np.add.outer(per_row, per_row) / 2)
+
+    def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
+        """Per key, the sum of weight times values over the queries that see it."""
+        return self._over_queries((values * weight)[:, None], 0)[:, 0]
+
+    def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """M K and M K M^T of the kernel K that different tokens share, with that diagonal."""
+        mean = self._over_keys(shared)
+        return mean, self._over_keys(mean.T).T
+
+    def _mean_over_keys(self, values: FloatArray) -> FloatArray:
+        """Per row, the mean of the values of its keys."""
+        return self._over_keys(values[:, None])[:, 0]
+
+    @property
+    def _own(self) -> FloatArray:
+        """The diagonal of S."""
+        return np.diagonal(self.kernel)
 
     @cached_property
+    def _means(self) -> tuple[FloatArray, FloatArray]:
+        return self._sums(self.kernel, self._own)
+
+    @property
     def _mean(self) -> FloatArray:
         """M S."""
-        return self._over_keys(self.kernel)
+        return self._means[0]
 
-    @cached_property
+    @property
     def _double_mean(self) -> FloatArray:
         """M S M^T."""
-        return self._over_keys(self._mean.T).T
+        return self._means[1]
 
     @cached_property
     def _mean_square(self) -> FloatArray:
         """Per row, the mean diagonal of S over its keys."""
-        return self._over_keys(np.diagonal(self.kernel)[:, None])[:, 0]
+        return self._mean_over_keys(self._own)
 
     def _centred_sum(self, h: FloatArray) -> FloatArray:
         """sum over i that see k, i' that see k' of h_ii' [S_kk' - (MS)_ik' - (MS)_i'k + (MSM^T)_ii']."""
@@ -231,53 +268,88 @@ class TokenAttention:
         """Per row, how far its keys lie apart: the unbiased 1 - r of equal tokens."""
         n = self._row_length
         centred = self._mean_square - np.diagonal(self._double_mean)
-        return np.maximum(np.where(n > 1, centred / np.maximum(1 - 1 / n, 0.5), 0.0), 0.0)
+        return np.maximum(np.where(n > 1, centred / self._finite, 0.0), 0.0)
+
+    @property
+    def _finite(self) -> FloatArray:
+        """1 - 1/n of every row; 1/2 for a single key, which nothing depends on."""
+        return np.maximum(1 - 1 / self._row_length, 0.5)
+
+    def _per_row(self, values: FloatArray) -> FloatArray:
+        return np.broadcast_to(values, (len(self.kernel),))
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
-        own = np.diagonal(self.kernel)
+        own = self._own
         turned = 0.0 if self.omega is None else np.maximum(self._mean_square - self._spread, 0.0) * (1 - self.omega)
         return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
 
     @cached_property
+    def _shared_rows(self) -> tuple[FloatArray, FloatArray]:
+        """P and J of every row at the shares _SHARES of its score variance, (4, T) each."""
+        variance = np.multiply.outer(_SHARES, self._row_score_variance)
+        length = np.broadcast_to(self._row_length, variance.shape)
+        second, jacobian = row_moments(variance.ravel(), length.ravel())
+        return second.reshape(variance.shape), jacobian.reshape(variance.shape)
+
+    @property
     def _rows(self) -> tuple[FloatArray, FloatArray]:
         """P and J of every row."""
-        variance = self._row_score_variance
-        return row_moments(variance, np.broadcast_to(self._row_length, variance.shape))
+        second, jacobian = self._shared_rows
+        return second[-1], jacobian[-1]
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
         """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
         shared = self.qk * (self.kernel + self.query_bias)
-        if self.rho is None:
-            return shared
-        index = np.arange(len(shared))
-        return shared * self.rho[np.abs(np.subtract.outer(index, index))]
+        return shared if self._turn is None else shared * self._turn
 
     @cached_property
-    def _score_covariance(self) -> FloatArray:
-        """c of two rows; weights cannot exceed 1, so e^c stays below the length of the shorter row."""
-        n = self._row_length
-        c = self._pair_scores * self._of_shorter(self._spread * (1 - 1 / n))
-        return np.minimum(c, self._of_shorter(np.log(n)))
+    def _turn(self) -> FloatArray | None:
+        """rho of every two positions."""
+        if self.rho is None:
+            return None
+        index = np.arange(len(self.kernel))
+        return self.rho[np.abs(np.subtract.outer(index, index))]
+
+    @cached_property
+    def _overlaps(self) -> tuple[FloatArray, FloatArray]:
+        """(ln overlap of two rows' weights, E c times that of their Jacobians), at the shorter row's length."""
+        n, s = self._row_length, self._row_score_variance
+        logs = np.log(n * self._shared_rows[0])
+        jacobian = np.log(np.maximum(n * self._rows[1] / self._finite, 1e-300))
+        scores, log_pair, log_jacobian = (self._of_pair(x) for x in (s, logs[-1], jacobian))
+        own = self._of_pair(self._per_row(self._spread))
+        c = np.minimum(self._pair_scores * own, scores)
+        share = np.maximum(c, 0.0) / np.maximum(scores, 1e-300)
+        log_shared = np.zeros(c.shape)
+        for coefficient in (_POLYNOMIAL @ logs)[::-1]:
+            log_shared += self._of_pair(coefficient)
+            log_shared *= share
+        log_shared += np.minimum(c, 0.0)
+        spread = (1 / self.d_head + 2 / self.d_model) * (scores**2 + c**2)
+        value, _, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
+        return np.asarray(value), np.asarray(np.minimum(weighted, np.exp(log_jacobian) * scores))
+
+    @cached_property
+    def _bracket_weight(self) -> FloatArray:
+        """Of two queries, what multiplies the sum over keys of the centred bracket: ((e^c - 1) + c e^c) / spread, with
+        overlaps for e^c."""
+        value, weighted = self._overlaps
+        spread = self._of_pair(self._per_row(self._spread))
+        total = np.expm1(value) / self._of_pair(self._per_row(self._finite)) + weighted
+        return np.where(spread > 1e-12, total / np.maximum(spread, 1e-12), 2 * self._pair_scores)
 
     @cached_property
     def _turned(self) -> FloatArray:
         """How alike one query scores two keys: S, with rotary positions less the farther they stand apart."""
-        if self.rho is None:
-            return self.kernel
-        index = np.arange(len(self.kernel))
-        return np.asarray(self.kernel * self.rho[np.abs(np.subtract.outer(index, index))])
+        return self.kernel if self._turn is None else self.kernel * self._turn
 
     @cached_property
-    def _turned_mean(self) -> FloatArray:
-        return self._mean if self.rho is None else self._over_keys(self._turned)
-
-    @cached_property
-    def _turned_total(self) -> FloatArray:
-        """Per row, the mean of `_turned` over pairs of its keys."""
-        double = self._double_mean if self.rho is None else self._over_keys(self._turned_mean.T).T
-        return np.asarray(np.diagonal(double))
+    def _turned_means(self) -> tuple[FloatArray, FloatArray]:
+        """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
+        mean, double = self._means if self._turn is None else self._sums(self._turned, self._own)
+        return mean, np.diagonal(double)
 
     @cached_property
     def _random_slope(self) -> FloatArray:
@@ -289,17 +361,12 @@ class TokenAttention:
     def _structural_slope(self) -> FloatArray:
         """The same from keys that are alike on purpose (equal tokens, one segment): mean product of the centred kernels
         of scores and of values off their diagonals."""
-        n, s, turned = self._row_length, self.kernel, self._turned
-        if self.causal:
-            squares = np.diagonal(np.cumsum(np.cumsum(turned * s, 0), 1)) / n**2
-        else:
-            squares = np.full(1, float((turned * s).mean()))
-        total, turned_total = np.diagonal(self._double_mean), self._turned_total
-        centred = squares - 2 * self._sum_of_seen(self._mean * self._turned_mean) / n + total * turned_total
-        own = np.diagonal(s)[None, :] - 2 * self._mean + total[:, None]
-        turned_own = own
-        if self.rho is not None:
-            turned_own = np.diagonal(s)[None, :] - 2 * self._turned_mean + turned_total[:, None]
+        n, (turned_mean, turned_total) = self._row_length, self._turned_means
+        squares = np.diagonal(self._sums(self._turned * self.kernel, self._own**2)[1])
+        total = np.diagonal(self._double_mean)
+        centred = squares - 2 * self._sum_of_seen(self._mean * turned_mean) / n + total * turned_total
+        own = self._own - 2 * self._mean + total[:, None]
+        turned_own = own if self._turn is None else self._own - 2 * turned_mean + turned_total[:, None]
         structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows[0]) ** 2)
 
@@ -307,11 +374,11 @@ class TokenAttention:
     def _crowding(self) -> FloatArray:
         """Per row, the variance over its keys of how alike a key is to all of them (in scores times in values)."""
         means = self._mean - np.diagonal(self._double_mean)[:, None]
-        turned = means if self.rho is None else self._turned_mean - self._turned_total[:, None]
+        turned = self._turned_means[0] - self._turned_means[1][:, None]
         return np.asarray(np.maximum(self._sum_of_seen(means * turned) / self._row_length, 0.0))
 
 
-def _held(kernel: FloatArray) -> FloatArray:
+def held(kernel: FloatArray) -> FloatArray:
     """A kernel whose diagonal is not negative: scores beyond what the expansion holds for can make it so."""
     own = np.diagonal(kernel)
     if own.min() >= 0:

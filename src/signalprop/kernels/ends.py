@@ -49,8 +49,11 @@ def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list
     return [one(int(row)) for row in rows], note
 
 
-def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> FloatArray:
+def input_kernel(parametrization: Parametrization, inputs: InputStatistics, rows: int | None = None) -> FloatArray:
     """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation.
+
+    Args:
+        rows: of the kernel, where it is of averages and stands on a grid.
 
     Raises:
         InputError: a correlation that so many tokens cannot have: n vectors of one length sum to one whose square is
@@ -64,7 +67,7 @@ def input_kernel(parametrization: Parametrization, inputs: InputStatistics) -> F
             f"a token correlation of {start.token_correlation:.4g} is not possible among {t} tokens: on average it is "
             f"{-1 / (t - 1):.4g} at least; correct it, or take fidelity moments"
         )
-    kernel = np.full((t, t), float(start.covariance))
+    kernel = np.full((rows or t, rows or t), float(start.covariance))
     np.fill_diagonal(kernel, float(start.variance))
     if inputs.kind == "patches":
         return _patch_kernel(parametrization, inputs, kernel)
@@ -116,7 +119,7 @@ def top_kernel(
     Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids
     enter position by position. Position 0 alone where a class token is read.
     """
-    p, a, t = parametrization, parametrization.architecture, parametrization.architecture.seq_len
+    p, a, t = parametrization, parametrization.architecture, len(last.kernel)
     if a.head == "classes" and a.class_token:
         kernel = np.outer(np.arange(t) == 0, np.arange(t) == 0).astype(np.float64)
         return kernel, kernel
@@ -129,7 +132,7 @@ def top_kernel(
     scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
     variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
     top = top_gradient(p, variance, np.clip(last.kernel / scale, 0.0, 1.0), log_token_share)
-    if inputs.targets is not None and inputs.tokens is not None and inputs.targets.shape[1] == t:
+    if inputs.targets is not None and inputs.tokens is not None and inputs.targets.shape[1] == t == a.seq_len:
         y, x = inputs.targets, inputs.tokens
         both = ((y >= 0)[:, :, None] & (y >= 0)[:, None, :]).mean(0)
         one = (y >= 0).mean(0)

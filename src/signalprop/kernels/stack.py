@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import (
     ESPA,
     USPA,
@@ -32,7 +33,7 @@ from signalprop.theory.logs import HELD, within
 
 
 class BranchKernel(Protocol):
-    """What `of(parametrization, stack, shapes)` in a kind's `kernel.py` gives: its sublayers in one stack."""
+    """What `of(parametrization, stack, shapes, grid)` in a kind's `kernel.py` gives: its sublayers in one stack."""
 
     def silent(self, i: int) -> bool:
         """Whether sublayer i gives nothing, and needs no work."""
@@ -64,7 +65,7 @@ class Stack:
         own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
     """
 
-    def __init__(self, p: Parametrization, shapes: Sequence[Shapes] | None = None) -> None:
+    def __init__(self, p: Parametrization, shapes: Sequence[Shapes] | None = None, grid: Grid | None = None) -> None:
         a = p.architecture
         self.p, self.a = p, a
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
@@ -72,7 +73,7 @@ class Stack:
         made: dict[int, BranchKernel] = {}
         for code in sorted(set(p.kind.tolist())):
             first = int(np.flatnonzero(p.kind == code)[0])
-            made[code] = kind_of(p, first).part("kernel").of(p, int(p.stack[first]), self.shapes)
+            made[code] = kind_of(p, first).part("kernel").of(p, int(p.stack[first]), self.shapes, grid)
         self.branches = [made[code] for code in p.kind.tolist()]
         self.silent = [branch.silent(i) for i, branch in enumerate(self.branches)]
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]

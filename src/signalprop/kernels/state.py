@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.kernels.grid import Grid
 from signalprop.network.moments import FloatArray
 from signalprop.theory.logs import LARGEST
 
@@ -56,12 +57,20 @@ class State:
             return State(self.kernel, self.log_scale + math.log(factor))
         return State(np.broadcast_to(0.0, self.kernel.shape), self.log_scale)
 
-    def moments(self, keep: NDArray[np.bool_] | None = None) -> tuple[float, float]:
-        """(log variance, token correlation), averaged over positions and pairs of positions (those to `keep`)."""
-        kernel = self.kernel if keep is None else self.kernel[np.ix_(keep, keep)]
-        t = len(kernel)
-        diagonal = float(np.trace(kernel))
+    def moments(self, keep: NDArray[np.bool_] | Grid | None = None) -> tuple[float, float]:
+        """(log variance, token correlation), averaged over positions and pairs of positions.
+
+        Args:
+            keep: the positions that count, None: all; or the grid that the kernel stands on.
+        """
+        if isinstance(keep, Grid):
+            t = keep.tokens
+            diagonal, pairs = keep.sums(self.kernel)
+        else:
+            kernel = self.kernel if keep is None else self.kernel[np.ix_(keep, keep)]
+            t, diagonal = len(kernel), float(np.trace(kernel))
+            pairs = float(kernel.sum()) - diagonal
         if diagonal <= 0:
             return -1e12, 0.0
-        pairs = (float(kernel.sum()) - diagonal) / (t * (t - 1)) if t > 1 else 0.0
+        pairs = pairs / (t * (t - 1)) if t > 1 else 0.0
         return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))

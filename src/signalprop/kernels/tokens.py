@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.kernels.ends import input_kernel, sequences, top_kernel
+from signalprop.kernels.grid import Grid
 from signalprop.kernels.stack import Back, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
@@ -37,7 +38,7 @@ See = Callable[[int, State], None]
 Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
 
 
-_MATRICES = 8  # of tokens x tokens that are held at once, at least
+_MATRICES = 35  # of tokens x tokens that are held at once, at least: 35 for 4 layers, 64 for 32
 
 
 def _unseen(_: int, __: State) -> None:
@@ -49,15 +50,15 @@ class Columns:
     """Moments of one sequence, or of several, collected sublayer by sublayer.
 
     Attributes:
-        keep: which positions count, None: all.
+        keep: which positions count, None: all; or the grid that kernels stand on.
     """
 
     log_variance: dict[str, FloatArray]
     correlation: dict[str, FloatArray]
-    keep: NDArray[np.bool_] | None = None
+    keep: NDArray[np.bool_] | Grid | None = None
 
     @staticmethod
-    def empty(n: int, keep: NDArray[np.bool_] | None = None) -> Columns:
+    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None) -> Columns:
         return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, keep)
 
     @staticmethod
@@ -92,7 +93,7 @@ class Columns:
 
 
 def predict_token_kernels(
-    parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True
+    parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True, grid: Grid | None = None
 ) -> Profile:
     """Profile of an encoder or decoder by token kernels: averages over positions of what each position does.
 
@@ -101,22 +102,28 @@ def predict_token_kernels(
     sublayer and sequence and O(T^2 sqrt(n_sublayers)) memory (segments of the forward pass are computed again for the
     backward one). Measured errors: docs/accuracy.md, and of the choice of sequences docs/theory/kernels.md.
 
+    Args:
+        grid: of `grid_for`: only these positions are followed, for statistics without real ids.
+
     Raises:
         InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
     """
     p, a = parametrization, parametrization.architecture
-    check_covered(p)
-    stack = Stack(p)
+    check_covered(p, None if grid is None else 2 * len(grid.n))
+    stack = Stack(p, grid=grid)
     parts, note = sequences(a, inputs)
+    if grid is not None:
+        note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
     passed = []
     for part, keep in parts:
         top = partial(top_kernel, p, part) if backward else None
-        passed.append(passes(stack, State(input_kernel(p, part)).rescaled(), top, keep))
+        start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
+        passed.append(passes(stack, State(start).rescaled(), top, keep if grid is None else grid))
     counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
     return profile_of(p, passed, counts, note)
 
 
-def check_covered(parametrization: Parametrization) -> None:
+def check_covered(parametrization: Parametrization, rows: int | None = None) -> None:
     """Refuse what token kernels do not cover, and what cannot fit into memory.
 
     Raises:
@@ -124,7 +131,7 @@ def check_covered(parametrization: Parametrization) -> None:
     """
     tokens = parametrization.architecture.seq_len
     check_fits(
-        8 * _MATRICES * tokens**2,
+        8 * _MATRICES * (rows or tokens) ** 2,
         f"a token kernel of {tokens:,} tokens",
         "take fewer tokens (seq_len), or fidelity moments",
     )
@@ -171,7 +178,7 @@ def passes(
     stack: Stack,
     start: State,
     top: Top | None,
-    keep: NDArray[np.bool_] | None = None,
+    keep: NDArray[np.bool_] | Grid | None = None,
     see: See = _unseen,
     see_back: See = _unseen,
 ) -> tuple[Columns, Columns | None]:
@@ -180,13 +187,14 @@ def passes(
     Args:
         start: what enters the first sublayer.
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
-        keep: which positions count.
+        keep: which positions count, None: all; or the grid that kernels stand on.
         see, see_back: called with every stream, and with every gradient (on its way back).
     """
     p, n = stack.p, stack.n
     starts = layer_starts(p)
     kept = set(starts[:: max(1, math.isqrt(len(starts)))].tolist())
     checkpoints: dict[int, State] = {}
+    reads: dict[int, State] = {}  # of all sublayers, where they are small
     columns, log_norm = Columns.empty(n, keep), np.zeros(n)
 
     def seen(i: int, layer_in: State, branch: State, stream_out: State) -> None:
@@ -194,6 +202,8 @@ def passes(
             see(i, layer_in)
         if i in kept:
             checkpoints[i] = layer_in
+        if isinstance(keep, Grid):
+            reads[i] = layer_in
         columns.put("stream_in", i, layer_in)
         columns.put("branch", i, branch)
         columns.put("stream_out", i, stream_out)
@@ -204,15 +214,17 @@ def passes(
     see(n, last)
     if top is None:
         return columns, None
-    return columns, _backward(stack, top(last, float(token_share(p, log_norm))), checkpoints, last, keep, see_back)
+    gradient = top(last, float(token_share(p, log_norm)))
+    return columns, _backward(stack, gradient, checkpoints, reads, last, keep, see_back)
 
 
 def _backward(
     stack: Stack,
     top: tuple[FloatArray, FloatArray],
     checkpoints: dict[int, State],
+    reads: dict[int, State],
     last: State,
-    keep: NDArray[np.bool_] | None,
+    keep: NDArray[np.bool_] | Grid | None,
     see: See,
 ) -> Columns:
     a, n = stack.a, stack.n
@@ -236,7 +248,10 @@ def _backward(
         def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
             back.reads[i] = layer_in
 
-        stack.run(checkpoints[first], range(first, end), read)
+        if reads:
+            back.reads = reads
+        else:
+            stack.run(checkpoints[first], range(first, end), read)
         gradient = back_through(
             range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
         )

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -18,14 +19,16 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import attach
 from signalprop.attachment.live_model import placed
 from signalprop.attachment.mapping import Mapping
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
+from signalprop.watching.first_positions import FIRST, MASSIVE, FirstPositions
 from signalprop.watching.recording import Recorder
 
+_LEFT_OUT = "the first {} positions of every sequence of the decoder are left out"
 Loss = Callable[[Any], Tensor]
 _LOCK = threading.Lock()
 _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # of threads that measure one model
@@ -34,13 +37,14 @@ _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # o
 @typed
 def measure(
     model: nn.Module,
-    batch: Batch | Dictionary[str, Any],
+    batch: Batch | Dictionary[str, Any] | None = None,
     *,
     mapping: Mapping | None = None,
     backward: bool = True,
     loss: Loss | None = None,
     scheme: str = "",
     architecture: Architecture | None = None,
+    skip_first: int | None = None,
 ) -> Profile:
     """The Profile of a model on one batch, from one forward and one backward pass.
 
@@ -51,13 +55,17 @@ def measure(
     Args:
         model: a supported Hugging Face model, one with a method `signalprop_mapping()`, or any with
             `mapping`. Compiled models are run uncompiled.
-        batch: a `signalprop.data.Batch`, or the model's own keyword arguments.
+        batch: a `signalprop.data.Batch`, or the model's own keyword arguments; default: 4 sequences of at most 128
+            tokens of the embedded text.
         mapping: where the signal runs (see `Mapping`); default: by `signalprop_mapping()` or by family.
         backward: also measure gradients of the loss.
         loss: makes the loss from the model's output. Default: the model's own loss where it gives one (for a
             dictionary: where it holds labels), else the mean cross-entropy of its logits and the batch's
             targets.
         scheme: recorded in the Profile. architecture: likewise; default: the mapping's.
+        skip_first: positions at the start of every sequence that statistics of a decoder leave out. Default: 4 where
+            after some layer these have more than 100 times the variance of the others, as in many trained decoders
+            (massive activations; a second pass then leaves them out, and a note says so), else none.
 
     Raises:
         InputError: unknown family, a batch that does not fit the model, no loss, NaN or infinite values (the
@@ -66,9 +74,14 @@ def measure(
     """
     attached = attach(model, mapping, None if isinstance(batch, Batch) else batch)
     model = attached.model
+    if skip_first is not None and skip_first < 0:
+        raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
+    if batch is None:
+        batch = default_batch(shortened(attached.mapping.architecture))
     arguments = arguments_of(model, attached.mapping, batch)
-    recorder = Recorder(attached, backward=backward)
-    with _turn(model):
+
+    def passed(skip: int) -> Recorder:
+        recorder = Recorder(attached, backward=backward, skip_first=skip)
         try:
             recorder.attach()
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
@@ -83,7 +96,19 @@ def measure(
                     model(**arguments)
         finally:
             recorder.detach()
-    return profile_of(recorder, scheme=scheme, architecture=architecture)
+        return recorder
+
+    with _turn(model):
+        if skip_first is not None:
+            recorder, note = passed(skip_first), _LEFT_OUT.format(skip_first) if skip_first else ""
+        else:
+            with FirstPositions(attached, arguments) as seen:
+                recorder, note = passed(0), ""
+            if seen.ratio > MASSIVE:
+                recorder = passed(FIRST)
+                note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
+    found = profile_of(recorder, scheme=scheme, architecture=architecture)
+    return replace(found, notes=(*found.notes, note)) if note else found
 
 
 def _turn(model: nn.Module) -> threading.RLock:

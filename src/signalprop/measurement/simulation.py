@@ -29,7 +29,6 @@ from signalprop.models.sublayers import torch_shapes
 from signalprop.models.synthetic import gaussian, synthetic_batch
 from signalprop.models.transformer import (
     batch_tensors,
-    make_final_norm,
     refuse_sweep,
     rows_of,
     stack_names,
@@ -59,6 +58,7 @@ def simulate(
     seq_len: int | None = None,
     train_mode: bool = True,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Profile:
     """The mean Profile of random networks, with standard errors over `n_seeds` of them.
@@ -76,7 +76,7 @@ def simulate(
     Args:
         n_seeds: networks. seed: of the first one; the others follow from it.
         backward: gradients too. batch_size: sequences that each network reads.
-        train_mode: dropout is active. dtype: of weights and arithmetic.
+        train_mode: dropout is active. dtype: of weights and arithmetic. device: where it runs.
         seq_len: tokens per sequence (also of the decoder), where not the architecture's own.
         progress: called with (sublayer passes done, all of them).
 
@@ -96,15 +96,18 @@ def simulate(
     passes = p.n_sublayers * (1 + backward)
     shapes = torch_shapes(p)
     profiles = []
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    place = torch.device(device)
+    others = [] if place.type == "cpu" else [place.index or 0]
+    kind = "cuda" if place.type == "cpu" else place.type
+    with torch.random.fork_rng(devices=others, device_type=kind), torch.no_grad():
         for k in range(n_seeds):
 
             def step(done: int, before: int = k * passes) -> None:
                 if progress is not None:
                     progress(before + done, n_seeds * passes)
 
-            data = _data(p.architecture, inputs, batch, batch_size, seed + k, dtype)
-            network = Network(p, seed + k, train_mode, dtype, shapes)
+            data = _data(p.architecture, inputs, batch, batch_size, seed + k, dtype).to(place)
+            network = Network(p, seed + k, train_mode, dtype, shapes, place)
             profiles.append(_one_profile(network, data, backward, step))
     return average(profiles)
 
@@ -120,6 +123,11 @@ class _Data:
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     gradient_correlation: float | None = None
     notes: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> _Data:
+        """The same on a device."""
+        tensors = {name: None if x is None else x.to(device) for name, x in self.tensors.items()}
+        return replace(self, tensors=tensors, streams={name: x.to(device) for name, x in self.streams.items()})
 
 
 @lru_cache(maxsize=2)
@@ -234,7 +242,7 @@ def _one_profile(network: Network, data: _Data, backward: bool, step: Callable[[
         passages.append((passage, forward.padding))
         stream = passage.forward(stream, forward, keep=backward)
         if name != stack_names(a)[-1]:
-            norm = make_final_norm(p, network.dtype)
+            norm = network.final_norm()
             encoded, memory = stream, stream if norm is None else norm(stream)
     first = forward.points["stream_in"][0]
     profile = Profile(
@@ -286,12 +294,14 @@ def _top_gradient(network: Network, data: _Data, stream: Tensor) -> Tensor:
         return network.loss_gradient(stream, targets)
     rng = np.random.default_rng([network.seed, 5])
     shape = (stream.shape[0], stream.shape[1], stream.shape[2])
-    return torch.as_tensor(gaussian(shape, (0.0, 1.0, data.gradient_correlation), rng), dtype=stream.dtype)
+    return torch.as_tensor(
+        gaussian(shape, (0.0, 1.0, data.gradient_correlation), rng), dtype=stream.dtype, device=stream.device
+    )
 
 
 def _through_final_norm(network: Network, encoded: Tensor, gradient: Scaled) -> Scaled:
     """From the encoder's output, behind its final norm, to its last stream_out."""
-    norm = make_final_norm(network.parametrization, network.dtype)
+    norm = network.final_norm()
     if norm is None:
         return gradient
     with torch.enable_grad():

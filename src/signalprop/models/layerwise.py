@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.models.ends import Embeddings, Head
@@ -75,6 +75,7 @@ class Network:
 
     Attributes:
         shapes: how each sublayer's attention is shaped, of `torch_shapes`; the same in all networks of a table.
+        device: where it runs; weights are drawn on the CPU, so they are the same everywhere.
     """
 
     parametrization: Parametrization
@@ -82,20 +83,27 @@ class Network:
     train: bool
     dtype: torch.dtype
     shapes: Sequence[TorchShape | None]
+    device: torch.device
 
     def sublayer(self, index: int) -> Sublayer:
         """A sublayer with frozen weights: only the gradient of the stream is wanted."""
         sublayer = make_sublayer(self.parametrization, index, self.seed, self.dtype, self.shapes[index])
-        return sublayer.requires_grad_(False).train(self.train)
+        return sublayer.to(self.device).requires_grad_(False).train(self.train)
 
     def seed_dropout(self, place: str) -> None:
         """Seed PyTorch's global generator, so that a place has the same masks whenever the signal passes it."""
-        torch.default_generator.manual_seed(tensor_seed(self.seed, place, "dropout"))
+        generator = torch if self.device.type != "cpu" else torch.default_generator
+        generator.manual_seed(tensor_seed(self.seed, place, "dropout"))
+
+    def final_norm(self) -> nn.Module | None:
+        """The norm after the last layer, where there is one."""
+        norm = make_final_norm(self.parametrization, self.dtype)
+        return None if norm is None else norm.to(self.device)
 
     def embed(self, stack: str, inputs: Tensor, segments: Tensor | None) -> Tensor:
         """The stream that enters a stack."""
         embeddings = Embeddings(self.parametrization, stack, self.seed, self.dtype)
-        embeddings.requires_grad_(False).train(self.train)
+        embeddings.to(self.device).requires_grad_(False).train(self.train)
         self.seed_dropout(f"{stack} embedding")
         out: Tensor = embeddings(inputs, segments)
         return out
@@ -110,12 +118,12 @@ class Network:
             InputError: no position carries loss, or targets that do not fit the stream or the head.
         """
         p = self.parametrization
-        norm, head = make_final_norm(p, self.dtype), Head(p, self.seed, self.dtype).requires_grad_(False)
+        norm, head = self.final_norm(), Head(p, self.seed, self.dtype).to(self.device).requires_grad_(False)
         expected = stream.shape[:1] if p.architecture.head == "classes" else stream.shape[:2]
         if targets.shape != expected:
             raise InputError(f"targets have shape {tuple(targets.shape)}; expected {tuple(expected)}")
         if p.architecture.head == "classes":
-            places, aims = torch.zeros(stream.shape[:2], dtype=torch.bool), targets.flatten()
+            places, aims = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device), targets.flatten()
             places[:, 0] = True
         else:
             places, aims = targets >= 0, targets[targets >= 0]

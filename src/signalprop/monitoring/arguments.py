@@ -14,6 +14,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.watching.first_positions import later
 from signalprop.watching.recording import Recorder
 
 
@@ -57,8 +58,7 @@ class Arguments:
         short = ids.shape[1] <= 2 * self.skip_first
         if self.skip_first and self._mapping.architecture.causal and not short and not unread:
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
-            keep = real & (real.cumsum(1) > self.skip_first)
-            recorder.give_padding({int(recorder.plan.layout.stack.min()): keep})
+            recorder.give_padding({int(recorder.plan.layout.stack.min()): later(real, self.skip_first)})
 
     def batch(self) -> Batch:
         """The kept sequences as a Batch.

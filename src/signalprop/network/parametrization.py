@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from signalprop.errors import InputError
-from signalprop.files.storage import read_json, write_json
+from signalprop.files.documents import Document
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import LARGEST
@@ -81,7 +80,7 @@ _UNSHAPED = Shaping()
 
 @typed
 @dataclass(frozen=True, eq=False)
-class Parametrization:
+class Parametrization(Document):
     """One row per sublayer (encoder first), plus embedding and head.
 
     Attributes:
@@ -311,25 +310,6 @@ class Parametrization:
             attention_trainable=document.attention_trainable,
             shaping=document.shaping,
         )
-
-    @typed
-    def save(self, path: str | Path) -> None:
-        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        write_json(path, self.to_json())
-
-    @classmethod
-    @typed
-    def load(cls, path: str | Path) -> Parametrization:
-        """Read the JSON file `path` that `save` wrote.
-
-        Raises:
-            InputError: the file cannot be read, or as `from_json`.
-        """
-        return cls.from_json(read_json(path))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Parametrization):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from signalprop.errors import InputError
+from signalprop.errors import unknown
 
 _BERT: dict[str, Any] = {
     "family": "bert",
@@ -269,5 +269,5 @@ def preset(name: str) -> dict[str, Any]:
         InputError: an unknown name.
     """
     if name not in tuple(PRESETS):  # a tuple, so that an unhashable name is merely unknown
-        raise InputError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
+        raise unknown("preset", name, PRESETS)
     return PRESETS[name]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
-from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.live_model import adapters_in, unwrapped
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
@@ -96,6 +96,11 @@ def apply(
         raise InputError(
             f"this model already carries scheme {record_of(model).parametrization.scheme!r}; "  # type: ignore[union-attr]
             "fold(model) first, or load it again"
+        )
+    if adapted := adapters_in(model):
+        raise InputError(
+            f"the model has PEFT's adapters ({adapted[0]} and {len(adapted) - 1} more), whose start the scheme knows "
+            "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() first"
         )
     if mode not in ("gauge", "absorbed"):
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")

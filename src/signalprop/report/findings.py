@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 
-from signalprop.report.tables import variance
+from signalprop.errors import InputError
+from signalprop.report.tables import agreement_table, variance
+from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
-from signalprop.results.text import number
+from signalprop.results.text import network_in_words, number
 
 # A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one
 # learning rate serves (the papers' deep vanilla models that fail to train are at 10^2 and beyond in variance).
@@ -20,6 +22,22 @@ STREAM_GROWTH = 100.0
 FP16_MAX = 65504.0
 # Of 10^9 normal numbers the largest is expected at 6 standard deviations.
 LARGEST_IN_STDS = 6.0
+
+
+def described(result: Profile | Comparison) -> str:
+    """The network, its numbers and warnings: what a result's `summary()` says.
+
+    Raises:
+        InputError: a sweep.
+    """
+    profile = result.predicted if isinstance(result, Comparison) else result
+    if profile.forward["stream_out"].variance.ndim > 1:
+        raise InputError("a summary needs a single profile, this is a sweep; select one of its members")
+    lines = [f"{'network':<20}{network_in_words(profile.architecture)}", f"{'scheme':<20}{profile.scheme}"]
+    lines += [*summary(profile), *(f"{'warning':<20}{line}" for line in warnings(profile))]
+    if isinstance(result, Comparison):
+        lines += ["", agreement_table(result)]
+    return "\n".join(lines)
 
 
 def summary(profile: Profile) -> list[str]:

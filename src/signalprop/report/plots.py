@@ -18,6 +18,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
+from signalprop.results.text import network_in_words
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's palette: told apart by every common kind of colour vision.
@@ -114,15 +115,10 @@ def _as_profiles(items: Profile | Comparison | Sequence[Profile]) -> list[Profil
 
 
 def _title(profiles: Sequence[Profile]) -> str:
-    a = profiles[0].architecture
-    placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
-    depth = f"{a.n_layers}+{a.n_decoder_layers} layers" if a.n_decoder_layers else f"{a.n_layers} layers"
-    name = " ".join(word for word in (a.family or "", a.kind) if word)
     schemes = ", ".join(dict.fromkeys(p.scheme for p in profiles))
     source = profiles[-1].statistics.get("source") or profiles[0].statistics.get("source")
-    norm = "no norm" if placement == "none" else f"{placement}-norm"
     read = f", reading {source}" if source else ""
-    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}: {schemes}{read}"
+    return f"{network_in_words(profiles[0].architecture)}: {schemes}{read}"
 
 
 def _labels(profiles: Sequence[Profile]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from signalprop.files.validation import typed
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.profile import Profile, Series
+from signalprop.results.text import network_in_words, percent
+from signalprop.results.views import Shown, data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = "signalprop/comparison/1"
 
@@ -37,8 +42,8 @@ class Agreement:
 
 
 @typed
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """A predicted and a measured Profile side by side, with their agreement.
 
     Attributes:
@@ -48,6 +53,25 @@ class Comparison:
     predicted: Profile
     measured: Profile
     agreements: tuple[Agreement, ...]
+
+    def __repr__(self) -> str:
+        network = network_in_words(self.predicted.architecture)
+        errors = ", ".join(f"{item.quantity} {percent(item.median)}" for item in self.agreements[::2])
+        return f"<Comparison: {network}, {self.predicted.scheme}; median errors: {errors}>"
+
+    @property
+    def gradient_ratio(self) -> tuple[float | None, float | None]:
+        """The predicted and the measured `Profile.gradient_ratio`."""
+        return self.predicted.gradient_ratio, self.measured.gradient_ratio
+
+    def to_dataframe(self) -> DataFrame:
+        """A pandas DataFrame as of `Profile.to_dataframe`, with columns `predicted_...` and `measured_...`.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        measured = data_frame(self.measured, "measured_")
+        return data_frame(self.predicted, "predicted_").join(measured.iloc[:, 3:])
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary: the agreement table and both profiles."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field
 
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, read_json, write_json
+from signalprop.files.documents import Document
+from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
+from signalprop.results.text import network_in_words, number
+from signalprop.results.views import Shown, data_frame
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA = "signalprop/profile/1"
 POINTS = ("stream_in", "branch", "stream_out")
@@ -197,8 +202,8 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str, where: Sequence[int] |
 
 
 @typed
-@dataclass(frozen=True, eq=False)
-class Profile:
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Document, Shown):
     """The signal of a network, sublayer by sublayer.
 
     Attributes:
@@ -226,6 +231,33 @@ class Profile:
     n_seeds: int | None = None
     notes: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shape = self.forward["stream_out"].variance.shape[:-1]
+        end = f"sweep of shape {shape}" if shape else f"gradient ratio {number(self.gradient_ratio)}"
+        network = network_in_words(self.architecture)
+        return f"<Profile: {network}, {self.scheme}; {self.source} ({self.fidelity}); {end}>"
+
+    @property
+    def gradient_ratio(self) -> float | None:
+        """Variance of the gradient at the first sublayer's input over that at the last one's output.
+
+        None where no backward pass was asked for.
+
+        Raises:
+            InputError: a sweep.
+        """
+        return None if self.gradient is None else self.gradient["stream_in"].at(0)["variance"]
+
+    def to_dataframe(self) -> DataFrame:
+        """A pandas DataFrame: one row per sublayer; stack, layer, kind, and a column for every quantity.
+
+        Columns are named as `stream_out_variance`, those of the gradient as `gradient_stream_in_variance`.
+
+        Raises:
+            InputError: a sweep. MissingExtra: pandas is not installed.
+        """
+        return data_frame(self)
 
     @property
     def n_sublayers(self) -> int:
@@ -328,25 +360,6 @@ class Profile:
             forward=_points(rows, "sublayer"),
             gradient=None if without else _points(gradients, "gradient of sublayer"),
         )
-
-    @typed
-    def save(self, path: str | Path) -> None:
-        """Write the JSON form to the file `path`, whole or not at all; `-` is standard output.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
-        write_json(path, self.to_json())
-
-    @classmethod
-    @typed
-    def load(cls, path: str | Path) -> Profile:
-        """Read the JSON file `path` that `save` wrote.
-
-        Raises:
-            InputError: the file cannot be read, or as `from_json`.
-        """
-        return cls.from_json(read_json(path))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Profile):

@@ -1,9 +1,11 @@
-"""Numbers and tables as plain text."""
+"""Numbers, tables and networks as plain text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+from signalprop.network.architecture import Architecture
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
@@ -35,3 +37,13 @@ def percent(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "-"
     return f"{100 * value:.2f} %" if value < 10 else f"{100 * value:.3g} %"
+
+
+def network_in_words(architecture: Architecture) -> str:
+    """`gpt2 decoder, 12 layers, d_model 768, pre-norm, gelu_tanh`."""
+    a = architecture
+    placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
+    depth = f"{a.n_layers}+{a.n_decoder_layers} layers" if a.n_decoder_layers else f"{a.n_layers} layers"
+    name = " ".join(word for word in (a.family or "", a.kind) if word)
+    norm = "no norm" if placement == "none" else f"{placement}-norm"
+    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}"

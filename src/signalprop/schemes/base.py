@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, unknown
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
@@ -86,7 +86,7 @@ def scheme(name: str, /, **options: Any) -> Scheme:
         InputError: unknown name or option, or a value that the scheme refuses; the message lists what exists.
     """
     if not isinstance(name, str) or name not in SCHEMES:
-        raise InputError(f"unknown scheme {name!r}; schemes: {', '.join(sorted(SCHEMES))}")
+        raise unknown("scheme", name, sorted(SCHEMES))
     cls = SCHEMES[name]
     known = [item.name for item in fields(cls)]
     for key in options:

@@ -78,18 +78,34 @@ def _scores(xp: Any, x: _Setting, causal: bool) -> _Scores:
     c = xp.maximum(r_query * own, 0.0)
     v = 2.0 / x.d_head + 4.0 / x.d
     rows = row_moments(s, c, x.n_keys, v, causal)
-    # c_ij varies between pairs of queries with this variance; Λ grows with it like exp(slope c_ij), slope 1 for small s
+    # c_ij varies between pairs of queries with this variance
     spread = 0.5 * v * (1.0 + r_query * r_query) * own * own
-    safe = xp.maximum(s, 1e-300)
-    value_slope = xp.minimum(xp.maximum(rows.log_pair / safe, 0.0), 1.0)
-    jacobian_slope = xp.minimum(xp.maximum(rows.log_pair_jacobian / safe, 0.0), 1.0)
-    value = 0.5 * (rows.log_shared + c / safe * rows.log_pair + spread * value_slope**2)
-    jacobian = c / safe * rows.log_pair_jacobian + 0.5 * spread * jacobian_slope**2
-    # Cauchy-Schwarz: two rows overlap at most like one with itself
-    value_overlap = xp.exp(xp.minimum(value, rows.log_pair))
-    jacobian_overlap = xp.exp(xp.minimum(jacobian, rows.log_pair_jacobian))
-    weighted = xp.minimum(jacobian_overlap * (c + spread * jacobian_slope), x.n_keys * rows.weighted_jacobian * s)
+    value, jacobian_overlap, weighted = overlaps(c, s, spread, rows.log_shared, rows.log_pair, rows.log_pair_jacobian)
+    value_overlap = xp.exp(value)
+    weighted = xp.minimum(weighted, x.n_keys * rows.weighted_jacobian * s)
     return _Scores(r_query, s, c, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap, weighted)
+
+
+def overlaps(
+    c: Array, s: Array, spread: Array, log_shared: Array, log_pair: Array, log_pair_jacobian: Array
+) -> tuple[Array, Array, Array]:
+    """(ln Λ_V, Λ_J, E c Λ_J) of two rows of attention weights: docs/theory/attention.md, "Overlap of two rows".
+
+    Args (numbers, or arrays that broadcast):
+        c, s: covariance of the scores that two queries give one key, at least 0, and their variance.
+        spread: variance of c between pairs of queries; Λ grows with it like exp(slope c), slope 1 for small s.
+        log_shared: ln(n P) at score variance c. log_pair, log_pair_jacobian: ln(n P), ln(n J) at s.
+    """
+    xp = namespace(c, s, spread, log_shared, log_pair, log_pair_jacobian)
+    safe = xp.maximum(s, 1e-300)
+    share = c / safe
+    value_slope = xp.minimum(xp.maximum(log_pair / safe, 0.0), 1.0)
+    jacobian_slope = xp.minimum(xp.maximum(log_pair_jacobian / safe, 0.0), 1.0)
+    value = 0.5 * (log_shared + share * log_pair + spread * value_slope**2)
+    jacobian = share * log_pair_jacobian + 0.5 * spread * jacobian_slope**2
+    # Cauchy-Schwarz: two rows overlap at most like one with itself
+    jacobian_overlap = xp.exp(xp.minimum(jacobian, log_pair_jacobian))
+    return xp.minimum(value, log_pair), jacobian_overlap, jacobian_overlap * (c + spread * jacobian_slope)
 
 
 def _pairs(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:

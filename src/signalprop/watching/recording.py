@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import describe, number
 from signalprop.errors import InputError
+from signalprop.watching.first_positions import DECODER, check_length, later
 from signalprop.watching.hooks import LOCK, Hooks, in_tokens, masks_of
 from signalprop.watching.reduction import Padding, Rows, Sums, moments
 
@@ -32,6 +33,7 @@ class Recorder:
 
     Args:
         begins: called before every pass with this recorder, the model and its arguments; it may `give_padding`.
+        skip_first: positions that do not count at the start of every sequence of a decoder.
 
     Attributes:
         forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
@@ -39,13 +41,16 @@ class Recorder:
         shapes: (batch, tokens) of the stream by stack.
     """
 
-    def __init__(self, attached: Attached, *, backward: bool, begins: Begins | None = None) -> None:
+    def __init__(
+        self, attached: Attached, *, backward: bool, begins: Begins | None = None, skip_first: int = 0
+    ) -> None:
         self.attached = attached
         self.model = attached.model
         self.mapping = mapping = attached.mapping
         self.plan = plan = attached.plan
         self.backward = backward
         self._begins = begins
+        self._skip_first = skip_first
         self.forward: dict[int, Result] = {}
         self.gradient: dict[int, Result] = {}
         self.shapes: dict[int, tuple[int, int]] = {}
@@ -212,6 +217,10 @@ class Recorder:
 
     def _padding_for(self, stack: int, tensor: Tensor) -> Padding | None:
         padding = self._padding.get(stack)
+        if self._skip_first and stack == DECODER and stack not in self.shapes:  # the first point of the stack
+            check_length(tensor.shape[1], self._skip_first)
+            real = tensor.new_ones(tensor.shape[:2], dtype=torch.bool) if padding is None else padding.keep
+            self._padding[stack] = padding = Padding.of(later(real, self._skip_first))
         if padding is not None and padding.keep.device != tensor.device:  # a model spread over several devices
             return padding.to(tensor.device)
         return padding

@@ -27,6 +27,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes that come with signalprop.")] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="Where to train (default: a GPU if there is one).")
+    ] = None,
     json_file: opt.Json = None,
 ) -> None:
     """Train a model as a recipe says: data, network, scheme, optimizer, budget.
@@ -63,6 +66,10 @@ def train(
     require("accelerate", "training")
     from signalprop.diagnosis.loading import quiet
     from signalprop_lab.training import run
+    from signalprop_lab.training.processes import see_only
+
+    if device is not None:
+        see_only(opt.usable(device))
 
     quiet()
     folder = out or Path("runs") / chosen.name

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, unknown
 from signalprop.files.validation import Value
 from signalprop_lab.training.recipe import Recipe, parse, put, read_recipe, read_yaml, shipped
 
@@ -412,6 +412,9 @@ def load_sweep(source: str | Path) -> Grid:
     Raises:
         InputError: no such file, no sweep, or cells that make no recipe.
     """
+    path = Path(source)
+    if not (path.exists() or path.suffix in (".yaml", ".yml", ".json") or str(source) in shipped()):
+        raise unknown("sweep", str(source), shipped_sweeps())
     data = read_yaml(source)
     if data.get("schema") != SCHEMA:
         raise InputError(f"{source} is no sweep: its schema is {data.get('schema')!r}; expected {SCHEMA}")

@@ -23,6 +23,19 @@ def meet() -> None:
         PartialState(cpu=not torch.cuda.is_available())
 
 
+def see_only(device: str) -> None:
+    """Have transformers' Trainer, which takes the first GPU there is, train on this device; before PyTorch uses one.
+
+    Raises:
+        InputError: another GPU than the first.
+    """
+    kind, _, index = device.partition(":")
+    if index not in ("", "0"):
+        raise InputError(f"--device {device}: training takes the first GPU it sees; set CUDA_VISIBLE_DEVICES={index}")
+    if kind == "cpu":
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+
+
 def several() -> bool:
     """Whether there are other processes."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -7,14 +7,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, require, unknown
 from signalprop.files.storage import read_text
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
@@ -317,10 +316,7 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
     else:
         item = resources.files(_SHIPPED) / f"{source}.yaml"
         if not item.is_file():
-            known = get_close_matches(str(source), shipped(), n=5) or shipped()
-            raise InputError(
-                f"there is no recipe {str(source)!r}; give a YAML file, or a name such as {', '.join(known)}"
-            )
+            raise unknown("recipe", str(source), (name for name in shipped() if not name.startswith("sweep-")))
         text, shown = item.read_text("utf-8"), f"recipe {source}"
     return _parsed(yaml, text, shown)
 

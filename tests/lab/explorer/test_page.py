@@ -130,6 +130,12 @@ def test_a_pin_stays_while_the_curve_moves_on(page: Page) -> None:
     assert set(heights(page, "forward-variance")) == {"xavier"}
 
 
+def test_printing_leaves_the_labels_of_the_axes(page: Page) -> None:
+    before, paper, after = page.printed_labels()
+    assert len(before) >= len(CHARTS) and before == after
+    assert all(set(labels) & set(paper[figure]) for figure, labels in before.items())
+
+
 def test_bad_input_is_a_line_and_goes_away(page: Page) -> None:
     before = heights(page, "forward-variance")
     choose(page, n_heads=7)

@@ -214,7 +214,7 @@ def test_bases_that_lead_back_to_one_another_are_refused(write: Write) -> None:
         load_recipe(path)
 
 
-@pytest.mark.parametrize(("base", "said"), [("[1, 2]", "expected the name"), ("no-such-recipe", "there is no recipe")])
+@pytest.mark.parametrize(("base", "said"), [("[1, 2]", "expected the name"), ("no-such-recipe", "unknown recipe")])
 def test_a_base_is_a_recipe(base: str, said: str, write: Write) -> None:
     with pytest.raises(InputError, match=said):
         load_recipe(write("bad.yaml", f"base: {base}\nname: bad\n"))

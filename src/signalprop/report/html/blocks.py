@@ -19,7 +19,7 @@ from signalprop.network.moments import FloatArray
 Block = dict[str, Any]
 Cell = str | Block  # of a table: a text, or a `link`
 Scale = Literal["linear", "log", "signed"]
-Style = Literal["line", "dashed", "dotted", "points"]
+Style = Literal["line", "dashed", "dotted", "mixed", "points"]
 
 _DIGITS = 8
 # Beyond these a browser's arithmetic on a logarithmic axis ends; such a series carries exponents of ten instead.

@@ -16,7 +16,7 @@ from signalprop.report.html.parts import Items, Part
 
 _SOURCES: tuple[tuple[str, blocks.Style], ...] = (
     ("measured", "line"), ("predicted from weights", "dashed"), ("first positions", "dotted"),
-    ("feed-forward", "dashed"),
+    ("feed-forward", "mixed"),
 )  # fmt: skip
 MEASURED, PREDICTED, FIRST, FEED_FORWARD = range(4)
 
@@ -87,7 +87,7 @@ def _signal(items: Sequence[Diagnosis]) -> list[Block]:
             _chart("layer-correlation", "Token correlation", measured(lambda s: s.token_correlation), "correlation"),
             _chart("layer-rank", "Effective rank", measured(lambda s: s.effective_rank), "tokens", "log"),
             _chart("layer-shares", "Share of the stream's variance that a branch adds", shares, "share", "log",
-                   "Attention, and the feed-forward as a dashed line."),
+                   "Attention, and the feed-forward as a line of dashes and dots."),
             _chart("layer-entropy", "Entropy of attention", _heads(items, lambda s: s.entropy),
                    "of equal weights' entropy", caption="Mean over heads, and their range."),
             _chart("layer-scores", "Standard deviation of attention scores", _heads(items, lambda s: s.score_std),

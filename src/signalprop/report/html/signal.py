@@ -145,7 +145,7 @@ def signal_section(curves: Sequence[Curve]) -> Block:
 
 def _style(source: str, k: int) -> Style:
     if not source.startswith("predicted"):
-        return "points"
+        return "points" if source == _WORDS["measured"] else "mixed"
     return "line" if k == 0 else "dashed"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
+from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.shaping import Shapes
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
@@ -19,11 +21,14 @@ class AttentionKernel:
     """The self-attention sublayers of one stack.
 
     Attributes:
-        shapes: of every sublayer of the table.
+        shapes: of every sublayer of the table. grid: on which kernels stand; None: every position has its row.
     """
 
-    def __init__(self, made: SelfAttention, a: Architecture, shapes: Sequence[Shapes]) -> None:
-        self.made, self.a, self.shapes = made, a, shapes
+    def __init__(
+        self, made: SelfAttention, a: Architecture, shapes: Sequence[Shapes], grid: Grid | None = None
+    ) -> None:
+        self.made, self.a, self.shapes, self.grid = made, a, shapes, grid
+        self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
         self.rho, self.omega = None, None
         if a.positions == "rotary":
             self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
@@ -39,6 +44,8 @@ class AttentionKernel:
             values = self._shaped(i, kernel * row.value + row.value_bias).forward()
         else:
             attention, size = self._by_scores(i, kernel)
+            if self.grid is not None:
+                self.kept[i] = attention
             bias = row.value_bias * (row.value_skip + row.attention_gain) ** 2
             values = attention.forward()
             values *= size * row.value
@@ -49,8 +56,8 @@ class AttentionKernel:
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at what the branch reads, from the one before its dropout."""
-        attention = self._shaped(i, kernel) if self.shapes[i] else self._by_scores(i, kernel)[0]
-        return attention.backward(gradient) * float(self.made.at(i).back)
+        attention = self._shaped(i, kernel) if self.shapes[i] else self.kept.pop(i, None)
+        return (attention or self._by_scores(i, kernel)[0]).backward(gradient) * float(self.made.at(i).back)
 
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         """A sublayer's attention, and the factor on its forward kernel.
@@ -61,19 +68,24 @@ class AttentionKernel:
         row = self.made.at(i)
         size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
         size = size if size > 0 else 1.0
-        made = TokenAttention(
-            kernel=kernel if size == 1 else kernel / size,
-            qk=float(row.qk),
-            d_model=self.a.d_model,
-            causal=self.a.causal,
-            dropout=self.a.attention_dropout or 0.0,
-            rho=self.rho,
-            omega=self.omega,
-            query_bias=float(row.query_bias),
-            value_skip=float(row.value_skip),
-            gain=float(row.attention_gain),
-        )
-        return made, size
+        kernel = kernel if size == 1 else kernel / size
+        fields: dict[str, Any] = {
+            "qk": float(row.qk),
+            "d_model": self.a.d_model,
+            "causal": self.a.causal,
+            "dropout": self.a.attention_dropout or 0.0,
+            "query_bias": float(row.query_bias),
+            "value_skip": float(row.value_skip),
+            "gain": float(row.attention_gain),
+            "d_head": self.a.d_head,
+        }
+        if self.grid is None:
+            return TokenAttention(kernel=kernel, rho=self.rho, omega=self.omega, **fields), size
+        off, own = self.grid.split(kernel)
+        if self.omega is not None:
+            turned = self.grid.rotated(self.a.d_head, self.a.rotary_base, self.a.rotary_fraction)
+            fields |= {"turn": turned, "omega": self.omega[self.grid.positions]}
+        return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
 
     def _shaped(self, i: int, kernel: FloatArray) -> ShapedAttention:
         row = self.made.at(i)
@@ -86,6 +98,6 @@ class AttentionKernel:
         )
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
+def of(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> AttentionKernel:
     """The self-attention sublayers of a table in one stack (index into STACKS)."""
-    return AttentionKernel(moments_of(p, stack), p.architecture, shapes)
+    return AttentionKernel(moments_of(p, stack), p.architecture, shapes, grid)

@@ -61,6 +61,6 @@ class FeedForwardKernel:
         return r, diagonal, kernel * row.up + row.up_bias if gated else None
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> FeedForwardKernel:
-    """The feed-forward sublayers of a table in one stack; nothing shapes them."""
+def of(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any = None) -> FeedForwardKernel:
+    """The feed-forward sublayers of a table in one stack; nothing shapes them, any grid does."""
     return FeedForwardKernel(moments_of(p, stack))

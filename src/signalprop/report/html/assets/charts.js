@@ -5,7 +5,7 @@
 
 const charts = (() => {
   const GROUPS = 7;
-  const DASHES = { line: "solid", dashed: "dash", dotted: "dot", points: "dot" };
+  const DASHES = { line: "solid", dashed: "dash", dotted: "dot", mixed: "dashdot", points: "dot" };
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star", "hexagon"];
   const MARKERS = 40; // of a curve of points; more would merge
   const UNIFIED = 9; // curves whose numbers fit beside a pointer
@@ -154,6 +154,11 @@ const charts = (() => {
     };
   }
 
+  /** The size of a drawing: its box's, or one for paper. Given with the rest: a second change would leave false labels. */
+  function size() {
+    return "paper" in document.documentElement.dataset ? { width: 660, height: 300 } : { autosize: true };
+  }
+
   function bar() {
     return { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("accent") };
   }
@@ -170,7 +175,7 @@ const charts = (() => {
       // Powers of ten are labelled as such; where there are labels between them, the library would write those as small
       // single digits, so that all are plain numbers.
       const span = decades(chosen);
-      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : {}), ...(span < 3 ? { dtick: "D2" } : {}) });
+      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : {}), ...(span < 3 ? { dtick: span < 0.5 ? "D1" : "D2" } : {}) });
     }
     if (height.kind === "signed") {
       const values = [-10, -1, -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10, 100];
@@ -179,7 +184,7 @@ const charts = (() => {
     return axis({ exponentformat: "power", ...(chart.limits ? { range: chart.limits } : { rangemode: chart.zero ? "tozero" : "normal" }) });
   }
 
-  /** How many powers of ten a logarithmic axis spans; with few it is labelled at 1, 2 and 5. */
+  /** How many powers of ten a logarithmic axis spans; with few it is labelled at 1, 2 and 5, with less than half of one at every digit. */
   function decades(chosen) {
     let low = Infinity, high = 0;
     for (const series of chosen) {
@@ -194,7 +199,7 @@ const charts = (() => {
 
   function layout(chart, chosen, height, unified) {
     return {
-      margin: { l: 54, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      ...size(), margin: { l: 54, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", modebar: bar(),
       font: { family: family(), size: 13, color: colour("ink") },
       hovermode: unified ? "x unified" : "closest",
@@ -290,7 +295,7 @@ const charts = (() => {
   /** The sample beside a button: the line of a group or of a source. */
   function swatch(ink, style) {
     const line = `M1 7 H23`;
-    const dash = { line: "", dashed: "6 4", dotted: "2 3", points: "2 3" }[style];
+    const dash = { line: "", dashed: "6 4", dotted: "2 3", mixed: "7 3 2 3", points: "2 3" }[style];
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     for (const [name, value] of Object.entries({ width: 24, height: 14, "aria-hidden": "true" })) svg.setAttribute(name, value);
     const path = document.createElementNS(svg.namespaceURI, "path");
@@ -306,5 +311,5 @@ const charts = (() => {
     return svg;
   }
 
-  return { draw, visible, missing, described, rows, reading, swatch, roundStyle, colour, family, axis, bar, CONFIG, GROUPS };
+  return { draw, visible, missing, described, rows, reading, swatch, roundStyle, colour, family, axis, bar, size, CONFIG, GROUPS };
 })();

@@ -51,7 +51,7 @@ const heatmaps = (() => {
     const title = (text) => ({ text: format.plain(text), font: { size: 12, color: charts.colour("soft") } });
     const square = map.down && map.rows === map.columns;
     const layout = {
-      margin: { l: 44, r: 8, t: 8, b: 38 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, modebar: charts.bar(),
+      ...charts.size(), margin: { l: 44, r: 8, t: 8, b: 38 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, modebar: charts.bar(),
       font: { family: charts.family(), size: 12, color: charts.colour("ink") },
       xaxis: charts.axis({ title: title(map.x), showgrid: false, constrain: "domain" }),
       yaxis: charts.axis({

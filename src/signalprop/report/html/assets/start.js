@@ -65,12 +65,10 @@
     for (const notes of document.querySelectorAll("details.notes")) notes.open = true;
     for (const figure of everywhere()) figure.wanted = true;
     redraw();
-    for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { width: 660, height: 300 });
   }
 
   function printed() {
     delete root.dataset.paper;
-    for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.relayout(plot, { width: null, height: null, autosize: true });
     redraw();
   }
 

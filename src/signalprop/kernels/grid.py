@@ -1,0 +1,225 @@
+"""Token kernels on a grid of positions: for causal stacks whose positions differ by where they stand alone.
+
+Without real ids a kernel is smooth in the positions, with kinks and a step where both are equal. So it is kept at a few
+positions, the first ones all and later ones by ever larger steps, as linear in ln n in between; sums over keys and
+queries become exact integrals of that. Derivation and measured errors: `docs/theory/kernels.md`.
+
+A kernel on a grid of m positions has 2 m rows: two tokens at every position, so that the diagonal (a token with itself)
+and its limit (two tokens at one place) stand in one matrix, and whatever acts entry by entry need not know of the grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.kernels.attention import TokenAttention, held
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import PLACEMENTS
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import NORM_BEFORE
+
+_DENSE, _GEOMETRIC = 32, 96
+_SHORT = 200  # tokens up to which every position is followed
+
+
+class Grid:
+    """Positions of a sequence, hat functions phi of ln n between them (n = position + 1), and exact sums of these.
+
+    Attributes:
+        tokens: T. positions: of the m nodes, from 0 to T - 1. n: keys that they see.
+        seen: W, the sum of phi_b over positions up to node a; its last row weighs an average over all positions.
+    """
+
+    def __init__(self, tokens: int, positions: NDArray[np.int64]) -> None:
+        self.tokens, self.positions = tokens, positions
+        self.n: FloatArray = np.asarray(positions + 1.0, dtype=np.float64)
+        i = np.arange(1, tokens + 1, dtype=np.float64)
+        self._upper = np.clip(np.searchsorted(positions, np.arange(tokens)), 1, max(len(positions) - 1, 1))
+        self._share = np.ones(1)
+        if len(positions) > 1:
+            low, high = self.n[self._upper - 1], self.n[self._upper]
+            self._share = np.log(i / low) / np.log(high / low)  # phi of the upper node
+        self.seen: FloatArray = np.cumsum(self._steps(np.ones(tokens)), axis=0)
+        self.by_power = [self._later(i**-power) for power in (1.0, 2.0, 3.0)]
+        self.by_pairs = self._later(np.divide(1.0, i * (i - 1), out=np.zeros(tokens), where=i > 1))
+
+    @property
+    def weights(self) -> FloatArray:
+        """How many positions every node stands for."""
+        return np.asarray(self.seen[-1])
+
+    def _halves(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Sums of values times phi over the positions after one node, up to the next: of the lower, the upper phi."""
+        share = self._share.reshape(-1, *[1] * (values.ndim - 1))
+        starts = self.positions[:-1] + 1
+        low, high = values * (1 - share), values * share
+        if len(starts) == 0:
+            return values[:0], values[:0]
+        return np.add.reduceat(low, starts, axis=0), np.add.reduceat(high, starts, axis=0)
+
+    def _steps(self, values: FloatArray) -> FloatArray:
+        """Row a: sums of values times phi_b over the positions after node a - 1, up to node a; (m, m)."""
+        m = len(self.n)
+        out = np.zeros((m, m))
+        low, high = self._halves(values)
+        later = np.arange(1, m)
+        out[later, later - 1], out[later, later] = low, high
+        out[0, 0] = values[0]
+        return out
+
+    def _later(self, values: FloatArray) -> FloatArray:
+        """U: sums of values times phi_b over positions from node a on."""
+        out = np.diag(values[self.positions])
+        out[:-1] += np.flip(np.cumsum(np.flip(self._steps(values)[1:], 0), 0), 0)
+        return out
+
+    def _weighted(self, values: FloatArray) -> FloatArray:
+        """Sums of values (T, ...) times phi over all positions, (m, ...)."""
+        low, high = self._halves(values)
+        out = np.zeros((len(self.n), *values.shape[1:]))
+        out[:-1] += low
+        out[1:] += high
+        out[0] += values[0]
+        return out
+
+    @lru_cache(maxsize=8)  # noqa: B019
+    def rotated(self, d_head: int, base: float, fraction: float) -> FloatArray:
+        """Mean cosine of rotary angles between two different positions, over those that two nodes stand for, (m, m)."""
+        rotated = 2 * round(fraction * d_head / 2)
+        theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
+        angle = np.multiply.outer(np.arange(self.tokens), theta)
+        c, s = self._weighted(np.cos(angle)), self._weighted(np.sin(angle))
+        total = (c @ c.T + s @ s.T) / max(len(theta), 1)
+        share = rotated / d_head
+        own = self._equal
+        pairs = np.multiply.outer(self.weights, self.weights) - own
+        mean = np.divide(total - own, pairs, out=np.ones_like(total), where=pairs > 1e-6)
+        return np.asarray(1 - share + share * mean)
+
+    @cached_property
+    def _equal(self) -> FloatArray:
+        """sum over i of phi_a(i) phi_b(i)."""
+        m = len(self.n)
+        out = np.zeros((m, m))
+        lower, crossed = self._halves(1 - self._share)
+        _, upper = self._halves(self._share)
+        later = np.arange(1, m)
+        out[later - 1, later - 1] += lower
+        out[later, later] += upper
+        out[later, later - 1] = out[later - 1, later] = crossed
+        out[0, 0] += 1.0
+        return out
+
+    def split(self, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(what two tokens share, with its limit on the diagonal; what a token is by itself), (m, m) and (m,)."""
+        m = len(self.n)
+        return kernel[:m, m:], np.diagonal(kernel)[:m]
+
+    def joined(self, off: FloatArray, own: FloatArray) -> FloatArray:
+        """The kernel of both, (2 m, 2 m)."""
+        out = np.tile(off, (2, 2))
+        np.fill_diagonal(out, np.tile(own, 2))
+        return out
+
+    def sums(self, kernel: FloatArray) -> tuple[float, float]:
+        """(trace, sum over pairs of different positions) of the kernel of all positions."""
+        off, own = self.split(kernel)
+        w = self.weights
+        return float(w @ own), float(w @ off @ w - w @ np.diagonal(off))
+
+
+@lru_cache(maxsize=4)
+def grid_of(tokens: int) -> Grid:
+    """The grid of a sequence: the first 32 positions, and 96 or fewer by equal ratios."""
+    later = np.round(np.geomspace(_DENSE, tokens, _GEOMETRIC + 1)) - 1
+    return Grid(tokens, np.unique(np.concatenate([np.arange(_DENSE), later])).astype(np.int64))
+
+
+def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
+    """The grid on which a prediction is right to 0.5 %; None where every position has to be followed.
+
+    That is where sequences are short, real ids or patches enter position by position, attention is shaped, or a branch
+    reads or gives what no norm before it has divided.
+    """
+    a = p.architecture
+    known = inputs.kind == "patches" or (inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len)
+    usual = p.shaping.kind == "none" and a.positions != "alibi" and not (p.value_skip != 0).any()
+    normed = all(PLACEMENTS[code] in NORM_BEFORE for code in p.placement.tolist())
+    covered = a.kind == "decoder" and usual and normed and not known and a.seq_len > _SHORT
+    return grid_of(a.seq_len) if covered else None
+
+
+@dataclass(frozen=True)
+class GridAttention(TokenAttention):
+    """`TokenAttention`, causal and without value skips, on a grid: `kernel` is what two different tokens share.
+
+    Attributes:
+        grid: where they stand. own: the diagonal. turn: mean cosines of `Grid.rotated`, in the place of rho.
+    """
+
+    grid: Grid = field(kw_only=True)
+    own: FloatArray = field(kw_only=True)
+    turn: FloatArray | None = None
+
+    def forward(self) -> FloatArray:
+        """Kernel of the heads' output, (2 m, 2 m)."""
+        return self.gain**2 * self.grid.joined(*self._averaged())
+
+    def backward(self, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at the input, from the one at the heads' output; (2 m, 2 m) both."""
+        return self.gain**2 * held(self.grid.joined(*self._sent_back(*self.grid.split(gradient))))
+
+    @property
+    def _own(self) -> FloatArray:
+        return self.own
+
+    @property
+    def _turn(self) -> FloatArray | None:
+        return self.turn
+
+    @property
+    def _row_length(self) -> FloatArray:
+        return self.grid.n
+
+    def _sum_of_seen(self, values: FloatArray) -> FloatArray:
+        return np.asarray(np.einsum("ab,ab->a", self.grid.seen, values))
+
+    def _mean_over_keys(self, values: FloatArray) -> FloatArray:
+        return np.asarray(self.grid.seen @ values / self.grid.n)
+
+    def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
+        first = self.grid.by_power[0] if weight[0] else self.grid.by_pairs  # 1/n, or 1/(n (n - 1))
+        return np.asarray(first @ values)
+
+    def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
+        seen, n, e = self.grid.seen, self.grid.n, own - np.diagonal(shared)
+        averaged = seen @ shared
+        single = seen @ e  # at the shorter row
+        double = averaged @ seen.T + np.where(self._seen, single, single[:, None])
+        return (averaged + e) / n[:, None], double / np.multiply.outer(n, n)
+
+    def _different_queries(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
+        one, two, three = self.grid.by_power
+        e = self.own - np.diagonal(self.kernel)
+        apart = self.grid.seen @ self.kernel / self.grid.n[:, None]  # M S of keys that a row does not see
+        h = gradient * self._bracket_weight
+        met = np.diagonal(h)
+
+        def both(values: FloatArray) -> FloatArray:
+            """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
+            return one @ values @ one.T - self._of_longer(two @ np.diagonal(values))
+
+        over_second = h @ one.T
+        core = one @ over_second - self._of_longer(two @ met)
+        step = two @ (e * over_second - apart * met[:, None]) - np.multiply.outer(three @ met, e)
+        mixed = one @ (apart * over_second) + np.where(self._seen, step, np.diagonal(step))
+        rest = both(gradient) - mixed - mixed.T + both(h * self._double_mean)
+        return self.kernel * core + rest, self.own * np.diagonal(core) + np.diagonal(rest)
+
+    def _of_longer(self, per_row: FloatArray) -> FloatArray:
+        return np.where(self._seen, per_row[:, None], per_row)

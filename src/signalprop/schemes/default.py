@@ -1,0 +1,31 @@
+"""The parametrization of a network that is named without a scheme."""
+
+from __future__ import annotations
+
+from signalprop.data.batches import default_statistics
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
+from signalprop.schemes.base import scheme
+
+
+def default_scheme(architecture: Architecture) -> str:
+    """Name of the scheme of an architecture that is given without one."""
+    return "xavier"
+
+
+def parametrized(subject: str | Architecture | Parametrization, scheme_name: str | None = None) -> Parametrization:
+    """The parametrization of a preset, or of an architecture, by a scheme (default: `default_scheme`).
+
+    Args:
+        subject: a preset's name, an Architecture, or a Parametrization, which stays as it is.
+
+    Raises:
+        InputError: an unknown preset or scheme, or a scheme for a finished parametrization.
+    """
+    if isinstance(subject, Parametrization):
+        if scheme_name is not None:
+            raise InputError("a Parametrization already has its numbers; leave the scheme out, or give an Architecture")
+        return subject
+    a = Architecture.preset(subject) if isinstance(subject, str) else subject
+    return scheme(default_scheme(a) if scheme_name is None else scheme_name)(a, default_statistics(a))

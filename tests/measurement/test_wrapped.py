@@ -1,0 +1,118 @@
+"""Wrapped models are read as what is inside: the same numbers as of the bare model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from applied import vanilla
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.live_model import unwrapped
+from signalprop.attachment.parametrization_of import read_parametrization
+from signalprop.data import Batch, default_batch
+from signalprop.diagnosis.run import diagnose
+from signalprop.errors import InputError
+from signalprop.measurement import Probe, measure
+from signalprop.monitoring import SignalMonitor
+from signalprop.repair import apply, check
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*fan_in_fan_out:UserWarning")  # peft's
+
+
+def batch_for(model: nn.Module) -> Batch:
+    a = mapping_of(model).architecture
+    return default_batch(a if a.input == "patches" else a.replace(seq_len=12), batch_size=2)
+
+
+def adapted(model: nn.Module, conv: bool, **options: Any) -> nn.Module:
+    """A copy of the model with LoRA on all its linear layers."""
+    peft = pytest.importorskip("peft")
+    names = ["c_attn", "c_proj", "c_fc"] if conv else "all-linear"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        settings = peft.LoraConfig(target_modules=names, r=2, fan_in_fan_out=conv, **options)
+        wrapped: nn.Module = peft.get_peft_model(copy.deepcopy(model), settings).eval()
+    return wrapped
+
+
+def worst(one: Any, other: Any) -> float:
+    """Largest relative difference of two profiles' variances."""
+    pairs = [(one.forward, other.forward), (one.gradient, other.gradient)]
+    return max(float(np.max(abs(a[k].variance / b[k].variance - 1))) for a, b in pairs for k in a)
+
+
+class TestAdapters:
+    @pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "vit"])
+    def test_fresh_ones_change_no_number(self, family: str) -> None:
+        model = vanilla(family, 2).eval()
+        wrapped, batch = adapted(model, family == "gpt2"), batch_for(model)
+        assert worst(measure(wrapped, batch), measure(model, batch)) == 0
+        mine, theirs = read_parametrization(wrapped), read_parametrization(model)
+        assert all(np.array_equal(mine.weights[role], theirs.weights[role]) for role in theirs.weights)
+
+    def test_trained_ones_count_as_if_merged(self) -> None:
+        model = vanilla("gpt2", 2).eval()
+        wrapped = adapted(model, True, init_lora_weights=False)
+        merged = copy.deepcopy(wrapped).merge_and_unload()
+        batch = batch_for(model)
+        assert worst(measure(wrapped, batch), measure(merged, batch)) < 1e-4
+        assert worst(measure(wrapped, batch), measure(model, batch)) > 1e-3
+        mine, theirs = read_parametrization(wrapped), read_parametrization(merged)
+        for role in theirs.weights:
+            np.testing.assert_allclose(mine.weights[role], theirs.weights[role], rtol=1e-12)
+        assert not np.allclose(mine.weights["output"], read_parametrization(model).weights["output"], rtol=1e-6)
+
+    def test_training_is_watched_and_not_ended(self) -> None:
+        model = vanilla("llama", 2)
+        wrapped = adapted(model, False).train()
+        ids = torch.as_tensor(batch_for(model).tokens)
+        with SignalMonitor(wrapped, every=1, skip_first=0) as monitor, Probe(wrapped) as probe:
+            wrapped(input_ids=ids, labels=ids).loss.backward()
+            profile, numbers = probe.profile(), monitor.step()
+        bare = measure(model.train(), {"input_ids": ids, "labels": ids}, backward=False)
+        assert profile is not None and numbers is not None and not monitor.warnings
+        assert np.array_equal(profile.forward["stream_out"].variance, bare.forward["stream_out"].variance)
+        assert numbers["signal/layer_1/variance"] == bare.forward["stream_out"].variance[-1]
+        assert "signal/outside" in numbers
+
+    def test_diagnosed_and_checked_like_the_bare_model(self) -> None:
+        model = vanilla("llama", 2).eval()
+        wrapped, batch = adapted(model, False), batch_for(model)
+        mine, theirs = (diagnose(each, [batch], remove=0, cast=["int8"]) for each in (wrapped, model))
+        assert (mine.signal, mine.weights, mine.removal, mine.casts) == (
+            theirs.signal, theirs.weights, theirs.removal, theirs.casts
+        )  # fmt: skip
+        rows, bare = (check(each, "huggingface").rows for each in (wrapped, model))
+        assert [(row.name, row.measured, row.verdict) for row in rows] == [
+            (r.name, r.measured, r.verdict) for r in bare
+        ]
+
+    def test_no_scheme_is_put_on_them(self) -> None:
+        wrapped = adapted(vanilla("llama", 2), False)
+        before = copy.deepcopy(wrapped.state_dict())
+        with pytest.raises(InputError, match=r"adapters .*apply the scheme to the plain model"):
+            apply(wrapped, "lns")
+        assert all(torch.equal(value, before[name]) for name, value in wrapped.state_dict().items())
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(model)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    made: nn.Module = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize("wrap", [compiled, lambda m: data_parallel(compiled(adapted(m, False)))])
+def test_the_module_inside_is_measured(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = vanilla("llama", 2).eval()
+    wrapped, batch = wrap(model), batch_for(model)
+    assert type(unwrapped(wrapped)) is type(model)
+    assert worst(measure(wrapped, batch), measure(model, batch)) == 0
