@@ -108,6 +108,7 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
     """`signalprop.measure` against plain hooks. `norms` receives the norms that read the stream, with their layers."""
     names = {module: name for name, module in model.named_modules()}
     oracle = boundaries(model, inputs)
+    mapping = attach(model, None, inputs).mapping
     torch.manual_seed(0)
     profile = sp.measure(model, inputs, loss=projected)
     rows = layout(profile.architecture)
@@ -141,9 +142,16 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
             ours = gradient["stream_in"].variance[first] * profile.gradient_scale
             backward.append(apart(ours[there], np.array(layers.gradients)[there]))
         for layer, inside in enumerate(layers.norms if len(layers.norms) == len(first) else []):
-            streams = [forward["stream_in"].variance[i] for i in stack if rows.layer[i] == layer]
+            reading = [i for i in stack if rows.layer[i] == layer and mapping.sublayers[i].norm is not None]
+            streams = [forward["stream_in"].variance[i] for i in reading]
             near = [[apart([stream], [value]) for stream in streams] for _, value in inside]
-            norms.update({names[norm]: layer for (norm, _), row in zip(inside, near, strict=True) if min(row) < NEAR})
+            norms.update(
+                {
+                    names[norm]: layer
+                    for (norm, _), row in zip(inside, near, strict=True)
+                    if min(row, default=1.0) < NEAR
+                }
+            )
             if inside and not post:
                 inner += [min(column) for column in zip(*near, strict=True)]
     return {

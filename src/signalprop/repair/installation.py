@@ -340,7 +340,7 @@ class _Surgeon:
     ) -> None:
         """Splice a rewired carrier, with its parameters on the device and in the type of its weights."""
         p, a = self.table, self.table.architecture
-        like = next(carrier.parameters())
+        like = next(carrier.parameters(), next(self.attached.model.parameters()))
         splice(
             carrier, Rewired, stream=stream, placed=placed, gauge=row.scale, dropout_p=dropout_p, post_norm=post_norm,
             point=nn.Identity(), after=nn.Identity(),
