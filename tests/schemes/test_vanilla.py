@@ -10,6 +10,7 @@ import pytest
 
 from signalprop import read_parametrization
 from signalprop.errors import InputError
+from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
@@ -230,7 +231,11 @@ def test_transformers_draws_what_the_table_says(case: str) -> None:
     transformers = pytest.importorskip("transformers")
     config_class, fields, model_class = HF[case]
     torch.manual_seed(0)
-    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**fields))
+    config = getattr(transformers, config_class)(**fields)
+    drawn_by = find(config.model_type).initialisation  # type: ignore[union-attr]
+    assert getattr(config, drawn_by.setting) == drawn_by.usual
+    setattr(config, drawn_by.setting, 3 * drawn_by.usual)
+    model = getattr(transformers, model_class)(config)
     wanted = scheme("huggingface")(Architecture.from_hf(model))
     found = read_parametrization(model)
     sizes = {role: column.size for role, column in found.weights.items()}
@@ -256,6 +261,13 @@ def test_transformers_draws_what_the_table_says(case: str) -> None:
     assert abs(found.head.weight / wanted.head.weight - 1) < 4.5 / math.sqrt(2 * 2 * 96)
     assert (found.head.transform > 0) == (wanted.head.transform > 0)
     assert found.head.scale == pytest.approx(wanted.head.scale)
+
+
+@pytest.mark.parametrize("value", ["wide", True, -0.02, float("inf")])
+def test_a_standard_deviation_that_is_none(value: Any) -> None:
+    with pytest.raises(InputError, match=r"initializer_range is .*; expected a positive number, as 0.02"):
+        Architecture.from_hf({"model_type": "llama", "initializer_range": value})
+    assert Architecture.from_hf({"model_type": "llama", "initializer_range": 0}).init_scale == 1  # as transformers does
 
 
 def test_a_family_that_is_not_known() -> None:

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from signalprop.network.architecture import Architecture
+from signalprop.schemes import scheme
+from signalprop.sublayers.attention.moments import of as moments_of
 from signalprop.theory import attention
 
 Matrix = NDArray[np.float64]
@@ -344,3 +347,19 @@ def test_fast_enough_for_deep_networks_and_sweeps() -> None:
     start = time.process_time()
     attention.backward(r, 0.2, 1.0, 256, 512, 64, 0.1)
     assert time.process_time() - start < 0.03
+
+
+@pytest.mark.parametrize("second", [0.0, 1e-3, 0.1, 10.0])
+def test_what_qk_norm_adds_to_its_divisor_makes_scores_smaller(second: float) -> None:
+    """Against random queries and keys through RMSNorm with an epsilon of the order of their variance."""
+    a = Architecture(kind="decoder", n_layers=1, d_model=64, n_heads=1, seq_len=8, qk_norm=True, norm_eps=1e-2)
+    p = scheme("xavier")(a)
+    made = moments_of(p, int(p.stack[0]))
+    found, _ = made.scores(made.at(0), second, second)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 200, 64)) * np.sqrt(second)
+    weights = [rng.normal(size=(64, 64)) * p.weights[role][0] for role in ("query", "key")]
+    q, k = (y @ w for y, w in zip(x, weights, strict=True))
+    q, k = (y / np.sqrt(np.mean(y**2, axis=1, keepdims=True) + 1e-2) for y in (q, k))
+    scores = q @ k.T * a.d_head**-0.5
+    assert float(np.asarray(found)) == pytest.approx(scores.var(), rel=0.06, abs=1e-12)

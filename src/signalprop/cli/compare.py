@@ -37,7 +37,7 @@ def compare(
         str | None,
         typer.Option(
             "--scheme",
-            help="Initialisation (default: xavier); of a directory also as-is (its default).",
+            help="Initialisation (default: as predict); of a directory also as-is (its default).",
         ),
     ] = None,
     option: opt.SchemeOption = None,
@@ -106,6 +106,7 @@ def compare(
         )  # fmt: skip
 
     def show() -> None:
+        output.echo_heading(findings.headline(result.predicted))
         output.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo()
         output.echo(tables.agreement_table(result))

@@ -89,6 +89,10 @@ def diagnose(
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to stand beside.")
     ] = None,
+    weights_only: Annotated[
+        bool,
+        typer.Option("--weights-only", help="Statistics of the weights in the files, of any size; nothing is run."),
+    ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")
@@ -114,6 +118,13 @@ def diagnose(
     Example:
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
+    if weights_only:
+        running = {
+            "--data": data, "--remove": remove, "--greedy": greedy, "--cast": cast, "--task": task, "--expect": expect,
+            "--prune": prune, "--save": save, "--resume": resume, "--plot": plot, "--report": report,
+        }  # fmt: skip
+        _weights(model, against, json_file, [name for name, value in running.items() if value])
+        return
     from signalprop.diagnosis.result import Diagnosis
     from signalprop.errors import InputError
     from signalprop.report import diagnosis_tables
@@ -169,6 +180,20 @@ def diagnose(
     )
     if kept is not None:
         kept.discard()
+
+
+def _weights(model: str, against: str | None, json_file: str | None, running: list[str]) -> None:
+    """`--weights-only`."""
+    from signalprop.diagnosis.stored_weights import read_weights
+    from signalprop.errors import InputError
+    from signalprop.report.weight_tables import weights_text
+
+    if running:
+        raise InputError(f"--weights-only runs nothing and has no picture or page; leave out {', '.join(running)}")
+    output.check_outputs(json_file)
+    with output.progress("weights (MB)") as step:
+        found = read_weights(model, against, step)
+    output.deliver(json_file, found.to_json, lambda: output.echo(weights_text(found)))
 
 
 class _Asked(NamedTuple):

@@ -33,7 +33,7 @@ def measure(
     assignments: opt.Set = None,
     scheme: Annotated[
         str | None,
-        typer.Option("--scheme", help="Initialisation of an ARCH, see `signalprop schemes` (default: xavier)."),
+        typer.Option("--scheme", help="Initialisation of an ARCH, see `signalprop schemes` (default: as predict)."),
     ] = None,
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
@@ -105,10 +105,11 @@ def measure(
             profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
             step(k + 1, seeds)
     profile = average(profiles)
-    profile = replace(profile, notes=(*profile.notes, *notes))
+    profile = replace(profile, reads=read, notes=(*profile.notes, *notes))
 
     def show() -> None:
+        output.echo_heading(findings.headline(profile))
         output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo_findings([*findings.summary(profile), f"{'read':<20}{read}"], findings.warnings(profile))
+        output.echo_findings(findings.summary(profile), findings.warnings(profile))
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))

@@ -41,7 +41,8 @@ SchemeName = Annotated[
     str | None,
     typer.Option(
         "--scheme",
-        help="Initialisation, see `signalprop schemes` (default: xavier; of a Hugging Face directory: huggingface).",
+        help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
+        "for what has none, as tgs).",
     ),
 ]
 SchemeOption = Annotated[
@@ -187,10 +188,8 @@ def parametrization(
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
-    if scheme_name is None:
-        own = is_directory(source) or "model_type" in (data or {})
-        scheme_name = "huggingface" if own else default_scheme(architecture)
-    return _scaled(scheme(scheme_name, **options)(architecture, default_statistics(architecture)), qk_scale)
+    made_by = scheme(scheme_name or default_scheme(architecture), **options)
+    return _scaled(made_by(architecture, default_statistics(architecture)), qk_scale)
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:

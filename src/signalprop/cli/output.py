@@ -167,6 +167,12 @@ def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
         print(f"report: {file.path}", file=sys.stderr)
 
 
+def echo_heading(lines: list[str]) -> None:
+    """Print what stands over a table: what the result is of."""
+    for line in [*lines, ""]:
+        echo(line)
+
+
 def echo_findings(lines: list[str], warnings: list[str]) -> None:
     """Print what stands under a table: numbers and warnings."""
     echo()

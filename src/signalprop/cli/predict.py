@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +50,7 @@ def predict(
     Example:
       signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
     """
-    from signalprop.data.batches import default_batch
+    from signalprop.data.batches import default_batch, default_statistics
     from signalprop.prediction import check_fidelity
     from signalprop.prediction import predict as predicted
     from signalprop.report import findings, tables
@@ -65,11 +66,14 @@ def predict(
     if text is not None:
         inputs = default_batch(p.architecture, text=text, batch_size=batch_size, seed=seed).statistics(p.architecture)
     if chosen == "simulate":
-        profile = _simulated(p, inputs, seeds, seed, batch_size, not no_gradient, opt.usable(device))
+        given = inputs or default_statistics(p.architecture)
+        profile = _simulated(p, given, seeds, seed, batch_size, not no_gradient, opt.usable(device))
+        profile = replace(profile, reads=given.source)
     else:
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     def show() -> None:
+        output.echo_heading(findings.headline(profile))
         output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
         output.echo_findings(findings.summary(profile), findings.warnings(profile))
 
@@ -78,7 +82,7 @@ def predict(
 
 def _simulated(
     p: Parametrization,
-    inputs: InputStatistics | None,
+    inputs: InputStatistics,
     seeds: int,
     seed: int,
     batch_size: int,
@@ -86,11 +90,9 @@ def _simulated(
     device: str,
 ) -> Profile:
     """As `signalprop.prediction.predict` at fidelity simulate, with all that simulations have to choose."""
-    from signalprop.data.batches import default_statistics
     from signalprop.measurement.simulation import simulate
 
     with output.progress("simulating") as step:
         return simulate(
-            p, inputs or default_statistics(p.architecture), n_seeds=seeds, seed=seed, backward=backward,
-            batch_size=batch_size, device=device, progress=step,
+            p, inputs, n_seeds=seeds, seed=seed, backward=backward, batch_size=batch_size, device=device, progress=step,
         )  # fmt: skip

@@ -40,7 +40,7 @@ class Batch:
             a feature extractor gives them. One of the three; the others are None.
         targets: ids that the loss asks for, -1 where a position carries none; class ids (batch,) with a class head,
             which reads the first position.
-        segments: segment ids, or None.
+        segments: segment ids; None: all tokens are in one segment, as models take it.
         keep: True at real tokens, False at padding; None: no padding. Frames have none.
         decoder_tokens: the decoder's input in an encoder-decoder; targets then belong to the decoder.
         source: where it comes from.
@@ -87,9 +87,10 @@ class Batch:
             base = from_patches(np.asarray(self.patches), source=self.source)
             return _class_loss(base, architecture.seq_len) if self.targets.ndim == 1 else base
         ids = self.tokens if self.keep is None else np.where(self.keep, self.tokens, -1)
+        segments = np.zeros_like(ids) if self.segments is None else self.segments  # as a model takes them to be
         if self.decoder_tokens is None:
-            return self._with_targets(ids, self.segments)
-        encoder = from_tokens(ids, segments=self.segments, source=self.source)
+            return self._with_targets(ids, segments)
+        encoder = from_tokens(ids, segments=segments, source=self.source)
         return replace(encoder, decoder=self._with_targets(self.decoder_tokens, None))
 
     def _with_targets(self, ids: IntArray, segments: IntArray | None) -> InputStatistics:

@@ -86,6 +86,6 @@ FAMILY = Family(
     },
     fields=fields,
     paths=(PATHS,),
-    initialisation=normal(),
+    initialisation=normal(setting="init_std"),
     position_offset=2,
 )  # fmt: skip

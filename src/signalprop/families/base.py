@@ -5,10 +5,12 @@ Nothing here or in a family's file imports torch: a description is read and pred
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from signalprop.errors import InputError
 from signalprop.families._complete import check_complete
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
@@ -98,16 +100,30 @@ class Initialisation:
         weights: standard deviation of every role, of an Architecture.
         tables: of embeddings, convolutions and an own head.
         positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
+        setting: the number of a configuration to which all of these are proportional. usual: its default.
     """
 
     weights: Callable[[Architecture], Mapping[str, float]]
     tables: float = 0.02
     positions: float | None = None
+    setting: str = "initializer_range"
+    usual: float = 0.02
+
+    def scale(self, config: Config) -> float:
+        """The `setting` of a configuration over its default; as in transformers, 0 and none are the default.
+
+        Raises:
+            InputError: not a positive number.
+        """
+        value = config.get(self.setting) or self.usual
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise InputError(f"{self.setting} is {value!r:.40}; expected a positive number, as {self.usual:g}")
+        return value / self.usual
 
 
-def normal(std: float = 0.02) -> Initialisation:
-    """The same standard deviation everywhere."""
-    return Initialisation(lambda architecture: dict.fromkeys(ROLES, std), std)
+def normal(std: float = 0.02, **changes: Any) -> Initialisation:
+    """The same standard deviation everywhere, and other fields of the Initialisation (`changes`)."""
+    return Initialisation(lambda architecture: dict.fromkeys(ROLES, std), std, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

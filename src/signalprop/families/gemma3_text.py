@@ -33,6 +33,7 @@ def fields(c: Config) -> dict[str, Any]:
         "embedding_scale": c["hidden_size"] ** 0.5, "attention_scale": c["query_pre_attn_scalar"] ** -0.5,
         "rotary_base": base,
         "seq_len": min(c["max_position_embeddings"], c["sliding_window"]) if local else c["max_position_embeddings"],
+        "window": c["sliding_window"] if local and c["sliding_window"] < c["max_position_embeddings"] else None,
     }  # fmt: skip
 
 

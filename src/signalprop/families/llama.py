@@ -26,7 +26,8 @@ def decoder(c: Config) -> dict[str, Any]:
         "d_head": c.get("head_dim"), "d_ff": c["intermediate_size"], "gated": True,
         "activation": activation_name(c["hidden_act"]), "norm": "rmsnorm", "norm_placement": "pre", "norm_bias": False,
         "norm_eps": c["rms_norm_eps"], "positions": "rotary", "rotary_base": rotary(c, "rope_theta", 10_000.0),
-        "vocab_size": c["vocab_size"], "seq_len": min(length, window) if window else length, "dropout": 0.0,
+        "vocab_size": c["vocab_size"], "seq_len": min(length, window) if window else length,
+        "window": window if window and window < length else None, "dropout": 0.0,
         "attention_dropout": c["attention_dropout"], "bias": bool(c["attention_bias"]),
         "qkv_bias": bool(c["attention_bias"]), "tied_embeddings": c["tie_word_embeddings"],
     }  # fmt: skip

@@ -47,6 +47,6 @@ FAMILY = Family(
             classifiers=("score",),
         ),
     ),
-    initialisation=normal(),
+    initialisation=normal(setting="init_std"),
     position_offset=2,
 )  # fmt: skip

@@ -47,7 +47,7 @@ def read(source: Any, **changes: Any) -> Architecture:
         if isinstance(error, InputError):
             raise
         raise InputError(f"this {name} config cannot be read: {type(error).__name__} {error}") from None
-    fields["family"] = name
+    fields |= {"family": name, "init_scale": family.initialisation.scale(config)}
     if fields["kind"] == "encoder-decoder" and class_name.endswith(("ForCausalLM", "ForAudioClassification")):
         raise InputError(f"{class_name} is one stack of an encoder-decoder by itself; it is not supported")
     fields.update(_head(config, class_name, family))

@@ -44,5 +44,5 @@ FAMILY = Family(
             padding="attention_mask",
         ),
     ),
-    initialisation=normal(),
+    initialisation=normal(setting="init_std"),
 )  # fmt: skip

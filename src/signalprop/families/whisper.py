@@ -42,6 +42,6 @@ FAMILY = Family(
     },
     fields=fields,
     paths=(PATHS,),
-    initialisation=normal(),
+    initialisation=normal(setting="init_std"),
     key_bias=False,
 )  # fmt: skip

@@ -108,7 +108,8 @@ def measure(
                 recorder = passed(FIRST)
                 note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
-    return replace(found, notes=(*found.notes, note)) if note else found
+    read = batch.source if isinstance(batch, Batch) else ""
+    return replace(found, reads=read, notes=(*found.notes, *([note] if note else [])))
 
 
 def _turn(model: nn.Module) -> threading.RLock:

@@ -68,13 +68,16 @@ class Architecture(Value):
             d_model, which the last one has). conv_activation: after each convolution; `glu` gates half of its outputs
             with the other half.
         vocab_size, seq_len: rows of the token table; tokens that the model reads. target_len: of the decoder
-            of an encoder-decoder (default: seq_len).
+            of an encoder-decoder (default: seq_len). window: tokens that some layer's attention sees at most;
+            predictions have none, and say so where seq_len is larger.
         dropout: on every branch output; attention_dropout (on attention weights), embedding_dropout: default: dropout.
         bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
         tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
         head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
             behind a head_transform, where linear maps have biases.
-        family: model_type of Hugging Face, where it came from there.
+        family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
+            standard deviations drawn (initializer_range, init_std, initializer_factor) over the family's default; read
+            by scheme `huggingface` alone.
     """
 
     kind: Kind = "encoder"
@@ -115,6 +118,7 @@ class Architecture(Value):
     conv_activation: str = "gelu"
     seq_len: int = Field(512, ge=1, le=_LONGEST)
     target_len: int | None = Field(None, ge=1, le=_LONGEST)
+    window: int | None = Field(None, ge=1, le=_LONGEST)
     dropout: float = Field(0.0, ge=0, lt=1)
     attention_dropout: float | None = Field(None, ge=0, lt=1)
     embedding_dropout: float | None = Field(None, ge=0, lt=1)
@@ -127,6 +131,7 @@ class Architecture(Value):
     head_transform: bool = False
     head_bias: bool | None = None
     family: str | None = None
+    init_scale: float = Field(1.0, ge=1e-30, le=1e30)
 
     @model_validator(mode="before")
     @classmethod

@@ -161,7 +161,7 @@ def segment_correlation(length: int | None = None) -> float:
 def zipf(vocab_size: int, *, loss_fraction: float = 1.0) -> InputStatistics:
     """Statistics of text without any text: tokens and targets by Zipf's law."""
     r = zipf_token_correlation(vocab_size)
-    source = f"Zipf's law, {vocab_size} tokens"
+    source = f"Zipf's law, {vocab_size} words"
     return InputStatistics(token_correlation=r, target_correlation=r, loss_fraction=loss_fraction, source=source)
 
 

@@ -1,8 +1,16 @@
-"""What a profile means in plain words: a summary, and warnings where a threshold is passed."""
+"""What a profile means in plain words: a summary, and warnings where a threshold is passed.
+
+The bounds are held against models that are known to train, at their own initialisation: `known_good.json`, written by
+`python -m benchmarks.known_good`; none of them gets a warning. Rules for trained models: `diagnosis/verdict.py`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,15 +18,25 @@ from signalprop.errors import InputError
 from signalprop.report.tables import agreement_table, variance
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
-from signalprop.results.text import network_in_words, number
+from signalprop.results.text import network_in_words, number, percent, tokens_in_words
 
 # A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one
-# learning rate serves (the papers' deep vanilla models that fail to train are at 10^2 and beyond in variance).
+# learning rate serves, unless small embeddings make it: where the stream grows from next to nothing, the first norms
+# multiply the gradient by as much. Known good: up to 77 beside the stream's growth (Llama), down to 1/33 (BART).
 GRADIENT_RATIO = 100.0
+# The same over the upper half, where embeddings count no more. Known good: 0.32 (BERT large) to 4.1 (Llama).
+UPPER_RATIO = 10.0
 # Tokens that share 95 % of their variance carry one twentieth of it as differences: attention hardly tells them apart.
+# Known good: up to 0.79 (T5).
 RANK_COLLAPSE = 0.95
-# The stream's variance at the top over that at the bottom, from which a late unit branch changes it by under 1 %.
-STREAM_GROWTH = 100.0
+# In training, tokens share more: what the model has learnt of frequencies, first of all, which takes the first steps.
+TRAINED_COLLAPSE, FIRST_STEPS = 0.98, 200
+# The stream's growth from which it is told, where the last layer also adds less than this share, or the upper half
+# grows by UPPER_RATIO. Known good: 2.2 % (GPT-2 XL), and 2.1.
+STREAM_GROWTH, LATE_SHARE = 100.0, 0.01
+# A bound passed by less than this factor is passed narrowly.
+NARROW = 3.0
+PAGE = "docs/will-it-train.md#"
 FP16_MAX = 65504.0
 # Of 10^9 normal numbers the largest is expected at 6 standard deviations.
 LARGEST_IN_STDS = 6.0
@@ -33,11 +51,19 @@ def described(result: Profile | Comparison) -> str:
     profile = result.predicted if isinstance(result, Comparison) else result
     if profile.forward["stream_out"].variance.ndim > 1:
         raise InputError("a summary needs a single profile, this is a sweep; select one of its members")
-    lines = [f"{'network':<20}{network_in_words(profile.architecture)}", f"{'scheme':<20}{profile.scheme}"]
-    lines += [*summary(profile), *(f"{'warning':<20}{line}" for line in warnings(profile))]
+    lines = [*headline(profile), *summary(profile), *(f"{'warning':<20}{line}" for line in warnings(profile))]
     if isinstance(result, Comparison):
         lines += ["", agreement_table(result)]
     return "\n".join(lines)
+
+
+def headline(profile: Profile) -> list[str]:
+    """What a profile is of: lines with the network, its scheme and what it reads."""
+    return [
+        f"{'network':<20}{network_in_words(profile.architecture)}",
+        f"{'scheme':<20}{profile.scheme}",
+        f"{'input':<20}{profile.reads or 'not recorded'}, {tokens_in_words(profile.architecture)}",
+    ]
 
 
 def summary(profile: Profile) -> list[str]:
@@ -52,6 +78,7 @@ def summary(profile: Profile) -> list[str]:
     ]
     if profile.gradient is not None:
         lines.append(f"gradient ratio      {variance(profile.gradient['stream_in'], 0)} (first over last, variance)")
+        lines += as_known(profile)
     sensitivity = profile.sensitivity()
     lines.append(
         f"sensitivity         mean {number(sensitivity['mean'])}, median {number(sensitivity['median'])} "
@@ -60,43 +87,172 @@ def summary(profile: Profile) -> list[str]:
     return lines + [f"note                {note}" for note in profile.notes]
 
 
-def warnings(profile: Profile) -> list[str]:
-    """One sentence per threshold passed; empty for a healthy signal."""
-    found = []
-    if profile.gradient is not None:
-        series = profile.gradient["stream_in"]
-        ratio, shown = float(series.log_variance[0]), variance(series, 0)
-        if ratio < -math.log(GRADIENT_RATIO):
-            found.append(
-                f"the gradient vanishes: its variance at the first sublayer is {shown} of that at the last "
-                f"(below 1/{GRADIENT_RATIO:g})"
+class Warned(NamedTuple):
+    """One warning: what (and a short name of it), how sure, what to do, and the page that explains it."""
+
+    kind: str
+    text: str
+    sure: str
+    advice: str
+    page: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}; {self.sure}; {self.advice} ({PAGE}{self.page})"
+
+
+class Halves(NamedTuple):
+    """ln of the gradient's ratio over the lower and the upper half of the sublayers, and of the stream's growth."""
+
+    lower: float
+    upper: float
+    lower_growth: float
+    upper_growth: float
+
+    @property
+    def excess(self) -> float:
+        """ln of what the lower half does to the gradient beside what the growth of the stream does."""
+        return self.lower - max(self.lower_growth, 0.0)
+
+
+def halves(profile: Profile) -> Halves:
+    """How the gradient and the stream change over the two halves.
+
+    Of an encoder-decoder all is `lower`, and growth does not count. Without a gradient its ratios are NaN.
+    """
+    stream, n = profile.forward["stream_in"].log_variance, profile.n_sublayers
+    top = float(profile.forward["stream_out"].log_variance[-1])
+    logs = np.full(n, np.nan) if profile.gradient is None else profile.gradient["stream_in"].log_variance
+    if profile.architecture.kind == "encoder-decoder":
+        return Halves(float(logs[0]), 0.0, 0.0, 0.0)
+    middle = n // 2
+    lower, upper = float(logs[0] - logs[middle]), float(logs[middle])
+    return Halves(lower, upper, float(stream[middle] - stream[0]), top - float(stream[middle]))
+
+
+@cache
+def known_good() -> dict[str, dict[str, Any]]:
+    """By name: gradient ratio, its parts, and what else the rules read, of models that are known to train."""
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known_good.json").read_text("utf-8"))
+    return found
+
+
+def as_known(profile: Profile) -> list[str]:
+    """A line on a gradient that is far from even, but no farther than in models that are known to train."""
+    if profile.gradient is None or _gradient(profile):
+        return []
+    total, parts = float(profile.gradient["stream_in"].log_variance[0]), halves(profile)
+    if total <= math.log(GRADIENT_RATIO):
+        return []
+    apart = {name: abs(math.log(row["gradient_ratio"]) - total) for name, row in known_good().items()}
+    near = sorted(apart, key=lambda name: apart[name])[:2]
+    near = [name for name in near if name == near[0] or apart[name] < math.log(10)]
+    names = " and ".join(f"{name} ({number(known_good()[name]['gradient_ratio'])})" for name in near)
+    return [
+        f"{'':<20}as in {names}, which train: {number(math.exp(parts.lower))} in the lower half of the layers, where "
+        f"the stream grows {number(math.exp(parts.lower_growth))}-fold, {number(math.exp(parts.upper))} in the upper "
+        f"half ({PAGE}models-that-are-known-to-train)"
+    ]
+
+
+def _sure(profile: Profile, beyond: float) -> str:
+    """How sure a warning is, of a bound that is passed by a factor e^beyond."""
+    margin = "narrow, within a factor of 3 of the bound" if beyond < math.log(NARROW) else "clear"
+    return f"{margin}, of one network" if profile.n_seeds == 1 else margin
+
+
+def warnings(profile: Profile, step: int | None = None) -> list[str]:
+    """One line per threshold passed: what, how sure, what to do, and a page; empty for a healthy signal.
+
+    Args:
+        step: of training, where it is not a network at its start.
+    """
+    return [str(item) for rule in (_gradient, _growth) for item in rule(profile)] + [
+        str(item) for item in (*_collapse(profile, step), *_overflow(profile))
+    ]
+
+
+def _gradient(profile: Profile) -> list[Warned]:
+    if profile.gradient is None:
+        return []
+    series, parts = profile.gradient["stream_in"], halves(profile)
+    ratio, shown, bound = float(series.log_variance[0]), variance(series, 0), math.log(GRADIENT_RATIO)
+    if ratio < -bound:
+        return [
+            Warned(
+                "the gradient vanishes",
+                f"its variance at the first sublayer is {shown} of that at the last (below 1/{GRADIENT_RATIO:g})",
+                _sure(profile, -ratio - bound),
+                "try pre-norm, deepscalelm or deepnorm",
+                "what-would-cure-it",
             )
-        elif ratio > math.log(GRADIENT_RATIO):
-            found.append(
-                f"the gradient explodes: its variance at the first sublayer is {shown} times that at the last "
-                f"(above {GRADIENT_RATIO:g})"
-            )
-    stream, branch = profile.forward["stream_out"], profile.forward["branch"]
-    collapsed = np.flatnonzero(stream.token_correlation > RANK_COLLAPSE)
-    if collapsed.size:
-        found.append(
-            f"rank collapse: from sublayer {int(collapsed[0])} on tokens correlate above {RANK_COLLAPSE:g} "
-            f"({float(stream.token_correlation[collapsed].max()):.4f} at most)"
-            if collapsed[-1] == profile.n_sublayers - 1
-            else f"rank collapse: {collapsed.size} of {profile.n_sublayers} sublayers are above {RANK_COLLAPSE:g}"
+        ]
+    beyond = max(parts.excess - bound, parts.upper - math.log(UPPER_RATIO))
+    if beyond <= 0:
+        return []
+    more = f"{number(math.exp(min(parts.upper, 700)))} over the upper half of the layers, in known models 4 at most"
+    if parts.excess > bound:
+        more = f"above {GRADIENT_RATIO:g}, the stream's growth apart"
+    return [
+        Warned(
+            "the gradient explodes",
+            f"its variance at the first sublayer is {shown} times that at the last ({more})",
+            _sure(profile, beyond),
+            "try smaller queries and keys, a norm before every branch, or deepscalelm",
+            "what-would-cure-it",
         )
+    ]
+
+
+def _growth(profile: Profile) -> list[Warned]:
+    stream = profile.forward["stream_out"]
     growth = float(stream.log_variance[-1] - profile.forward["stream_in"].log_variance[0])
-    if math.isfinite(growth) and growth > math.log(STREAM_GROWTH):
-        found.append(
-            f"the stream grows: its variance at the top is {number(math.exp(min(growth, 700)))} times that at the "
-            f"bottom (above {STREAM_GROWTH:g}); late layers change it little"
+    if not math.isfinite(growth) or growth <= math.log(STREAM_GROWTH):
+        return []
+    upper, share = halves(profile).upper_growth, float(profile.layer_sensitivities[-1])
+    if share < LATE_SHARE:
+        more, beyond = f"the last layer adds {percent(share)} to it", math.log(LATE_SHARE / max(share, 1e-300))
+    elif upper > math.log(UPPER_RATIO):
+        more, beyond = f"by {number(math.exp(min(upper, 700)))} in the upper half", upper - math.log(UPPER_RATIO)
+    else:
+        return []
+    return [
+        Warned(
+            "the stream grows",
+            f"its variance at the top is {number(math.exp(min(growth, 700)))} times that at the bottom; {more}",
+            _sure(profile, beyond),
+            "try deepscalelm, gpt2 or lns",
+            "what-would-cure-it",
         )
+    ]
+
+
+def _collapse(profile: Profile, step: int | None) -> list[Warned]:
+    if step is not None and step < FIRST_STEPS:
+        return []
+    bound = RANK_COLLAPSE if step is None else TRAINED_COLLAPSE
+    r = profile.forward["stream_out"].token_correlation
+    above = np.flatnonzero(r > bound)
+    if not above.size:
+        return []
+    where = (
+        f"from sublayer {int(above[0])} on tokens correlate above {bound:g} ({float(r[above].max()):.4f} at most)"
+        if above[-1] == profile.n_sublayers - 1
+        else f"{above.size} of {profile.n_sublayers} sublayers are above {bound:g}"
+    )
+    left = (1 - float(r[above].max())) / (1 - bound)
+    sure = _sure(profile, math.inf if left <= 0 else -math.log(left))
+    advice = "try multipliers on the branches that fall with depth (deepscalelm), or e-spa without skips"
+    return [Warned("rank collapse", where, sure, advice, "what-would-cure-it")]
+
+
+def _overflow(profile: Profile) -> list[Warned]:
     limit = 2 * math.log(FP16_MAX / LARGEST_IN_STDS)
-    for name, series in (("stream", stream), ("branch", branch)):
-        over = np.flatnonzero(series.log_variance > limit)
+    found = []
+    for name in ("stream", "branch"):
+        logs = profile.forward["stream_out" if name == "stream" else name].log_variance
+        over = np.flatnonzero(logs > limit)
         if over.size:
-            found.append(
-                f"fp16 overflow: at sublayer {int(over[0])} {LARGEST_IN_STDS:g} standard deviations of the {name} pass "
-                f"{FP16_MAX:g}; use bf16 or fp32"
-            )
+            text = f"at sublayer {int(over[0])} {LARGEST_IN_STDS:g} standard deviations of the {name} pass {FP16_MAX:g}"
+            sure = _sure(profile, float(logs[over].max()) - limit)
+            found.append(Warned("fp16 overflow", text, sure, "use bf16 or fp32", "the-four-numbers"))
     return found

@@ -209,7 +209,7 @@ class Profile(Document, Shown):
     Attributes:
         source: `theory`, `measured` (hooks on a live model) or `simulated` (random-weight networks).
         fidelity: which reading made it: `moments`, `kernel`, `simulate`, or `model`.
-        architecture, scheme: what it describes.
+        architecture, scheme: what it describes. reads: what is read there, in words; "" where that is not known.
         input: statistics of the stream that enters the first sublayer: mean, variance, token_correlation.
         forward: Series by probe point (`stream_in`, `branch`, `stream_out`).
         gradient: likewise, relative to the variance at the last sublayer's stream_out (of the last stack); None
@@ -230,6 +230,7 @@ class Profile(Document, Shown):
     fidelity: str = "moments"
     n_seeds: int | None = None
     notes: tuple[str, ...] = ()
+    reads: str = ""
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -321,11 +322,12 @@ class Profile(Document, Shown):
     def _header(self) -> dict[str, Any]:
         """Everything but the series, JSON-ready."""
         return {
-            "source": self.source,
-            "fidelity": self.fidelity,
             "architecture": self.architecture.model_dump(mode="json", exclude_defaults=True),
             "scheme": self.scheme,
+            "reads": self.reads,
             "input": dict(self.input),
+            "source": self.source,
+            "fidelity": self.fidelity,
             "gradient_scale": self.gradient_scale,
             "n_seeds": self.n_seeds,
             "notes": list(self.notes),
@@ -404,6 +406,7 @@ class _Header(Value):
     fidelity: str = "moments"
     architecture: Architecture
     scheme: str
+    reads: str = ""
     input: dict[str, float]
     gradient_scale: float | None = None
     n_seeds: int | None = None

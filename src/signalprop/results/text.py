@@ -39,6 +39,12 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.2f} %" if value < 10 else f"{100 * value:.3g} %"
 
 
+def tokens_in_words(architecture: Architecture) -> str:
+    """`128 tokens per sequence`, of an encoder-decoder `128 + 64 tokens per sequence`."""
+    a = architecture
+    return f"{a.seq_len:,}{f' + {a.target_len:,}' if a.target_len else ''} tokens per sequence"
+
+
 def network_in_words(architecture: Architecture) -> str:
     """`gpt2 decoder, 12 layers, d_model 768, pre-norm, gelu_tanh`."""
     a = architecture

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
+from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes.base import scheme
 
 
 def default_scheme(architecture: Architecture) -> str:
-    """Name of the scheme of an architecture that is given without one."""
-    return "xavier"
+    """Name of the scheme of an architecture that is given without one: its family's own, else Xavier's."""
+    return "xavier" if find(architecture.family) is None else "huggingface"
 
 
 def parametrized(subject: str | Architecture | Parametrization, scheme_name: str | None = None) -> Parametrization:

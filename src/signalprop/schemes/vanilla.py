@@ -241,11 +241,12 @@ class PyTorchDefault(Scheme):
 @register
 @dataclass(frozen=True)
 class HuggingFaceDefault(Scheme):
-    """What transformers' `_init_weights` draws for the architecture's family (transformers 5.23), at default settings.
+    """What transformers' `_init_weights` draws for the architecture's family (transformers 5.23).
 
     Each family's file in `signalprop.families` says it (`initialisation`): normal 0.02 everywhere, convolutions too,
     for all but a few (a truncation 100 standard deviations out counts for nothing). Sinusoidal positions are plain
-    sines and cosines, of mean square 1/2. Biases are zero.
+    sines and cosines, of mean square 1/2. Biases are zero. The standard deviation that a configuration sets
+    (initializer_range, init_std, initializer_factor) comes with the architecture, as its `init_scale`.
 
     Raises:
         InputError: the architecture has no family, or one whose initialisation is not known here.
@@ -264,12 +265,13 @@ class HuggingFaceDefault(Scheme):
                 "that `signalprop.families` holds, or choose another scheme"
             )
         drawn = family.initialisation
-        embedding = same_embedding(a, drawn.tables)
+        tables = drawn.tables * a.init_scale
+        embedding = same_embedding(a, tables)
         scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else 1.0
         return replace(
-            fill(a, self, drawn.weights(a)),
+            fill(a, self, {role: std * a.init_scale for role, std in drawn.weights(a).items()}),
             embedding=_with_positions(a, embedding, drawn.positions),
-            head=head_of(a, drawn.tables, embedding, scale),
+            head=head_of(a, tables, embedding, scale),
         )
 
 
@@ -277,7 +279,7 @@ def _with_positions(architecture: Architecture, embedding: Embedding, positions:
     """The embedding with what transformers starts `positions` with, where that is not like the tables."""
     a = architecture
     sinusoids = _SINUSOIDS / a.embedding_scale  # added after the scale
-    changes = {} if positions is None else {"position": positions}
+    changes = {} if positions is None else {"position": positions * a.init_scale}
     if a.positions == "sinusoidal":
         changes["position"] = sinusoids
     if a.positions_of(decoder=True) != a.positions:

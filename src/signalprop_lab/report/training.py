@@ -152,7 +152,8 @@ def training_findings(runs: Mapping[str, Run]) -> list[Block]:
         status = str(result.get("status", "running"))
         texts = [str(result["reason"])] if result.get("reason") else []
         last = run.signal[-1] if run.signal else None
-        found = [] if last is None else [f"{line} (step {last[0]})" for line in findings.warnings(last[1])]
+        stands_out = [] if last is None else findings.warnings(last[1], step=last[0])
+        found = [] if last is None else [f"{line} (step {last[0]})" for line in stands_out]
         severity = (
             "fault" if status == "diverged" else "warning" if found or status not in ("finished", "running") else "good"
         )

@@ -70,7 +70,7 @@ class AttentionKernel:
         size = size if size > 0 else 1.0
         kernel = kernel if size == 1 else kernel / size
         fields: dict[str, Any] = {
-            "qk": float(row.qk),
+            "qk": float(self.made.scores(row, size, size)[0] if self.a.qk_norm else row.qk),
             "d_model": self.a.d_model,
             "causal": self.a.causal,
             "dropout": self.a.attention_dropout or 0.0,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.architecture import Architecture
-from signalprop.network.moments import Array, FloatArray
+from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory import attention
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
@@ -32,6 +32,8 @@ class Row(NamedTuple):
     back: Array  # d_model sigma_o^2 d_inner sigma_v^2
     value_skip: Array  # the heads give value_skip V + attention_gain A V
     attention_gain: Array
+    query: Array  # d_model sigma_q^2
+    key: Array  # d_model sigma_k^2
 
 
 def score_variances(p: Parametrization) -> FloatArray:
@@ -43,7 +45,7 @@ def score_variances(p: Parametrization) -> FloatArray:
 
 
 def table_of(p: Parametrization) -> FloatArray:
-    """The fields of Row for every sublayer, (9, ..., sublayers)."""
+    """The fields of Row for every sublayer, (11, ..., sublayers)."""
     a = p.architecture
     d, inner = a.d_model, a.n_heads * a.d_head
     qk = score_variances(p)
@@ -59,6 +61,8 @@ def table_of(p: Parametrization) -> FloatArray:
         d * w["output"] * (inner * w["value"]),
         p.value_skip,
         p.attention_gain,
+        d * w["query"],
+        d * w["key"],
     ]
     return np.stack(columns)
 
@@ -68,7 +72,7 @@ class Heads:
     """The attention sublayers of one stack: what self- and cross-attention share.
 
     Attributes:
-        table: the fields of Row, (9, ..., sublayers). mixes: whether any of them does more than average.
+        table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
         n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
     """
 
@@ -81,6 +85,7 @@ class Heads:
     dropout: float
     attention_dropout: float
     qk_norm: bool
+    norm_eps: float
     causal: bool = False
     rotary: float = 1.0
     rotary_rows: float = 1.0
@@ -92,9 +97,11 @@ class Heads:
 
     def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
         """(s0, share of a query bias in it): variance of one raw score, and how much is the same for every query."""
-        if self.qk_norm:
-            return _held_score(row.qk), 0.0
         total = second_query + row.query_bias
+        if self.qk_norm:  # size 1, but for what the norms add to what they divide by
+            query, key = row.query * total, row.key * second_key
+            kept = ratio(query, query + self.norm_eps) * ratio(key, key + self.norm_eps)
+            return _held_score(row.qk * kept), 0.0
         return _held_score(row.qk * total * second_key), correlation(row.query_bias, total)
 
     def through_output(self, row: Row, second: Array, averaged: Pair) -> Branch:
@@ -165,6 +172,7 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "dropout": a.dropout,
         "attention_dropout": a.attention_dropout or 0.0,
         "qk_norm": bool(a.qk_norm),
+        "norm_eps": a.norm_eps,
         "causal": stack == 1,
     }
 

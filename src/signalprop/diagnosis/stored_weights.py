@@ -1,0 +1,318 @@
+"""The weights of a checkpoint, read from its files in constant memory: no model is built, PyTorch is not needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.diagnosis.number_counts import CASTS, QUANTILES, Statistics, statistics, values_of
+from signalprop.diagnosis.result import Number, number
+from signalprop.diagnosis.weight_names import Place, Places, places_of
+from signalprop.errors import InputError
+from signalprop.files.storage import finite
+from signalprop.files.tensor_files import StoredTensor, stored_tensors
+from signalprop.files.validation import Value
+from signalprop.network.layout import fan
+from signalprop.schemes import SCHEMES
+
+SCHEMA = "signalprop/weights/1"
+Progress = Callable[[int, int], None]
+_EXACT, _SAMPLED = 0.01, 3.0  # of a standard deviation: rounding of weights; standard errors of one that is drawn
+
+
+class TensorWeights(Value):
+    """One tensor. Numbers that cannot be formed are None.
+
+    Attributes:
+        name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
+        zeros, nan, infinite, dead_rows (all zeros): counts. mean, std, rms, kurtosis, least, most: of finite numbers.
+        quantiles: of absolute values, by probability. casts: signal over noise in dB, by format, `scaled` per tensor.
+        exact: also quantiles and casts are (see `number_counts`).
+        change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
+    """
+
+    name: str
+    role: str
+    layer: int | None
+    stack: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    n: int
+    zeros: int
+    nan: int
+    infinite: int
+    dead_rows: int
+    mean: Number
+    std: Number
+    rms: Number
+    kurtosis: Number
+    least: Number
+    most: Number
+    quantiles: dict[str, Number]
+    casts: dict[str, Number]
+    exact: bool
+    change: Number = None
+    equal: bool | None = None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with it, in words, the worst first."""
+        constant = len(self.shape) > 1 and self.n > 1 and self.least is not None and self.least == self.most
+        said = {
+            f"{self.nan:,} NaN": self.nan > 0,
+            f"{self.infinite:,} infinite": self.infinite > 0,
+            f"all numbers are {self.least}": constant and not self.nan + self.infinite,
+            f"{self.dead_rows:,} of {(*self.shape, 1)[0]:,} rows are zero": self.dead_rows > 0 and not constant,
+        }
+        return tuple(text for text, holds in said.items() if holds)
+
+
+class RoleWeights(Value):
+    """All tensors of a role in a stack.
+
+    Attributes:
+        tensors, n, zeros, not_finite: counts. largest: absolute value. layers, rms: of every layer, in order.
+        casts: the smallest of its tensors. change: norm of the difference over the norm, together; equal: tensors.
+    """
+
+    role: str
+    stack: str | None
+    tensors: int
+    n: int
+    zeros: int
+    not_finite: int
+    largest: Number
+    layers: tuple[int | None, ...]
+    rms: tuple[Number, ...]
+    casts: dict[str, Number]
+    change: Number = None
+    equal: int | None = None
+
+
+class Initialisation(Value):
+    """The schemes whose standard deviations are nearest to those of the layers' matrices.
+
+    Attributes:
+        schemes: by name; several where weights alone do not tell them apart. error: root mean square over the matrices
+            of log(found / predicted). tolerance: what drawing and rounding explain.
+    """
+
+    schemes: tuple[str, ...]
+    error: float
+    tolerance: float
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the weights are as drawn."""
+        return self.error <= self.tolerance
+
+
+class StoredWeights(Value):
+    """The weights of a checkpoint, tensor by tensor and role by role.
+
+    Attributes:
+        model, against: as given. n: numbers in all tensors. left_out: names of tensors that hold no floating-point
+            numbers, with their dtype. only_here, only_there: names that the other checkpoint does not, or alone has.
+    """
+
+    model: str
+    family: str | None
+    n: int
+    tensors: tuple[TensorWeights, ...]
+    roles: tuple[RoleWeights, ...]
+    initialisation: Initialisation | None
+    left_out: dict[str, str]
+    against: str | None = None
+    only_here: tuple[str, ...] = ()
+    only_there: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"schema": SCHEMA, **finite(self.model_dump(mode="json"))}
+
+
+class _Difference(NamedTuple):
+    """Of two tensors: sums of squares of the difference and of the other one; whether they are equal bit by bit."""
+
+    moved: float
+    size: float
+    equal: bool
+
+
+def read_weights(
+    source: str | Path, against: str | Path | None = None, progress: Progress | None = None
+) -> StoredWeights:
+    """Statistics of all floating-point tensors of a checkpoint; memory does not grow with it.
+
+    Args:
+        source: a directory with safetensors (one file, or shards with an index), or a .safetensors file.
+        against: another one; then also what has changed from there to here.
+        progress: called with (megabytes read, all).
+
+    Raises:
+        InputError: no such files, or one that is not what its header says; a tensor that has another shape there.
+    """
+    stored = stored_tensors(source)
+    there = {} if against is None else {tensor.name: tensor for tensor in stored_tensors(against)}
+    for tensor in stored:
+        other = there.get(tensor.name, tensor)
+        if other.shape != tensor.shape:
+            raise InputError(
+                f"{tensor.name} has shape {list(tensor.shape)} in {source}, {list(other.shape)} in {against}; expected "
+                "checkpoints of one architecture"
+            )
+    readable = [tensor for tensor in stored if tensor.readable]
+    both = {tensor.name for tensor in readable if tensor.name in there and there[tensor.name].readable}
+    seen = _counter(progress, sum(t.n_bytes * (2 if t.name in both else 1) for t in readable))
+    places = places_of(Path(source), [tensor.name for tensor in readable])
+    differences = {}
+    rows = []
+    for tensor in readable:
+        row = _row(tensor, places.of[tensor.name], statistics(tensor, seen))
+        if tensor.name in both:
+            moved = differences[tensor.name] = difference(tensor, there[tensor.name], seen)
+            row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
+        rows.append(row)
+    return StoredWeights(
+        model=str(source),
+        family=places.family,
+        n=sum(row.n for row in rows),
+        tensors=tuple(rows),
+        roles=_by_role(rows, differences),
+        initialisation=recognised(rows, places),
+        left_out={tensor.name: tensor.dtype for tensor in stored if not tensor.readable},
+        against=None if against is None else str(against),
+        only_here=tuple(t.name for t in stored if t.name not in there) if against is not None else (),
+        only_there=tuple(sorted(set(there) - {t.name for t in stored})),
+        notes=places.notes,
+    )
+
+
+def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
+    """Bytes to whole megabytes, of which each is told once."""
+    done = 0
+
+    def seen(more: int) -> None:
+        nonlocal done
+        before, done = done, done + more
+        if progress is not None:
+            for megabyte in range(before // 10**6, done // 10**6):
+                progress(megabyte + 1, max(n_bytes // 10**6, 1))
+
+    return seen
+
+
+def _row(tensor: StoredTensor, place: Place, s: Statistics) -> TensorWeights:
+    plain: dict[str, Any] = {
+        key: number(value) if isinstance(value, float) else value
+        for key, value in vars(s).items()
+        if key not in ("quantiles", "casts")
+    }
+    return TensorWeights(
+        name=tensor.name,
+        role=place.role,
+        layer=place.layer,
+        stack=place.stack,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        **plain,
+        quantiles={str(q): number(value) for q, value in zip(QUANTILES, s.quantiles, strict=True)},
+        casts={name + " scaled" * scaled: number(value) for (name, scaled), value in zip(CASTS, s.casts, strict=True)},
+    )
+
+
+def difference(tensor: StoredTensor, other: StoredTensor, seen: Callable[[int], None] | None = None) -> _Difference:
+    """What has changed from `other` to `tensor`, which are of one shape, in one pass over both."""
+    moved = size = 0.0
+    equal = tensor.dtype == other.dtype
+    with np.errstate(all="ignore"):
+        for here, there in zip(tensor.pieces(), other.pieces(), strict=True):
+            if seen is not None:
+                seen(here.nbytes)
+            equal = equal and here.tobytes() == there.tobytes()
+            before = values_of(there, other.dtype).astype(np.float64)
+            size += float(before @ before)
+            if not equal:
+                before -= values_of(here, tensor.dtype)
+                moved += float(before @ before)
+    return _Difference(moved, size, equal)
+
+
+def _relative(found: Iterable[_Difference]) -> Number:
+    """Norm of the difference over the norm of the other side."""
+    moved, size = (sum(part) for part in zip(*((d.moved, d.size) for d in found), strict=True))
+    return number(math.sqrt(moved / size)) if size > 0 else 0.0 if moved == 0 else None
+
+
+def _by_role(rows: list[TensorWeights], differences: Mapping[str, _Difference]) -> tuple[RoleWeights, ...]:
+    def key(row: TensorWeights) -> tuple[str, str]:
+        return row.stack or "", row.role
+
+    out = []
+    for _, group in groupby(sorted(rows, key=lambda row: (*key(row), -1 if row.layer is None else row.layer)), key):
+        members = list(group)
+        layers = [list(same) for _, same in groupby(members, lambda row: row.layer)]
+        moved = [differences[row.name] for row in members if row.name in differences]
+        extremes = [abs(x) for row in members for x in (row.least, row.most) if x is not None]
+        out.append(
+            RoleWeights(
+                role=members[0].role,
+                stack=members[0].stack,
+                tensors=len(members),
+                n=sum(row.n for row in members),
+                zeros=sum(row.zeros for row in members),
+                not_finite=sum(row.nan + row.infinite for row in members),
+                largest=max(extremes, default=None),
+                layers=tuple(same[0].layer for same in layers),
+                rms=tuple(_rms(same) for same in layers),
+                casts={
+                    name: min((x for row in members if (x := row.casts[name]) is not None), default=None)
+                    for name in members[0].casts
+                },
+                change=_relative(moved) if moved else None,
+                equal=sum(d.equal for d in moved) if moved else None,
+            )
+        )
+    return tuple(out)
+
+
+def _rms(rows: list[TensorWeights]) -> Number:
+    """Of all finite numbers of some tensors together."""
+    counted = [(row.n - row.nan - row.infinite, row.rms) for row in rows if row.rms is not None]
+    n = sum(count for count, _ in counted)
+    return number(math.sqrt(sum(count * rms**2 for count, rms in counted) / n)) if n else None
+
+
+def recognised(rows: list[TensorWeights], places: Places) -> Initialisation | None:
+    """The schemes that are nearest to the layers' matrices; None where the architecture is not known."""
+    a = places.architecture
+    found = [(places.of[row.name], row) for row in rows if places.of[row.name].roles and len(row.shape) > 1]
+    if a is None or not found or any(row.rms is None or row.nan + row.infinite for _, row in found):
+        return None
+    errors: dict[str, float] = {}
+    for name, scheme in SCHEMES.items():
+        try:
+            table = scheme()(a)
+        except InputError:
+            continue  # it does not go with this architecture
+        squares = []
+        for place, row in found:
+            outputs = [fan(a, role)[1] for role in place.roles]
+            stds = [float(table.weights[role][place.row]) for role in place.roles]
+            predicted = math.sqrt(np.average(np.square(stds), weights=outputs))
+            assert row.rms is not None
+            both = row.rms > 0 and predicted > 0
+            squares.append(math.log(row.rms / predicted) ** 2 if both else 0.0 if row.rms == predicted else math.inf)
+        errors[name] = math.sqrt(sum(squares) / len(squares))
+    least = min(errors.values(), default=math.inf)
+    if not math.isfinite(least):
+        return None
+    tolerance = _EXACT + _SAMPLED * math.sqrt(sum(0.5 / row.n for _, row in found) / len(found))
+    alike = tuple(name for name, error in errors.items() if error <= max(least * 1.001, least + 1e-6))
+    return Initialisation(schemes=alike, error=least, tolerance=tolerance)

@@ -1,0 +1,105 @@
+"""What the names of a checkpoint's tensors say: role, layer and stack, by the family's paths or by the name alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from signalprop.errors import InputError
+from signalprop.families import find
+from signalprop.families.base import ModelPaths, SublayerPaths
+from signalprop.families.reading import read
+from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import KINDS, kind_named
+from signalprop.network.layout import STACKS, Layout, layout, stacks_of
+
+_FUSED = ("query", "key", "value")
+_LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)\.(.+)$")
+
+
+class Place(NamedTuple):
+    """Where a tensor belongs.
+
+    Attributes:
+        role: of the library where the family is known, else the name within its layer; experts' numbers are `*`.
+        roles, row: its roles in a Parametrization (three of a fused map), and the sublayer there; empty for others.
+    """
+
+    role: str
+    layer: int | None = None
+    stack: str | None = None
+    roles: tuple[str, ...] = ()
+    row: int = -1
+
+
+class Places(NamedTuple):
+    """Of every tensor, and what was found beside the files."""
+
+    of: dict[str, Place]
+    family: str | None = None
+    architecture: Architecture | None = None
+    notes: tuple[str, ...] = ()
+
+
+def places_of(source: Path, names: Sequence[str]) -> Places:
+    """The places of tensors of these names, by the config.json in their directory where that is known."""
+    by_name = {name: _by_name(name) for name in names}
+    folder = source if source.is_dir() else source.parent
+    if not (folder / "config.json").is_file():
+        return Places(by_name, notes=("no config.json: rows are by the names of tensors",))
+    try:
+        architecture = read(folder)
+    except InputError as error:
+        return Places(by_name, notes=(f"rows are by the names of tensors: {error}",))
+    family = find(architecture.family)
+    assert family is not None
+    known = max((_by_paths(paths, architecture, names) for paths in family.paths), key=len)
+    return Places(by_name | known, architecture.family, architecture)
+
+
+def _by_name(name: str) -> Place:
+    """The first number in a name is the layer's."""
+    match = _LAYER.match(name)
+    if match is None:
+        return Place(name.removesuffix(".weight"))
+    stack, layer, rest = match.groups()
+    if len(layer) > 9:
+        return Place(name)
+    return Place(re.sub(r"\b\d+\b", "*", rest.removesuffix(".weight")), int(layer), stack)
+
+
+def _by_paths(paths: ModelPaths, a: Architecture, names: Sequence[str]) -> dict[str, Place]:
+    """The places of those tensors that are the weights of a sublayer, or the token table."""
+    rows = layout(a)
+    out = {}
+    for stack, (which, indices) in zip(paths.stacks, stacks_of(rows), strict=False):
+        pattern = re.compile(rf"^(?:.*\.)?{re.escape(stack.layers)}\.(\d{{1,9}})\.(.+?)(?:\.weight)?$")
+        places = _in_layers(stack.sublayers, rows, indices)
+        for name in names:
+            match = pattern.match(name)
+            found = None if match is None else places.get((int(match[1]), match[2]))
+            if match is not None:
+                out[name] = found or Place(match[2], int(match[1]))
+                out[name] = out[name]._replace(stack=STACKS[which])
+    token = re.compile(rf"^(?:.*\.)?{re.escape(paths.token)}(?:\.weight)?$")
+    return out | {name: Place("embedding") for name in names if token.match(name)}
+
+
+def _in_layers(sublayers: Sequence[SublayerPaths], rows: Layout, indices: range) -> dict[tuple[int, str], Place]:
+    """By layer and path in it."""
+    out, before, k = {}, -1, 0
+    for index in indices:
+        layer = int(rows.layer[index])
+        k = k + 1 if layer == before else 0
+        before = layer
+        if k >= len(sublayers):
+            continue
+        prefix = "cross_" if kind_named(KINDS[rows.kind[index]]).reads_memory else ""
+        paths: dict[str, tuple[str, ...]] = {path: (role,) for role, path in sublayers[k].weights.items()}
+        if sublayers[k].fused:
+            paths[sublayers[k].fused] = _FUSED
+        for path, roles in paths.items():
+            out[layer, path] = Place(prefix + ", ".join(roles), layer, None, roles, index)
+    return out

@@ -1,0 +1,86 @@
+"""The weights of a checkpoint as plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from signalprop.diagnosis.stored_weights import RoleWeights, StoredWeights, TensorWeights
+from signalprop.results.text import number, text_table
+
+_ROWS = 12
+
+
+def weights_text(w: StoredWeights) -> str:
+    """What is wrong, how it was initialised, what has changed, and a table of roles."""
+    dtypes = sorted({tensor.dtype for tensor in w.tensors})
+    head = f"{w.model}: {w.n:,} weights in {len(w.tensors):,} tensors ({', '.join(dtypes) or 'none'})"
+    parts = [head, _faults(w.tensors), _initialisation(w), _changes(w), _roles(w)]
+    if w.left_out:
+        parts.append(f"left out: {len(w.left_out)} tensors without floating-point numbers ({_some(list(w.left_out))})")
+    if not all(tensor.exact for tensor in w.tensors):
+        parts.append("casts of float32 and float64 are from their upper 16 bits; all else is exact")
+    return "\n".join(part for part in (*parts, *w.notes) if part)
+
+
+def _faults(tensors: Sequence[TensorWeights]) -> str:
+    """The worst tensors first."""
+    wrong = sorted((t for t in tensors if t.faults), key=lambda t: (-t.nan - t.infinite, -t.dead_rows))
+    lines = [f"  {tensor.name}: {', '.join(tensor.faults)}" for tensor in wrong[:_ROWS]]
+    more = [f"  and {len(wrong) - _ROWS} more tensors (--json has all)"] if len(wrong) > _ROWS else []
+    return "\n".join(["wrong:", *lines, *more]) if wrong else "all numbers are finite; no rows are all zeros"
+
+
+def _initialisation(w: StoredWeights) -> str:
+    found = w.initialisation
+    if found is None:
+        return ""
+    schemes, off = " = ".join(found.schemes), 100 * math.expm1(found.error)
+    if found.fresh:
+        return f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %)"
+    return f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %)"
+
+
+def _changes(w: StoredWeights) -> str:
+    if w.against is None:
+        return ""
+    compared = [t for t in w.tensors if t.equal is not None]
+    moved = sorted((t for t in compared if not t.equal), key=lambda t: -math.inf if t.change is None else -t.change)
+    lines = [f"against {w.against}: {len(compared) - len(moved)} of {len(compared)} tensors are equal bit by bit"]
+    lines += [f"  only here: {_some(w.only_here)}"] * bool(w.only_here)
+    lines += [f"  only there: {_some(w.only_there)}"] * bool(w.only_there)
+    lines += [f"  {tensor.name}: changed by {number(tensor.change)} of its norm" for tensor in moved[:5]]
+    return "\n".join(lines)
+
+
+def _roles(w: StoredWeights) -> str:
+    rows = sorted(w.roles, key=lambda role: (-role.not_finite, -role.n))
+    head = ["role", "tensors", "weights", "rms", "first layer", "last layer", "max/rms", "zeros", "e4m3 dB", "int8 dB"]
+    head += ["change"] * (w.against is not None)
+    table = text_table(head, [_cells(role, w.against is not None) for role in rows[:_ROWS]])
+    left = sum(role.tensors for role in rows[_ROWS:])
+    more = f"\nleft out: {len(rows) - _ROWS} smaller roles with {left} tensors (--json has all)" if left else ""
+    return f"\n{table}{more}" if rows else ""
+
+
+def _cells(role: RoleWeights, compared: bool) -> list[str]:
+    known = [rms for rms in role.rms if rms is not None]
+    rms = math.sqrt(sum(x * x for x in known) / len(known)) if known else None
+    ratio = role.largest / rms if rms and role.largest is not None else None
+    return [
+        role.role if role.stack in (None, "decoder", "encoder") else f"{role.stack} {role.role}",
+        f"{role.tensors}",
+        f"{role.n:,}",
+        number(rms),
+        number(role.rms[0]),
+        number(role.rms[-1]),
+        number(ratio),
+        f"{100 * role.zeros / role.n:.3g} %",
+        number(role.casts["float8_e4m3fn scaled"]),
+        number(role.casts["int8 scaled"]),
+        *([number(role.change)] if compared else []),
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

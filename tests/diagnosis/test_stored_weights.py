@@ -1,0 +1,247 @@
+"""Weights read from files in pieces: against NumPy and PyTorch on whole tensors, planted faults, crafted files."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from diagnosing import tiny
+from signalprop.diagnosis.casts import Format, ratio
+from signalprop.diagnosis.number_counts import CASTS, rounded, statistics, values_of
+from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
+from signalprop.errors import InputError
+from signalprop.files import tensor_files
+from signalprop.files.tensor_files import stored_tensors
+from signalprop.report.weight_tables import weights_text
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
+          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
+
+
+def written(tmp_path: Path, **tensors: torch.Tensor) -> Path:
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def heavy(n: int = 70_001, dtype: torch.dtype = torch.float32, tail: float = 30) -> torch.Tensor:
+    """Weights with a mean, a tail, and some zeros."""
+    x = 0.02 * torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.003
+    x[::97] *= tail
+    x[::50] = 0
+    return x.to(dtype)
+
+
+class TestAgainstNumPy:
+    """Pieces of 8,192 numbers, so that every tensor has several, the last one short."""
+
+    @pytest.fixture(autouse=True)
+    def pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tensor_files.StoredTensor.pieces, "__defaults__", (8192,))
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_counts_and_moments(self, tmp_path: Path, dtype: str) -> None:
+        whole = heavy(dtype=DTYPES[dtype])
+        (tensor,) = stored_tensors(written(tmp_path, x=whole))
+        found, x = statistics(tensor), whole.double().numpy()
+        assert tensor.dtype == dtype
+        assert (found.n, found.zeros, found.nan, found.infinite) == (x.size, int((x == 0).sum()), 0, 0)
+        assert (found.least, found.most) == (x.min(), x.max())
+        assert found.mean == pytest.approx(x.mean(), rel=1e-12, abs=1e-12 * x.std())
+        assert found.std == pytest.approx(x.std(), rel=1e-12)
+        assert found.rms == pytest.approx(math.sqrt((x * x).mean()), rel=1e-12)
+        assert found.kurtosis == pytest.approx(((x - x.mean()) ** 4).mean() / x.var() ** 2, rel=1e-12)
+        expected = np.quantile(np.abs(x), (0.5, 0.99, 0.9999), method="inverted_cdf")
+        assert found.quantiles == pytest.approx(expected, rel=0 if found.exact else 2**-7, abs=0)
+        assert found.exact == (dtype not in ("F32", "F64"))
+
+    @pytest.mark.parametrize(("dtype", "within"), [("BF16", 1e-9), ("F16", 1e-9), ("F32", 0.15)])
+    def test_casts(self, tmp_path: Path, dtype: str, within: float) -> None:
+        """Against the cast of every number, and against PyTorch's to 0.01 dB.
+
+        Of float32: 0.07 dB for eight numbers per cell, 0.07 dB for three standard errors of 70,000 drawn ones.
+        """
+        whole = heavy(dtype=DTYPES[dtype], tail=30 if within < 0.1 else 1)  # a few large ones would make it a lottery
+        (tensor,) = stored_tensors(written(tmp_path, x=whole))
+        x, found = whole.double().numpy(), statistics(tensor).casts
+        for (name, scaled), value in zip(CASTS, found, strict=True):
+            noise = ((rounded(x, name, np.abs(x).max() if scaled else None) - x) ** 2).sum()
+            if noise == 0:
+                assert math.isnan(value)
+                continue
+            assert value == pytest.approx(10 * math.log10((x * x).sum() / noise), abs=within)
+            by_torch = ratio(whole.float(), Format(name, scaled)(whole.float()))
+            assert value == pytest.approx(by_torch, abs=max(within, 0.01))
+
+    @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in ("F64", "F32")])
+    def test_every_word(self, dtype: str) -> None:
+        bits = torch.arange(256 if "8" in dtype else 65536).to(torch.uint8 if "8" in dtype else torch.uint16)
+        expected = bits.view(DTYPES[dtype]).float().numpy()
+        np.testing.assert_array_equal(values_of(bits.numpy(), dtype), expected)
+
+    @pytest.mark.parametrize("dtype", ["BF16", "F32"])
+    def test_what_is_not_finite_and_rows_of_zeros(self, tmp_path: Path, dtype: str) -> None:
+        """Rows of 300 numbers lie across the borders of pieces; of 9,000, across several pieces."""
+        narrow = heavy(60_000, DTYPES[dtype]).reshape(200, 300)
+        narrow[[0, 27, 28, 199]] = 0
+        wide = heavy(63_000, DTYPES[dtype]).reshape(7, 9000)
+        wide[[2, 3]] = -0.0
+        bad = heavy(70_000, DTYPES[dtype])
+        bad[[5, 9000]], bad[60_000] = math.nan, -math.inf
+        path = written(tmp_path, narrow=narrow, wide=wide, bad=bad)
+        found = {tensor.name: statistics(tensor) for tensor in stored_tensors(path)}
+        assert (found["narrow"].dead_rows, found["wide"].dead_rows, found["bad"].dead_rows) == (4, 2, 0)
+        assert (found["bad"].nan, found["bad"].infinite) == (2, 1)
+        good = bad[torch.isfinite(bad)].double().numpy()
+        assert found["bad"].std == pytest.approx(good.std(), rel=1e-12)
+        assert found["bad"].least == good.min()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a fresh Llama in bfloat16, in shards."""
+    path = tmp_path_factory.mktemp("llama")
+    tiny("llama", 3, 0, vocab_size=300, initializer_range=0.02).bfloat16().save_pretrained(path, max_shard_size="30KB")
+    assert len(list(path.glob("*.safetensors"))) > 1
+    return path
+
+
+def copied(source: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """The checkpoint in one file, changed."""
+    from safetensors.torch import load_file
+
+    tensors = {k: v for file in source.glob("*.safetensors") for k, v in load_file(file).items()}
+    change(tensors)
+    target.mkdir()
+    save_file(tensors, target / "model.safetensors")
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
+    return target
+
+
+def rows_of(found: StoredWeights) -> dict[str, Any]:
+    return {row.name: row for row in found.tensors}
+
+
+def test_roles_layers_and_initialisation(llama: Path) -> None:
+    megabytes: list[tuple[int, int]] = []
+    found = read_weights(llama, progress=lambda *step: megabytes.append(step))
+    roles = {role.role: role for role in found.roles}
+    assert found.family == "llama"
+    assert roles["query"].layers == roles["down"].layers == (0, 1, 2)
+    assert roles["embedding"].layers == (None,)
+    assert rows_of(found)["model.layers.1.self_attn.o_proj.weight"].role == "output"
+    assert found.initialisation is not None and found.initialisation.fresh
+    assert "huggingface" in found.initialisation.schemes
+    assert "as drawn by" in weights_text(found)
+
+
+def test_fused_maps_and_trained_weights(tmp_path: Path) -> None:
+    model = tiny("gpt2", 2, 0, vocab_size=300, initializer_range=0.02)
+    model.save_pretrained(tmp_path / "fresh")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    model.save_pretrained(tmp_path / "trained")
+    fresh, trained = (read_weights(tmp_path / name) for name in ("fresh", "trained"))
+    assert {"query, key, value", "output", "up", "down"} <= {role.role for role in fresh.roles}
+    assert fresh.initialisation is not None and fresh.initialisation.fresh and "gpt2" in fresh.initialisation.schemes
+    assert trained.initialisation is not None and not trained.initialisation.fresh
+
+
+def test_changes_from_another_checkpoint(llama: Path, tmp_path: Path) -> None:
+    name = "model.layers.2.mlp.up_proj.weight"
+
+    def changed(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = 1.5 * tensors[name]
+        tensors["extra"] = torch.ones(3)
+        tensors["steps"] = torch.ones(3, dtype=torch.int64)
+
+    found = read_weights(copied(llama, tmp_path / "other", changed), llama)
+    assert rows_of(found)[name].change == pytest.approx(0.5, rel=1e-2)  # of a product rounded to bfloat16
+    assert [row.name for row in found.tensors if row.equal is False] == [name]
+    assert (found.only_here, found.only_there, found.left_out) == (("steps", "extra"), (), {"steps": "I64"})
+    up = next(role for role in found.roles if role.role == "up")
+    assert (up.equal, up.tensors) == (2, 3)
+    assert 0.2 < (up.change or 0) < 0.4
+    assert f"{len(found.tensors) - 2} of {len(found.tensors) - 1} tensors are equal" in weights_text(found)
+    copied(llama, tmp_path / "wider", lambda tensors: tensors.update({name: torch.ones(2, 2)}))
+    with pytest.raises(InputError, match=r"has shape \[2, 2\]"):
+        read_weights(tmp_path / "wider", llama)
+
+
+def test_the_worst_come_first(tmp_path: Path) -> None:
+    """By names alone, since there is no config.json."""
+    x = heavy(64 * 64).reshape(64, 64)
+    dead, bad = x.clone(), x.clone()
+    dead[3], bad[1, 1] = 0, math.nan
+    names = {f"layers.{k}.experts.{e}.up.weight": x.clone() for k in range(2) for e in range(3)}
+    odd = {"layers.1.flat.weight": torch.full((64, 64), 0.5), "layers.1.dead.weight": dead, "z.weight": bad}
+    path = tmp_path / "model.safetensors"
+    save_file(names | odd | {"layers.0.norm.weight": torch.ones(64)}, path)
+    found = read_weights(path)
+    assert {role.role: role.tensors for role in found.roles}["experts.*.up"] == 6
+    assert found.initialisation is None and "no config.json" in found.notes[0]
+    assert [line.strip() for line in weights_text(found).splitlines() if line.startswith("  ")] == [
+        "z.weight: 1 NaN", "layers.1.dead.weight: 1 of 64 rows are zero", "layers.1.flat.weight: all numbers are 0.5"
+    ]  # fmt: skip
+
+
+def crafted(header: Any, data: bytes = b"\0" * 8, length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "does not fit"),
+        (b"\1\2", "does not fit"),
+        (crafted(entry(), length=1 << 62), "does not fit"),
+        (crafted(b"{" * 10_000), "not JSON"),
+        (crafted(b"\xff\xfe"), "not JSON"),
+        (crafted([1]), "not a JSON object"),
+        (crafted({"x": 3}), "no dtype, shape"),
+        (crafted(entry(shape=[-2])), "no dtype, shape"),
+        (crafted(entry(shape=[True, 2])), "no dtype, shape"),
+        (crafted(entry(shape=[1 << 62] * 3)), "of shape"),
+        (crafted(entry(shape=[1] * 100 + [2])), "no dtype, shape"),
+        (crafted(entry(data_offsets=[8, 0])), "no dtype, shape"),
+        (crafted(entry(data_offsets=[0, 8, 8])), "no dtype, shape"),
+        (crafted(entry(data_offsets=[0, 4])), "has 4 bytes"),
+        (crafted(entry(data_offsets=[8, 16])), "do not follow"),
+        (crafted(entry() | {"y": entry()["x"]}), "do not follow"),
+        (crafted(entry(), data=b"\0" * 7), "cut short"),
+        (crafted(entry(), data=b"\0" * 9), "cut short"),
+    ],
+)
+def test_crafted_files_are_refused_in_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        read_weights(path)
+
+
+def test_what_else_is_refused(tmp_path: Path, llama: Path) -> None:
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled/pytorch_model.bin").write_bytes(b"\x80")
+    index = {"weight_map": {"x": "gone.safetensors"}}
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/model.safetensors.index.json").write_text(json.dumps(index))
+    twice = copied(llama, tmp_path / "twice", lambda tensors: None)
+    (twice / "again.safetensors").write_bytes((twice / "model.safetensors").read_bytes())
+    for name, says in {"pickled": "no .safetensors files", "shards": "which is missing", "twice": "both hold",
+                       "nothing": "neither a directory"}.items():  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            read_weights(tmp_path / name)
