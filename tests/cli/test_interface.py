@@ -29,6 +29,7 @@ RESULTS = {
     "kernel": ["kernel", "tgs", *TINY],
     "schemes": ["schemes"],
     "schemes NAME --architecture ARCH": ["schemes", "xavier", "--architecture", "tgs"],
+    "presets": ["presets"],
     "compute": ["compute", "tgs"],
 }
 

@@ -213,6 +213,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         (crafted(b"\xff\xfe"), "not JSON"),
         (crafted([1]), "not a JSON object"),
         (crafted({"x": 3}), "no dtype, shape"),
+        (crafted({"layers.1." * 200 + "\n": entry()["x"]}), "1,801 characters"),
         (crafted(entry(shape=[-2])), "no dtype, shape"),
         (crafted(entry(shape=[True, 2])), "no dtype, shape"),
         (crafted(entry(shape=[1 << 62] * 3)), "of shape"),

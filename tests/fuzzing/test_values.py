@@ -90,8 +90,8 @@ class TestMemory:
         ("arguments", "says"),
         [
             (
-                ["predict", "gpt2", "--seq-len", "1000000"],
-                "a token kernel of 1,000,000 tokens needs at least 64,000.0 GB",
+                ["predict", "gpt2", "--fidelity", "kernel", "--seq-len", "1000000"],
+                "a token kernel of 1,000,000 tokens needs at least 280,000.0 GB",
             ),
             (["kernel", "gpt2 xavier", "--seq-len", "1000000"], "fewer tokens"),
             (["measure", "tgs", "--d-model", "1000000", "--layers", "4"], "parameters needs at least"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from signalprop.attachment.found import mapping_found
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.results.profile import POINTS
 from signalprop.streams.picture import picture
@@ -69,6 +70,20 @@ def test_known_families_measure_the_same_through_what_was_found(family: str, fie
             for side in ("forward", "gradient"):
                 one, other = (getattr(getattr(p, side)[point], name) for p in (known, found))
                 np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_what_needs_no_weights_works_on_the_stream_alone_and_what_does_says_so() -> None:
+    model = model_of("granite", **STRANGERS["granite"])
+    batch = Batch(IDS.numpy(), IDS.numpy())
+    hidden = model(IDS, output_hidden_states=True).hidden_states[1:3]
+    found = [layer.variance for layer in sp.diagnose(model, [batch], skip_first=0).signal[:2]]
+    assert found == pytest.approx([h.var(-1, unbiased=False).mean().item() for h in hidden], rel=1e-5)
+    with sp.SignalMonitor(model, every=1, tolerance=None) as monitor:
+        model(IDS, labels=IDS).loss.backward()
+        assert monitor.step()
+    for verb in (sp.read_parametrization, lambda m: sp.apply(m, "lns"), lambda m: sp.check(m, "gpt2")):
+        with pytest.raises(InputError, match=r"^give mapping=.*layer 0 attention: what its weights are is not known"):
+            verb(model)
 
 
 def test_multipliers_norms_and_their_gains() -> None:

@@ -77,8 +77,8 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
         why = why or "no module reads or outputs its stream"
     if why or not layer.branches:
         raise InputError(
-            f"give mapping=, which names the branches (`signalprop anatomy --write` begins one): of {found.model} "
-            f"{layer.path} was not understood: {why}"
+            f"give mapping=, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "
+            f"of {found.model} {layer.path} was not understood: {why}"
         )
 
 
@@ -179,6 +179,11 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
     others = [stack.path for stack in found.stacks if stack not in stacks]
     if others:
         notes.append(f"measured: {' and '.join(s.path for s in stacks)}; not measured: {', '.join(others)}")
+    if any(branch.stream_in is None or branch.stream_out is None for branch in branches):
+        notes.append(
+            "where no module sees the stream between two branches, the stream before both stands for it as stream_in, "
+            "that after both as stream_out"
+        )
     hidden = _caveats(branches)
     return notes + [
         f"not proved: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {why}" for why, names in hidden.items()

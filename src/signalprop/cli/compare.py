@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,16 +107,16 @@ def compare(
         )  # fmt: skip
 
     def show() -> None:
-        output.echo_heading(findings.headline(result.predicted))
-        output.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo()
+        output.echo_verdict(findings.headline(result.predicted), findings.warnings(result.measured))
+        output.echo_table(partial(tables.comparison_table, result), all_rows=all_rows)
         output.echo(tables.agreement_table(result))
+        output.echo()
         lines = [
             *findings.summary(result.predicted),
             *(f"{'note':<20}{note}" for note in result.measured.notes if note not in result.predicted.notes),
             f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}",
         ]
-        output.echo_findings(lines, findings.warnings(result.measured))
+        output.echo("\n".join(lines))
 
     output.deliver(
         json_file,

@@ -41,6 +41,7 @@ def diagnose(
         str | None,
         typer.Option(
             "--data",
+            "--text",
             metavar="FILE|DATASET",
             help="Text, JSON lines or Parquet (also .gz, .xz), or the name of a data "
             "set (default: 249 State of the Union addresses).",

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
@@ -59,7 +59,7 @@ class Format:
 
 def maps_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
     """The linear maps of all branches, each once."""
-    holders = [held.holder for row in attach(model, mapping).rows for held in row.weights.values()]
+    holders = [held.holder for row in require_roles(attach(model, mapping)).rows for held in row.weights.values()]
     return list({id(holder): holder for holder in holders if isinstance(holder, nn.Module)}.values())
 
 

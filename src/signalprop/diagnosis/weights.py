@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, attach, require_roles
+from signalprop.attachment.attached import Attached, AttachedRow, attach
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization, tensors_of
 from signalprop.diagnosis.layers import groups
@@ -29,7 +29,7 @@ def live_weights(
     Args:
         inputs: statistics of the data. length: tokens of a sequence (default: the model's).
     """
-    attached = require_roles(attach(model, mapping))
+    attached = attach(model, mapping)
     rows, stds = attached.layout, _stds(attached)
     layers = groups(rows)
     found = [

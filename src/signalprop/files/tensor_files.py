@@ -22,7 +22,7 @@ from signalprop.files.checkpoint_folder import check_folder, json_object
 from signalprop.files.storage import opened
 
 PIECE = 1 << 18  # numbers that are read at once
-_LONGEST_HEADER, _MOST_AXES = 100_000_000, 32  # the format's own limit; what NumPy 1 could hold
+_LONGEST_HEADER, _LONGEST_NAME, _MOST_AXES = 100_000_000, 1000, 32  # the first is the format's own limit
 # Bits of a number, and how NumPy reads it: bfloat16 and float8 as words.
 _READ_AS = {"F64": "<f8", "F32": "<f4", "F16": "<u2", "BF16": "<u2", "F8_E4M3": "<u1", "F8_E5M2": "<u1"}
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "F8_E8M0": 1}
@@ -148,6 +148,8 @@ def _header(path: Path) -> list[StoredTensor]:
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
+    if len(name) > _LONGEST_NAME:
+        raise _wrong(path, f"it has a tensor whose name has {len(name):,} characters")
     said: dict[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
     if not (

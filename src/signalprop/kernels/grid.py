@@ -55,12 +55,11 @@ class Grid:
 
     def _halves(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Sums of values times phi over the positions after one node, up to the next: of the lower, the upper phi."""
-        share = self._share.reshape(-1, *[1] * (values.ndim - 1))
         starts = self.positions[:-1] + 1
-        low, high = values * (1 - share), values * share
+        low, high = values * (1 - self._share), values * self._share
         if len(starts) == 0:
             return values[:0], values[:0]
-        return np.add.reduceat(low, starts, axis=0), np.add.reduceat(high, starts, axis=0)
+        return np.add.reduceat(low, starts), np.add.reduceat(high, starts)
 
     def _steps(self, values: FloatArray) -> FloatArray:
         """Row a: sums of values times phi_b over the positions after node a - 1, up to node a; (m, m)."""
@@ -79,9 +78,9 @@ class Grid:
         return out
 
     def _weighted(self, values: FloatArray) -> FloatArray:
-        """Sums of values (T, ...) times phi over all positions, (m, ...)."""
+        """Sums of values times phi over all positions, (m,)."""
         low, high = self._halves(values)
-        out = np.zeros((len(self.n), *values.shape[1:]))
+        out = np.zeros(len(self.n))
         out[:-1] += low
         out[1:] += high
         out[0] += values[0]
@@ -92,9 +91,9 @@ class Grid:
         """Mean cosine of rotary angles between two different positions, over those that two nodes stand for, (m, m)."""
         rotated = 2 * round(fraction * d_head / 2)
         theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
-        angle = np.multiply.outer(np.arange(self.tokens), theta)
-        c, s = self._weighted(np.cos(angle)), self._weighted(np.sin(angle))
-        total = (c @ c.T + s @ s.T) / max(len(theta), 1)
+        total, lag = np.zeros_like(self.seen), np.arange(self.tokens)
+        for wave in (self._weighted(turn(lag * f)) for f in theta for turn in (np.cos, np.sin)):
+            total += np.multiply.outer(wave, wave) / len(theta)
         share = rotated / d_head
         own = self._equal
         pairs = np.multiply.outer(self.weights, self.weights) - own
