@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def result_of(command: Command, *arguments: str) -> Any:
 def test_help_has_an_example(command: Command, name: str) -> None:
     status, out, _ = command(name, "--help")
     assert status == 0
-    assert f"  Example:\n    signalprop {name} " in out
+    assert re.search(rf"Example: *\n +signalprop {name} ", out)
 
 
 def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path) -> None:

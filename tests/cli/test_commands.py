@@ -13,10 +13,12 @@ import pytest
 
 from commandline import TINY, Command
 from signalprop import __version__
+from signalprop.cli import run
 from signalprop.cli.loading import model_batch
 from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
 from signalprop.report.findings import summary, warnings
 from signalprop.results.comparison import compare
@@ -37,14 +39,33 @@ def test_version_and_help(command: Command) -> None:
     for arguments in ((), ("--help",), ("-h",)):
         status, out, err = command(*arguments)
         assert (status, err) == (0, "")
-        assert re.search(r"^  compare +Predict and measure a model's signal", out, re.MULTILINE)
+        assert re.search(r" compare +Predict and measure a model's signal", out)
 
 
 @pytest.mark.parametrize("name", ["predict", "measure", "compare", "verify", "schemes", "compute"])
 def test_every_help_has_an_example_on_a_line_of_its_own(command: Command, name: str) -> None:
     status, out, _ = command(name, "--help")
     assert status == 0
-    assert f"  Example:\n    signalprop {name} " in out
+    assert re.search(rf"Example: *\n +signalprop {name} ", out)
+
+
+def test_the_shell_completes_commands_and_presets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, found in (("signalprop pre", ["predict", "presets"]), ("signalprop predict gpt2-", None)):
+        monkeypatch.setenv("_SIGNALPROP_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        with pytest.raises(SystemExit):
+            run([])
+        given = capsys.readouterr().out.split()
+        assert given == (found or [name for name in PRESETS if name.startswith("gpt2-")])
+
+
+def test_presets_are_listed(command: Command) -> None:
+    assert all(re.search(rf"^{name} ", command("presets").out, re.MULTILINE) for name in PRESETS)
+    listed = result_of(command, "presets")["presets"]
+    assert list(listed) == list(PRESETS) and listed["gpt2"]["parameters"] == 124_439_808
 
 
 def test_predict_equals_the_library(command: Command) -> None:
@@ -59,36 +80,21 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     status, out, err = command("predict", "tgs", "--layers", "48", "--plot", str(picture), "--json", str(file))
     assert (status, err) == (0, "")
     lines = out.splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
         "network             encoder, 48 layers, d_model 256, pre-norm, relu",
         "scheme              xavier",
         "input               Zipf's law, 32000 words, 512 tokens per sequence",
+        "verdict             nothing to warn of",
         "",
     ]
     assert list(json.loads(file.read_text()))[:4] == ["schema", "architecture", "scheme", "reads"]
-    lines = lines[4:]
-    assert lines[0].split() == [
-        "layer",
-        "stream",
-        "var",
-        "branch",
-        "var",
-        "token",
-        "corr",
-        "grad",
-        "var",
-        "grad",
-        "corr",
-    ]
-    assert lines[2].startswith("0 attention") and lines[25].startswith("47 ffn")  # 24 of 96 rows
+    assert lines[5].startswith("layer  stream var  token corr  attention var  ffn var  grad var  grad corr")
+    assert lines[7].startswith("0 ") and lines[18].startswith("47 ") and "36 of 48 layers left out" in lines[19]
     assert "source              theory (moments)" in out
     assert str(picture) in out and picture.read_text().startswith("<?xml")
     assert Profile.load(file).n_sublayers == 96
     everything = command("predict", "tgs", "--layers", "48", "--all", "--no-gradient").out.splitlines()
-    assert (
-        sum(line.endswith(tuple("0123456789")) and (" ffn" in line or " attention" in line) for line in everything)
-        == 96
-    )
+    assert [line.split()[0] for line in everything[7:55]] == [str(layer) for layer in range(48)]
     assert not any("grad" in line for line in everything)
 
 

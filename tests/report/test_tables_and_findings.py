@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
@@ -65,7 +67,7 @@ def test_text_tables_align() -> None:
     assert table.splitlines() == ["name         n", "---------  ---", "a            1", "long name  100"]
 
 
-@pytest.mark.parametrize("n", [1, 23, 24, 25, 96, 1000])
+@pytest.mark.parametrize("n", [1, 11, 12, 13, 96, 1000])
 def test_thinned_rows_keep_both_ends(n: int) -> None:
     rows = tables.thinned(n)
     assert rows[0] == 0 and rows[-1] == n - 1
@@ -76,18 +78,37 @@ def test_thinned_rows_keep_both_ends(n: int) -> None:
 
 def test_profile_table() -> None:
     plain = tables.profile_table(profile()).splitlines()
-    assert [line.split() for line in plain[2:]] == [
-        ["0", "attention", "2.000", "0.5000", "0.2500"],
-        ["0", "ffn", "2.000", "0.5000", "0.2500"],
+    assert re.split("  +", plain[0]) == ["layer", "stream var", "token corr", "attention var", "ffn var"]
+    assert [line.split() for line in plain[2:]] == [["0", "2.000", "0.2500", "0.5000", "0.5000"]]
+    measured = profile(errors=True, gradient=[3.0, 1.0])
+    row = tables.profile_table(measured).splitlines()[2].split()
+    assert row == ["0", "2.000", "±3%", "0.2500", "±0.004", "0.5000", "0.5000", "3.000", "±3%", "0.2500"]
+    assert "±" not in tables.profile_table(measured, errors=False)
+
+
+def test_what_is_left_out_is_said() -> None:
+    table = tables.profile_table(predict(scheme("xavier")(Architecture.preset("tgs", n_layers=48)))).splitlines()
+    assert len(table) == 15 and table[-1] == "(36 of 48 layers left out; --all prints them)"
+    assert [line.split()[0] for line in table[2:14]] == [
+        "0",
+        "4",
+        "9",
+        "13",
+        "17",
+        "21",
+        "26",
+        "30",
+        "34",
+        "38",
+        "43",
+        "47",
     ]
-    errors = tables.profile_table(profile(errors=True, gradient=[3.0, 1.0])).splitlines()
-    assert errors[2].split()[2:] == ["2.000", "±3%", "0.5000", "0.2500", "±0.004", "3.000", "±3%", "0.2500"]
 
 
 def test_comparison_tables() -> None:
     comparison = compare(profile(gradient=2.0), profile(out=4.0, gradient=1.0, errors=True))
     row = tables.comparison_table(comparison).splitlines()[2].split()
-    assert row == ["0", "attention", "2.000", "4.000", "±3%", "0.2500", "0.2500", "±0.004", "2.000", "1.000", "±3%"]
+    assert row == ["0", "2.000", "4.000", "±3%", "0.2500", "0.2500", "±0.004", "2.000", "1.000", "±3%"]
     agreement = tables.agreement_table(comparison).splitlines()
     assert agreement[2].split() == ["forward", "variance", "-", "50.00", "%", "50.00", "%", "3.00", "%"]
     assert agreement[6].split() == ["gradient", "variance", "-", "100.00", "%", "100.00", "%", "3.00", "%"]
@@ -96,8 +117,9 @@ def test_comparison_tables() -> None:
 def test_encoder_decoder_rows_name_their_stack() -> None:
     a = Architecture.preset("t5-small", n_layers=1, seq_len=8)
     table = tables.profile_table(predict(scheme("xavier")(a))).splitlines()
-    names = [line.split("  ")[0] for line in table[2:]]
-    assert names == ["encoder 0 attention", "encoder 0 ffn", "decoder 0 attention", "decoder 0 cross", "decoder 0 ffn"]
+    assert re.split("  +", table[0])[3:6] == ["attention var", "ffn var", "cross var"]
+    assert [line.split("  ")[0] for line in table[2:]] == ["encoder 0", "decoder 0"]
+    assert table[2].split()[6] == "-" != table[3].split()[6]
 
 
 def test_summary() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from signalprop.cli.anatomy import anatomy
 from signalprop.cli.apply import apply
@@ -20,16 +21,21 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.diagnose import diagnose
+from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
+from signalprop.cli.options import PANELS
 from signalprop.cli.predict import predict
+from signalprop.cli.presets import presets
 from signalprop.cli.report import report
 from signalprop.cli.schemes import schemes
 from signalprop.errors import InputError, MissingExtra, as_line
 
 INTERRUPTED, TERMINATED = 130, 143
-COMMANDS = (predict, measure, compare, anatomy, apply, check, fold, kernel, diagnose, report, schemes, compute)
+COMMANDS = (
+    predict, measure, compare, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets, compute,
+)  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 
 
@@ -46,15 +52,30 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """A command that refuses an option that is given twice: the last one would win in silence."""
+    """A command with its options in groups, which refuses one that is given twice: the last would win in silence."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for option in self._options():
+            panels = (panel for panel, names in PANELS.items() if option.name in names)
+            option.rich_help_panel = next(panels, option.rich_help_panel)
+
+    def _options(self) -> list[TyperOption]:
+        return [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = [word.partition("=")[0] for word in args[: args.index("--") if "--" in args else None]]
-        for parameter in self.params:
-            option = next((name for name in parameter.opts if name.startswith("--")), None)
-            if option and not (getattr(parameter, "multiple", True) or parameter.is_flag) and names.count(option) > 1:  # type: ignore[attr-defined]
-                raise InputError(f"{option} is given {names.count(option)} times; give it once")
+        words = args[: args.index("--") if "--" in args else None]
+        for option in self._options():
+            times = sum(word.partition("=")[0] in option.opts for word in words)
+            if times > 1 and not option.multiple and not option.is_flag:
+                raise InputError(f"{option.opts[0]} is given {times} times; give it once")
         return super().parse_args(ctx, args)
+
+
+def _paragraphs(text: str) -> str:
+    """A docstring with each paragraph on one line, so that it fills the terminal; examples keep their lines."""
+    parts = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in parts)
 
 
 def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
@@ -62,14 +83,13 @@ def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
     made = typer.Typer(
         name="signalprop",
         help="Predict, measure and repair the signal in deep transformers: variance, token correlation, gradient.",
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # plain text: the same on a terminal and in a pipe
+        rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback(invoke_without_command=True)(_root)
     for command in commands:
-        made.command(cls=_Command)(command)
+        made.command(cls=_Command, help=_paragraphs(command.__doc__ or ""))(command)
     return made
 
 

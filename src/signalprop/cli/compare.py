@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,7 @@ def compare(
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
+    audio: opt.Audio = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
     no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
@@ -91,14 +93,14 @@ def compare(
         place = opt.usable(device)
         subject = load_model(Path(arch), random_init=False, seed=seed).to(place).eval()
         a = architecture_of(subject, changed, LONGEST)
-        found = [model_batch(a, Path(arch), text, batch_size, seed + k) for k in range(seeds)]
+        found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
     elif scheme == "as-is":
         raise InputError("scheme as-is needs a Hugging Face directory")
     else:
         subject = opt.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
         place = opt.usable(device)
         table.append((subject.scheme, subject))
-        found = [model_batch(subject.architecture, None, text, batch_size, seed)]
+        found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,
@@ -106,16 +108,16 @@ def compare(
         )  # fmt: skip
 
     def show() -> None:
-        output.echo_heading(findings.headline(result.predicted))
-        output.echo(tables.comparison_table(result, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo()
+        output.echo_verdict(findings.headline(result.predicted), findings.warnings(result.measured))
+        output.echo_table(partial(tables.comparison_table, result), all_rows=all_rows)
         output.echo(tables.agreement_table(result))
+        output.echo()
         lines = [
             *findings.summary(result.predicted),
             *(f"{'note':<20}{note}" for note in result.measured.notes if note not in result.predicted.notes),
             f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}",
         ]
-        output.echo_findings(lines, findings.warnings(result.measured))
+        output.echo("\n".join(lines))
 
     output.deliver(
         json_file,

@@ -83,7 +83,7 @@ def kernel(
     ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Sequences that are sampled or read.")] = _SAMPLES,
     text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read; implies --input text.")
+        Path | None, typer.Option("--text", "--data", metavar="FILE", help="UTF-8 text to read; implies --input text.")
     ] = None,
     at: Annotated[
         str | None, typer.Option("--at", metavar="DEPTHS", help="Depths to show, e.g. 1,10,100 (default: a dozen).")

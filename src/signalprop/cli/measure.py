@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +42,7 @@ def measure(
         bool, typer.Option("--random-init", help="Initialise the directory's model freshly instead of loading weights.")
     ] = False,
     text: opt.Text = None,
+    audio: opt.Audio = None,
     no_gradient: opt.NoGradient = False,
     train_mode: Annotated[
         bool, typer.Option("--train-mode", help="Dropout active in a directory's model (in an ARCH it always is).")
@@ -99,7 +101,7 @@ def measure(
         for k in range(seeds):
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
                 live, architecture, label = subject(k)
-            batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
+            batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
             backward, notes = with_gradient(architecture, not no_gradient)
             torch.manual_seed(seed + k)  # of the dropout masks
             profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
@@ -108,8 +110,8 @@ def measure(
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))
 
     def show() -> None:
-        output.echo_heading(findings.headline(profile))
-        output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo_findings(findings.summary(profile), findings.warnings(profile))
+        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
+        output.echo_table(partial(tables.profile_table, profile), all_rows=all_rows)
+        output.echo("\n".join(findings.summary(profile)))
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))

@@ -13,13 +13,26 @@ from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
-from signalprop.schemes import Scheme, scheme
+from signalprop.network.presets import PRESETS
+from signalprop.schemes import SCHEMES, Scheme, scheme
 from signalprop.schemes.default import default_scheme
+
+
+def _presets(typed: str) -> list[str]:
+    """For the shell's completion."""
+    return [name for name in PRESETS if name.startswith(typed)]
+
+
+def _schemes(typed: str) -> list[str]:
+    """For the shell's completion."""
+    return [name for name in SCHEMES if name.startswith(typed)]
+
 
 Arch = Annotated[
     str,
     typer.Argument(
         metavar="ARCH",
+        autocompletion=_presets,
         help="A preset (tgs, bert-base, gpt2, llama-130m, ...), a JSON file with an architecture or a parametrization, "
         "or a Hugging Face directory.",
     ),
@@ -41,6 +54,7 @@ SchemeName = Annotated[
     str | None,
     typer.Option(
         "--scheme",
+        autocompletion=_schemes,
         help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
         "for what has none, as tgs).",
     ),
@@ -49,7 +63,9 @@ SchemeOption = Annotated[
     list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the scheme, e.g. k=2 (repeatable).")
 ]
 QkScale = Annotated[float, typer.Option("--qk-scale", help="Multiply the standard deviation of query and key weights.")]
-Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read instead of the default.")]
+Text = Annotated[
+    Path | None, typer.Option("--text", "--data", metavar="FILE", help="UTF-8 text to read instead of the default.")
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per batch.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and data.")]
 Json = Annotated[
@@ -68,9 +84,24 @@ SkipFirst = Annotated[
         "hundredfold, as in trained decoders; else none).",
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Print every sublayer instead of a selection.")]
+Audio = Annotated[
+    Path | None,
+    typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
+]
+All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
+
+# Groups of options in --help; those of a command's own stand in front.
+PANELS = {
+    "Network": (
+        "layers", "d_model", "heads", "seq_len", "dropout", "activation", "norm", "norm_kind", "vocab_size",
+        "assignments",
+    ),
+    "Initialisation": ("scheme", "option", "qk_scale", "random_init"),
+    "Input": ("text", "data", "batch_size", "seed", "seeds", "skip_first", "tokens"),
+    "Output": ("all_rows", "json_file", "plot", "report", "no_report", "out"),
+}  # fmt: skip
 
 
 def usable(device: str) -> str:

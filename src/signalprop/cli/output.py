@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +32,15 @@ class ReportFile(NamedTuple):
     asked: bool
 
 
-def echo(text: str = "", *, nl: bool = True) -> None:
-    """Print on standard output; names that came from a file cannot steer the terminal."""
-    typer.echo(printable(text), nl=nl)
+def echo(text: str = "", *, nl: bool = True, style: str = "") -> None:
+    """Print on standard output; names that came from a file cannot steer the terminal. `style`: on a terminal."""
+    if not style or sys.stdout is None or not sys.stdout.isatty():
+        typer.echo(printable(text), nl=nl)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
@@ -167,19 +174,30 @@ def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
         print(f"report: {file.path}", file=sys.stderr)
 
 
-def echo_heading(lines: list[str]) -> None:
-    """Print what stands over a table: what the result is of."""
-    for line in [*lines, ""]:
-        echo(line)
-
-
-def echo_findings(lines: list[str], warnings: list[str]) -> None:
-    """Print what stands under a table: numbers and warnings."""
-    echo()
-    for line in lines:
+def echo_verdict(heading: Sequence[str], warnings: Sequence[str]) -> None:
+    """Print what stands over the numbers: what the result is of, and what it says."""
+    for line in heading:
         echo(line)
     for line in warnings:
-        echo(f"{'warning':<20}{line}")
+        echo(f"{'warning':<20}{line}", style="bold red")
+    if not warnings:
+        echo(f"{'verdict':<20}nothing to warn of", style="bold green")
+
+
+def echo_table(table: Callable[..., str], *, all_rows: bool) -> None:
+    """Print a table of layers, without its standard errors where the terminal is too narrow for them.
+
+    Args:
+        table: makes it, of `errors` and, for all rows, `max_rows`.
+    """
+    rows = {"max_rows": None} if all_rows else {}
+    text = table(**rows)
+    if sys.stdout is not None and sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns
+        text = table(errors=False, **rows) if max(map(len, text.splitlines())) > room else text
+    echo()
+    echo(text)
+    echo()
 
 
 def report_file(

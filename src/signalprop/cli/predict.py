@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -73,9 +74,9 @@ def predict(
         profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     def show() -> None:
-        output.echo_heading(findings.headline(profile))
-        output.echo(tables.profile_table(profile, max_rows=None if all_rows else tables.MAX_ROWS))
-        output.echo_findings(findings.summary(profile), findings.warnings(profile))
+        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
+        output.echo_table(partial(tables.profile_table, profile), all_rows=all_rows)
+        output.echo("\n".join(findings.summary(profile)))
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))
 

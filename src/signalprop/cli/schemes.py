@@ -74,9 +74,12 @@ def _show_table(
     table = opt.parametrization(architecture, changed, name, option)
 
     def show() -> None:
-        output.echo(str(table))
         profile = predict(table)
-        output.echo_findings(findings.summary(profile), findings.warnings(profile))
+        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
+        output.echo()
+        output.echo(str(table))
+        output.echo()
+        output.echo("\n".join(findings.summary(profile)))
 
     output.deliver(json_file, table.to_json, show)
 

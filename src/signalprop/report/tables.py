@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from signalprop.network.kinds import kind_of
+from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
 from signalprop.results.text import number, percent, text_table
 
-MAX_ROWS = 24
+MAX_ROWS = 12
 
 
 def variance(series: Series, index: int) -> str:
@@ -33,13 +37,38 @@ def thinned(n: int, max_rows: int | None = MAX_ROWS) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, n - 1, max_rows)})
 
 
-def _names(profile: Profile) -> list[str]:
-    rows = layout(profile.architecture)
-    both = profile.architecture.kind == "encoder-decoder"
-    return [
-        f"{STACKS[stack] + ' ' if both else ''}{layer} {kind_of(rows, i).short}"
-        for i, (stack, layer) in enumerate(zip(rows.stack, rows.layer, strict=True))
-    ]
+class _Layer(NamedTuple):
+    """A layer's name, its first and last sublayer, and its sublayers by their column."""
+
+    name: str
+    first: int
+    last: int
+    branches: dict[str, int]
+
+
+def _layers(profile: Profile) -> list[_Layer]:
+    rows, a = layout(profile.architecture), profile.architecture
+    starts = layer_starts(rows).tolist()
+    found = []
+    for first, end in pairwise([*starts, len(rows.layer)]):
+        branches: dict[str, int] = {}
+        for i in range(first, end):
+            kind = kind_of(rows, i).short
+            twins = sum(name.startswith(kind) for name in branches)
+            branches[f"{kind} {twins + 1}" if twins else kind] = i
+        stack = f"{STACKS[rows.stack[first]]} " if a.kind == "encoder-decoder" else ""
+        found.append(_Layer(f"{stack}{rows.layer[first]}", first, end - 1, branches))
+    return found
+
+
+def _over_layers(
+    header: Sequence[str], layers: Sequence[_Layer], max_rows: int | None, cells: Callable[[_Layer], list[str]]
+) -> str:
+    """A table with a row for each of at most `max_rows` layers, and a line that says how many were left out."""
+    shown = thinned(len(layers), max_rows)
+    text = text_table(["layer", *header], [[layers[i].name, *cells(layers[i])] for i in shown])
+    left_out = len(layers) - len(shown)
+    return f"{text}\n({left_out} of {len(layers)} layers left out; --all prints them)" if left_out else text
 
 
 def _with_error(text: str, error: FloatArray | None, index: int, *, relative: bool) -> str:
@@ -52,58 +81,55 @@ def _with_error(text: str, error: FloatArray | None, index: int, *, relative: bo
     return f"{text} ±{size:.2g}" if size >= 1e-4 else f"{text} ±0.0000"
 
 
-def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS) -> str:
-    """One line per sublayer: variance of the stream after it and of the branch, token correlation, gradient.
+def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS, errors: bool = True) -> str:
+    """One line per layer: variance of the stream after it, token correlation, variance of its branches, gradient.
 
-    Standard errors stand behind ± where the profile has them (of a variance: relative to it). The gradient is
-    that at the sublayer's input, relative to the last sublayer's output.
+    Standard errors stand after ± where the profile has them (of a variance: relative to it), unless `errors` is false.
+    The gradient is that at the layer's input, relative to the last sublayer's output.
     """
     stream, branch, gradient = profile.forward["stream_out"], profile.forward["branch"], profile.gradient
-    header = ["layer", "stream var", "branch var", "token corr"]
-    if gradient is not None:
-        header += ["grad var", "grad corr"]
-    names = _names(profile)
-    rows = []
-    for i in thinned(profile.n_sublayers, max_rows):
-        row = [
-            names[i],
-            _with_error(variance(stream, i), stream.variance_se, i, relative=True),
-            variance(branch, i),
-            _with_error(f"{stream.token_correlation[i]:.4f}", stream.token_correlation_se, i, relative=False),
-        ]
+    layers = _layers(profile)
+    kinds = list(dict.fromkeys(name for layer in layers for name in layer.branches))
+    header = ["stream var", "token corr", *(f"{kind} var" for kind in kinds)]
+    header += ["grad var", "grad corr"] if gradient is not None else []
+
+    def cells(layer: _Layer) -> list[str]:
+        row = [*_stream(stream, layer.last, errors)]
+        row += [variance(branch, layer.branches[kind]) if kind in layer.branches else "-" for kind in kinds]
         if gradient is not None:
-            inner = gradient["stream_in"]
-            row += [
-                _with_error(variance(inner, i), inner.variance_se, i, relative=True),
-                f"{inner.token_correlation[i]:.4f}",
-            ]
-        rows.append(row)
-    return text_table(header, rows)
+            inner, i = gradient["stream_in"], layer.first
+            row += [_variance(inner, i, errors), f"{inner.token_correlation[i]:.4f}"]
+        return row
+
+    return _over_layers(header, layers, max_rows, cells)
 
 
-def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS) -> str:
-    """One line per sublayer: predicted beside measured (± standard error) variance, token correlation, gradient."""
+def _variance(series: Series, i: int, errors: bool) -> str:
+    return _with_error(variance(series, i), series.variance_se if errors else None, i, relative=True)
+
+
+def _stream(series: Series, i: int, errors: bool) -> tuple[str, str]:
+    """Variance and token correlation."""
+    se = series.token_correlation_se if errors else None
+    return _variance(series, i, errors), _with_error(f"{series.token_correlation[i]:.4f}", se, i, relative=False)
+
+
+def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS, errors: bool = True) -> str:
+    """One line per layer: predicted beside measured (± standard error) variance, token correlation, gradient."""
     predicted, measured = comparison.predicted, comparison.measured
-    p, m = predicted.forward["stream_out"], measured.forward["stream_out"]
-    header = ["layer", "stream var", "measured", "token corr", "measured"]
+    header = ["stream var", "measured", "token corr", "measured"]
     with_gradient = predicted.gradient is not None and measured.gradient is not None
-    if with_gradient:
-        header += ["grad var", "measured"]
-    names = _names(predicted)
-    rows = []
-    for i in thinned(predicted.n_sublayers, max_rows):
-        row = [
-            names[i],
-            variance(p, i),
-            _with_error(variance(m, i), m.variance_se, i, relative=True),
-            f"{p.token_correlation[i]:.4f}",
-            _with_error(f"{m.token_correlation[i]:.4f}", m.token_correlation_se, i, relative=False),
-        ]
-        if predicted.gradient is not None and measured.gradient is not None:
-            g, h = predicted.gradient["stream_in"], measured.gradient["stream_in"]
-            row += [variance(g, i), _with_error(variance(h, i), h.variance_se, i, relative=True)]
-        rows.append(row)
-    return text_table(header, rows)
+    header += ["grad var", "measured"] if with_gradient else []
+
+    def cells(layer: _Layer) -> list[str]:
+        both = [_stream(p.forward["stream_out"], layer.last, errors) for p in (predicted, measured)]
+        row = [both[0][0], both[1][0], both[0][1], both[1][1]]
+        for p in (predicted, measured) if with_gradient else ():
+            assert p.gradient is not None
+            row.append(_variance(p.gradient["stream_in"], layer.first, errors))
+        return row
+
+    return _over_layers(header, _layers(predicted), max_rows, cells)
 
 
 def agreement_table(comparison: Comparison) -> str:

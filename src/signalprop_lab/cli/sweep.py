@@ -16,7 +16,7 @@ def sweep(
         str | None, typer.Argument(metavar="SWEEP", help="A YAML file, or a sweep that comes with the package.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Runs and results [default: sweeps/NAME].")
+        Path | None, typer.Option("--out", metavar="DIR", help="Runs and results (default: sweeps/NAME).")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
     table_only: Annotated[

@@ -1,0 +1,37 @@
+"""`signalprop presets`."""
+
+from __future__ import annotations
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+
+SCHEMA = "signalprop/presets/1"
+
+
+def presets(json_file: opt.Json = None) -> None:
+    """List the networks that have a name.
+
+    \b
+    Example:
+      signalprop presets
+    """
+    from signalprop.network.architecture import Architecture
+    from signalprop.network.presets import PRESETS
+    from signalprop.results.cost import count_parameters
+    from signalprop.results.text import network_in_words, text_table
+
+    found = {name: Architecture.preset(name) for name in PRESETS}
+    sizes = {name: count_parameters(architecture)["total"] for name, architecture in found.items()}
+    rows = [[name, network_in_words(a), f"{sizes[name] / 1e6:,.1f} M"] for name, a in found.items()]
+
+    def value() -> dict[str, object]:
+        listed = {
+            name: {"parameters": sizes[name], "architecture": a.model_dump(mode="json", exclude_defaults=True)}
+            for name, a in found.items()
+        }
+        return {"schema": SCHEMA, "presets": listed}
+
+    def show() -> None:
+        output.echo(text_table(["preset", "network", "parameters"], rows, left=2))
+
+    output.deliver(json_file, value, show)
