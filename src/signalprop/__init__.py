@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from signalprop.monitoring import SignalMonitor
     from signalprop.monitoring.lightning import LightningSignalCallback
     from signalprop.monitoring.trainer import SignalCallback
-    from signalprop.repair import apply, fold, initialize, load, parameter_groups, save
+    from signalprop.repair import apply, fit, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
     from signalprop.streams.found import Anatomy, anatomy
     from signalprop.studies import compare, study
@@ -74,6 +74,7 @@ __all__ = [
     "check",
     "compare",
     "diagnose",
+    "fit",
     "fold",
     "initialize",
     "load",
@@ -100,6 +101,7 @@ _NEEDS_TORCH = {
     "study": "signalprop.studies",
     "apply": "signalprop.repair",
     "check": "signalprop.repair.checks",
+    "fit": "signalprop.repair",
     "fold": "signalprop.repair",
     "initialize": "signalprop.repair",
     "load": "signalprop.repair",

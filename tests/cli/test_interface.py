@@ -49,6 +49,7 @@ def interface() -> dict[str, Any]:
         arguments = ["apply", str(model), "--scheme", "xavier", "--out", str(unfolded)]
         results["apply"] = keys(result_of(arguments))
         results["fold"] = keys(result_of(["fold", str(unfolded), "--out", str(folded)]))
+        results["fit"] = keys(result_of(["fit", str(folded), "--out", str(Path(folder, "fitted"))]))
         results["diagnose"] = keys(result_of(["diagnose", str(folded), "--tokens", "16"]))
     results["check"] = keys(Check("", {}, "", (), 0.0).to_json())
     results["verify"] = keys(VerificationReport((), "quick", 0).as_json())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Mapping as Dictionary
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -202,8 +203,10 @@ def _arguments(model: nn.Module, found: Anatomy) -> Callable[[Batch], dict[str, 
     known = {"input_ids": "tokens", "decoder_input_ids": "decoder_tokens"}
     if found.invented and not set(found.inputs) - {"use_cache"} <= set(known):
         return None
-    table = getattr(model, "get_input_embeddings", None)
-    padding = getattr(table(), "padding_idx", None) if table is not None and "input_ids" in found.inputs else None
+    padding = None
+    if "input_ids" in found.inputs:
+        with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
+            padding = getattr(model.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
 
     def arguments(batch: Batch) -> dict[str, Any]:
         out: dict[str, Any] = {}

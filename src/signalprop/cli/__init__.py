@@ -21,6 +21,7 @@ from signalprop.cli.check import check
 from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.diagnose import diagnose
+from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
@@ -33,7 +34,7 @@ from signalprop.errors import InputError, MissingExtra, as_line
 
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
-    predict, measure, compare, anatomy, apply, check, fold, kernel, diagnose, report, schemes, presets, compute,
+    predict, measure, compare, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets, compute,
 )  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 

@@ -106,11 +106,23 @@ def folded_error(before: Tensor, arguments: dict[str, Any], folder: Path) -> flo
     model = load_model(folder, random_init=False, seed=0).to(before.device)
     after = first_output(model, arguments)
     error = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
-    limit = _LARGEST_ERROR.get(str(stored_type(model)).removeprefix("torch."), _LARGEST_HALF)
+    return refused_beyond(error, stored_type(model), "folded", "keep it unfolded")
+
+
+def refused_beyond(error: float, stored: torch.dtype, how: str, instead: str) -> float:
+    """The error of a checkpoint's outputs, if rounding to the type of its weights explains it.
+
+    Args:
+        how: what was done to the model. instead: what to do now.
+
+    Raises:
+        typer.Exit: it does not (status 1, one line on stderr).
+    """
+    limit = _LARGEST_ERROR.get(str(stored).removeprefix("torch."), _LARGEST_HALF)
     if not error <= limit:
         print(
-            f"signalprop: the folded model's outputs differ by {error:.1e} of the largest, more than {limit:g}, "
-            "so nothing was written; keep it unfolded",
+            f"signalprop: the {how} model's outputs differ by {error:.1e} of the largest, more than {limit:g}, "
+            f"so nothing was written; {instead}",
             file=sys.stderr,
         )
         raise typer.Exit(1)

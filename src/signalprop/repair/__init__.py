@@ -7,6 +7,7 @@ from signalprop.errors import require
 require("torch", "models")
 
 from signalprop.repair.checks import Check, check  # noqa: E402
+from signalprop.repair.fitting import Fit, fit  # noqa: E402
 from signalprop.repair.folds import fold  # noqa: E402
 from signalprop.repair.groups import parameter_groups  # noqa: E402
 from signalprop.repair.initialisation import initialize  # noqa: E402
@@ -14,4 +15,16 @@ from signalprop.repair.installation import apply  # noqa: E402
 from signalprop.repair.saved_models import load, save  # noqa: E402
 from signalprop.repair.sites import locate  # noqa: E402
 
-__all__ = ["Check", "apply", "check", "fold", "initialize", "load", "locate", "parameter_groups", "save"]
+__all__ = [
+    "Check",
+    "Fit",
+    "apply",
+    "check",
+    "fit",
+    "fold",
+    "initialize",
+    "load",
+    "locate",
+    "parameter_groups",
+    "save",
+]

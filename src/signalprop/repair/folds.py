@@ -26,8 +26,7 @@ from signalprop.repair.record import Applied, Record, attached_vanilla, take_off
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tape import Tape, arguments_for, like
 from signalprop.repair.undoing import all_or_nothing
-
-Factor = float | Tensor  # one number, or one per output feature
+from signalprop.repair.weight_changes import Change, Factor, product
 
 # A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
 _NEGLIGIBLE = 1e-6
@@ -42,26 +41,8 @@ class _Factors:
     offset: float = 0.0
 
     def scale(self, weight: Factor, bias: Factor) -> None:
-        self.weight = _product(self.weight, weight)
-        self.bias = _product(self.bias, bias)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A parameter, and the factor along one of its axes: new = (old + offset) * factor - offset."""
-
-    tensor: Tensor
-    factor: Factor
-    axis: int
-    offset: float
-
-    def value(self) -> Tensor:
-        """The new entries, computed in float64."""
-        factor = self.factor
-        if isinstance(factor, Tensor):
-            shape = [-1 if i == self.axis else 1 for i in range(self.tensor.ndim)]
-            factor = factor.reshape(shape).to(self.tensor.device)
-        return (self.tensor.detach().double() + self.offset) * factor - self.offset
+        self.weight = product(self.weight, weight)
+        self.bias = product(self.bias, bias)
 
 
 @typed
@@ -138,7 +119,7 @@ class _Folding:
     where: dict[int, str] = field(default_factory=dict)
     holders: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
-    def changes(self) -> list[_Change]:
+    def changes(self) -> list[Change]:
         """Every parameter that changes, once.
 
         Raises:
@@ -215,7 +196,7 @@ class _Folding:
                 self.eps_error = max(self.eps_error, bound / gain**2 if gain else math.inf)
             elif first != 1:
                 raise _refused(where, f"the stream is multiplied with {first:.4g} there")
-        factor = _product(multiplier, carrier.gauge * scale)
+        factor = product(multiplier, carrier.gauge * scale)
         self._of(_with_weight(carrier, where)).scale(factor, factor)
 
     def _scores(self, row: AttachedRow, ratio: float) -> None:
@@ -312,10 +293,10 @@ class _Folding:
             raise _refused("the head", why)
         return norm
 
-    def _gathered(self) -> list[_Change]:
+    def _gathered(self) -> list[Change]:
         """The changes of parameters, every one once; all their holders have to agree."""
         norms = self._norms()
-        changes: dict[int, _Change] = {}
+        changes: dict[int, Change] = {}
         for key, factors in self.factors.items():
             module = self.modules[key]
             offset = self.attached.mapping.gain_offset if key in norms else 0.0
@@ -330,8 +311,9 @@ class _Folding:
                         raise _refused(where, "it shares a weight with another module, which has another multiplier")
                 if not _equal(factor, 1.0):
                     axis = 1 if name == "weight" and is_transposed(module) else 0
-                    changes[id(tensor)] = change = _Change(tensor, factor, axis, add)
-                    _refuse_overflow(change, where)
+                    changes[id(tensor)] = change = Change(tensor, factor, axis, add)
+                    if problem := change.problem():
+                        raise _refused(where, problem)
         return list(changes.values())
 
 
@@ -339,15 +321,6 @@ def _refused(where: str, why: str) -> InputError:
     return InputError(
         f"{where} cannot be folded into weights: {why}; keep the scheme with the weights instead (signalprop.save)"
     )
-
-
-def _refuse_overflow(change: _Change, where: str) -> None:
-    tensor = change.tensor
-    if not tensor.is_floating_point() or not isinstance(tensor, nn.Parameter):
-        raise _refused(where, f"its weight is {'quantized' if not tensor.is_floating_point() else 'computed'}")
-    largest = float(change.value().abs().max()) if tensor.numel() else 0.0
-    if not largest <= torch.finfo(tensor.dtype).max:
-        raise _refused(where, f"its weight would reach {largest:.3g}, too much for {tensor.dtype}")
 
 
 def _with_weight(module: Any, where: str) -> nn.Module:
@@ -372,12 +345,6 @@ def _value(number: float | nn.Parameter) -> Factor:
         return float(number)
     values = number.detach().double()
     return float(values) if values.numel() == 1 else values.flatten()
-
-
-def _product(one: Factor, other: Factor) -> Factor:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.to(other.device) * other
-    return one * other
 
 
 def _equal(one: Factor, other: Factor) -> bool:

@@ -106,7 +106,18 @@ def apply(
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
     if mode == "absorbed" and match_eps:
         raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
-    attached = require_roles(attach(model, mapping))
+    attached = attach(model, mapping, data if isinstance(data, dict) else None)
+    if initialize or mode == "absorbed":
+        require_roles(attached)
+    if torch.backends.mha.get_fastpath_enabled() and any(
+        isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
+    ):
+        raise InputError(
+            "call torch.backends.mha.set_fastpath_enabled(False) first: in evaluation PyTorch computes an "
+            "nn.TransformerEncoderLayer from its weights, past its modules, which carry the multipliers"
+        )
+    if attached.mapping.stream_only:  # found in the vanilla model; nothing looks for it again
+        mapping = attached.mapping
     architecture = attached.mapping.architecture
     _refuse_multipliers(attached)
     without_numbers = on_meta(model)
@@ -329,7 +340,7 @@ class _Surgeon:
     ) -> None:
         """Splice a rewired carrier, with its parameters on the device and in the type of its weights."""
         p, a = self.table, self.table.architecture
-        like = next(carrier.parameters())
+        like = next(carrier.parameters(), next(self.attached.model.parameters()))
         splice(
             carrier, Rewired, stream=stream, placed=placed, gauge=row.scale, dropout_p=dropout_p, post_norm=post_norm,
             point=nn.Identity(), after=nn.Identity(),

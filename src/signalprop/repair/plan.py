@@ -164,7 +164,20 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", m
     )
     if mode == "absorbed":
         _refuse_what_weights_cannot_hold(plan, p, rows, a)
+    if mapping.stream_only:
+        _refuse_what_the_stream_does_not_tell(plan, p)
     return plan
+
+
+def _refuse_what_the_stream_does_not_tell(plan: Plan, p: Parametrization) -> None:
+    """Raise InputError where a scheme changes more than skips, branches and norms, which are all that is known."""
+    scores = any(row.score_ratio != 1 or row.shapes or row.mixes_values or row.activates for row in plan.rows)
+    if scores or plan.head_ratio != 1 or plan.embedding_ratio != 1:
+        what = "what is inside its branches" if scores else "the embeddings or the head"
+        raise InputError(
+            f"give mapping=, which says what every weight is: scheme {p.scheme!r} changes {what}, and of this model "
+            "only the stream, its branches and its norms are known; 'lns' and 'layerscale' need no more"
+        )
 
 
 def _moves(a: Architecture, p: Parametrization, rows: Layout) -> list[str]:

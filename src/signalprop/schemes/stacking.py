@@ -57,6 +57,7 @@ def warn_if_depth_scaled(table: Parametrization, base: str, inputs: InputStatist
     shallow = a.replace(
         n_layers=1,
         n_decoder_layers=1 if a.n_decoder_layers else None,
+        branches=tuple(a.layer_branches[i] for i in ((0, -1) if a.n_decoder_layers else (-1,))),
         norm_placement=PLACEMENTS[table.placement[-1]],
         final_norm=a.final_norm,
     )

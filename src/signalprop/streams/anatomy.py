@@ -212,8 +212,8 @@ class Finder:
         entries = [call.first_read, *call.read] if call.first_read is not None else list(call.read)
         inside = [c for c in self.calls if call.begins < c.begins and c.ends < call.ends]
         given = _given(inside)
-        for end in ends:
-            for entry in entries:
+        for entry in entries:
+            for end in ends:
                 if entry.shape != end.shape or end.numbers is entry.numbers:
                     continue
                 found = steps(end, entry, given)

@@ -140,6 +140,8 @@ def _norm(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Nor
     module, wide, given = model.get_submodule(path), x.double(), y.double()
     own = [float(value) for name in _EPSILONS if isinstance(value := getattr(module, name, None), float)]
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if any(isinstance(held, Tensor) and held.shape != x.shape[-held.ndim :] for held in (weight, bias)):
+        return Norm(path, "unknown", None, None)  # over channels that are not last
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
     centred = wide - wide.mean(-1, keepdim=True)
     tries = []

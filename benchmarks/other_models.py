@@ -1,0 +1,267 @@
+"""Small models that are not from transformers, with inputs: PyTorch's own, GPTs of one file, x-transformers, diffusers.
+
+timm is not among them: it cannot be imported without a torchvision that fits the installed PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.single_file_gpts import GPT, FunctionalBlock, NanoBlock, ParallelBlock
+
+WIDTH, HEADS, LAYERS, BATCH, LENGTH, VOCABULARY = 64, 4, 3, 2, 12, 99
+Made = tuple[nn.Module, dict[str, Any]]
+
+
+def _ids() -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (BATCH, LENGTH))
+
+
+def _stream(*shape: int) -> torch.Tensor:
+    return torch.randn(BATCH, *(shape or (LENGTH, WIDTH)))
+
+
+def _torch_encoder(**options: Any) -> Made:
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True, **options)
+    return nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False), {"src": _stream()}
+
+
+def _torch_decoder(**options: Any) -> Made:
+    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True, **options)
+    return nn.TransformerDecoder(layer, LAYERS), {"tgt": _stream(), "memory": _stream(9, WIDTH)}
+
+
+def _torch_both() -> Made:
+    model = nn.Transformer(WIDTH, HEADS, LAYERS, LAYERS, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+    return model, {"src": _stream(9, WIDTH), "tgt": _stream()}
+
+
+def _gpt(block: type[nn.Module]) -> Made:
+    return GPT(block), {"idx": _ids()}
+
+
+def _x_transformers(**options: Any) -> Made:
+    from x_transformers import Decoder, TransformerWrapper
+
+    layers = Decoder(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=WIDTH // HEADS, **options)
+    return TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=layers), {"x": _ids()}
+
+
+def _dit() -> Made:
+    from diffusers import DiTTransformer2DModel
+
+    model = DiTTransformer2DModel(
+        HEADS, WIDTH // HEADS, 4, num_layers=LAYERS, sample_size=8, patch_size=2, norm_num_groups=4
+    )
+    return model, {
+        "hidden_states": _stream(4, 8, 8),
+        "timestep": torch.tensor([3, 7]),
+        "class_labels": torch.tensor([1, 2]),
+    }
+
+
+def _pixart() -> Made:
+    from diffusers import PixArtTransformer2DModel
+
+    model = PixArtTransformer2DModel(
+        HEADS,
+        WIDTH // HEADS,
+        4,
+        num_layers=LAYERS,
+        cross_attention_dim=WIDTH,
+        sample_size=8,
+        caption_channels=WIDTH,
+        norm_num_groups=4,
+        use_additional_conditions=False,
+    )
+    none = {"resolution": None, "aspect_ratio": None}
+    return model, {
+        "hidden_states": _stream(4, 8, 8),
+        "encoder_hidden_states": _stream(),
+        "timestep": torch.tensor([3, 7]),
+        "added_cond_kwargs": none,
+    }
+
+
+def _sd3() -> Made:
+    from diffusers import SD3Transformer2DModel
+
+    model = SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_layers=LAYERS,
+        attention_head_dim=WIDTH // HEADS,
+        num_attention_heads=HEADS,
+        joint_attention_dim=WIDTH,
+        caption_projection_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        out_channels=4,
+        pos_embed_max_size=8,
+    )
+    return model, {
+        "hidden_states": _stream(4, 8, 8),
+        "encoder_hidden_states": _stream(),
+        "pooled_projections": _stream(WIDTH),
+        "timestep": torch.tensor([3, 7]),
+    }
+
+
+def _flux() -> Made:
+    from diffusers import FluxTransformer2DModel
+
+    model = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4,
+        num_layers=LAYERS,
+        num_single_layers=LAYERS + 1,
+        attention_head_dim=16,
+        num_attention_heads=HEADS,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        axes_dims_rope=(4, 4, 8),
+    )
+    return model, {
+        "hidden_states": _stream(16, 4),
+        "encoder_hidden_states": _stream(),
+        "pooled_projections": _stream(WIDTH),
+        "timestep": torch.rand(BATCH),
+        "img_ids": torch.zeros(16, 3),
+        "txt_ids": torch.zeros(LENGTH, 3),
+    }
+
+
+def _sana() -> Made:
+    from diffusers import SanaTransformer2DModel
+
+    model = SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=HEADS,
+        attention_head_dim=16,
+        num_layers=LAYERS,
+        num_cross_attention_heads=HEADS,
+        cross_attention_head_dim=16,
+        cross_attention_dim=WIDTH,
+        caption_channels=WIDTH,
+        sample_size=8,
+    )
+    return model, {
+        "hidden_states": _stream(4, 8, 8),
+        "encoder_hidden_states": _stream(),
+        "timestep": torch.tensor([3, 7]),
+    }
+
+
+def _aura() -> Made:
+    from diffusers import AuraFlowTransformer2DModel
+
+    model = AuraFlowTransformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=4,
+        num_mmdit_layers=LAYERS,
+        num_single_dit_layers=LAYERS + 1,
+        attention_head_dim=16,
+        num_attention_heads=HEADS,
+        joint_attention_dim=WIDTH,
+        caption_projection_dim=WIDTH,
+        out_channels=4,
+        pos_embed_max_size=64,
+    )
+    return model, {"hidden_states": _stream(4, 8, 8), "encoder_hidden_states": _stream(), "timestep": torch.rand(BATCH)}
+
+
+def _cogvideo() -> Made:
+    from diffusers import CogVideoXTransformer3DModel
+
+    model = CogVideoXTransformer3DModel(
+        num_attention_heads=HEADS,
+        attention_head_dim=16,
+        in_channels=4,
+        out_channels=4,
+        time_embed_dim=16,
+        text_embed_dim=WIDTH,
+        num_layers=LAYERS,
+        sample_width=8,
+        sample_height=8,
+        sample_frames=5,
+        max_text_seq_length=LENGTH,
+    )
+    return model, {
+        "hidden_states": _stream(2, 4, 8, 8),
+        "encoder_hidden_states": _stream(),
+        "timestep": torch.tensor([3, 7]),
+    }
+
+
+def _wan() -> Made:
+    from diffusers import WanTransformer3DModel
+
+    model = WanTransformer3DModel(
+        num_attention_heads=HEADS,
+        attention_head_dim=16,
+        in_channels=4,
+        out_channels=4,
+        text_dim=WIDTH,
+        freq_dim=16,
+        ffn_dim=2 * WIDTH,
+        num_layers=LAYERS,
+        rope_max_seq_len=32,
+    )
+    return model, {
+        "hidden_states": _stream(4, 2, 8, 8),
+        "encoder_hidden_states": _stream(),
+        "timestep": torch.tensor([3, 7]),
+    }
+
+
+OTHERS: dict[str, tuple[str, Callable[[], Made]]] = {
+    "torch: TransformerEncoder, post-norm": ("", _torch_encoder),
+    "torch: TransformerEncoder, pre-norm": ("", lambda: _torch_encoder(norm_first=True)),
+    "torch: TransformerDecoder, post-norm": ("", _torch_decoder),
+    "torch: TransformerDecoder, pre-norm": ("", lambda: _torch_decoder(norm_first=True)),
+    "torch: Transformer": ("", _torch_both),
+    "one file: nanoGPT": ("", lambda: _gpt(NanoBlock)),
+    "one file: functional norms, additions in place": ("", lambda: _gpt(FunctionalBlock)),
+    "one file: parallel": ("", lambda: _gpt(ParallelBlock)),
+    "x-transformers: pre-norm": ("x-transformers", _x_transformers),
+    "x-transformers: post-norm": ("x-transformers", lambda: _x_transformers(pre_norm=False)),
+    "x-transformers: sandwich": ("x-transformers", lambda: _x_transformers(sandwich_norm=True)),
+    "x-transformers: RMSNorm, SwiGLU, rotary": (
+        "x-transformers",
+        lambda: _x_transformers(use_rmsnorm=True, ff_glu=True, ff_swish=True, rotary_pos_emb=True),
+    ),
+    "x-transformers: scaled residuals": ("x-transformers", lambda: _x_transformers(scale_residual=True)),
+    "x-transformers: gated residuals": ("x-transformers", lambda: _x_transformers(gate_residual=True)),
+    "diffusers: DiT": ("diffusers", _dit),
+    "diffusers: PixArt": ("diffusers", _pixart),
+    "diffusers: SD3 (MMDiT)": ("diffusers", _sd3),
+    "diffusers: Flux": ("diffusers", _flux),
+    "diffusers: AuraFlow": ("diffusers", _aura),
+    "diffusers: Sana": ("diffusers", _sana),
+    "diffusers: CogVideoX": ("diffusers", _cogvideo),
+    "diffusers: Wan": ("diffusers", _wan),
+}
+
+
+def other_model(name: str) -> Made:
+    """A model and inputs that it takes.
+
+    Raises:
+        LookupError: its package is not installed.
+    """
+    package, make = OTHERS[name]
+    torch.manual_seed(0)
+    try:
+        model, inputs = make()
+    except ImportError as error:
+        raise LookupError(f"it needs pip install {package}") from error
+    for parameter in model.parameters():  # gates that start at 0 would hide a branch
+        if parameter.ndim and not parameter.detach().any():
+            nn.init.normal_(parameter, std=0.02)
+    return model.eval(), inputs

@@ -1,0 +1,189 @@
+"""`signalprop fit`."""
+
+from __future__ import annotations
+
+import gc
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from signalprop.cli import checkpoints, output
+from signalprop.cli import options as opt
+from signalprop.cli.apply import Directory, Out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from signalprop.repair.fitting import Activation, Fit
+
+SCHEMA = "signalprop/fit/1"
+# The CPU runs these; of 8 bits it has no arithmetic.
+_RUN = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def fit(
+    directory: Directory,
+    out: Out,
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="fp16, bf16, fp8 (e4m3) or fp8-e5m2.")
+    ] = "fp16",
+    margin: Annotated[
+        int,
+        typer.Option("--margin", min=0, max=8, help="Powers of two to keep free below the largest number."),
+    ] = 2,
+    text: opt.Text = None,
+    seq_len: opt.SeqLen = None,
+    batch_size: opt.BatchSize = 4,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice of text.")] = 0,
+    always: Annotated[bool, typer.Option("--always", help="Write the checkpoint even where the model fits.")] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="Print every place, not the largest of each kind.")] = False,
+    json_file: opt.Json = None,
+) -> None:
+    """Rescale a model so that its activations fit a number format; the function stays.
+
+    The residual stream, values and gated activations are divided by powers of two in the weights. Measured on text,
+    before and after; the new checkpoint is read back and its outputs are compared in float64. Exit status 1 where
+    something that no weight can move is still beyond the format.
+
+    \b
+    Example:
+      signalprop fit ./my-checkpoint --format fp16 --out ./fitted
+    """
+    from signalprop.errors import InputError, require
+
+    output.check_outputs(json_file)
+    checkpoints.check_out(out)
+    require("torch", "models")
+    require("transformers", "models")
+    from signalprop.attachment.attached import attach
+    from signalprop.cli.loading import architecture_of, load_model, model_batch
+    from signalprop.diagnosis.loading import quiet
+    from signalprop.measurement.measuring import arguments_of
+    from signalprop.repair.fitting import FORMATS, exact_logits
+    from signalprop.repair.fitting import fit as fitted
+
+    if form not in FORMATS:
+        raise InputError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
+    quiet()
+    model = load_model(directory, random_init=False, seed=0)
+    stored = checkpoints.stored_type(model)
+    model.double()
+    changed = {} if seq_len is None else {"seq_len": seq_len}
+    batch, read = model_batch(architecture_of(model, changed, longest=128), directory, text, batch_size, seed)
+    arguments = arguments_of(model, attach(model).mapping, batch)
+    before = exact_logits(model, arguments)
+    found = fitted(model, batch, format=form, margin=margin)  # type: ignore[arg-type]
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "out": str(out) if found.changed or always else None,
+        "class_name": type(model).__name__,
+        "read": read,
+        **found.to_json(),
+        "error": difference(before, exact_logits(model, arguments)),
+        "stored_error": None,
+        "format_error": {"before": None, "after": None},
+    }
+    if result["out"]:
+        with checkpoints.written_whole(out) as folder:
+            model.to(stored).save_pretrained(folder)  # type: ignore[operator]
+            checkpoints.copy_companions(directory, folder)
+            del model
+            gc.collect()
+            again = load_model(folder, random_init=False, seed=0).double()
+            error = difference(before, exact_logits(again, arguments))
+            instead = "try a smaller --margin, or a checkpoint in float32"
+            result["stored_error"] = checkpoints.refused_beyond(
+                math.inf if error is None else error, stored, "fitted", instead
+            )
+            if form in _RUN:
+                del again
+                result["format_error"] = {
+                    when: _in_format(source, _RUN[form], arguments, before)
+                    for when, source in (("before", directory), ("after", folder))
+                }
+    output.deliver(
+        json_file, lambda: result, lambda: _show(found, result, all_rows=all_rows), failure=_failure(found, result)
+    )
+
+
+def _failure(found: Fit, result: dict[str, Any]) -> str | None:
+    """What still does not fit."""
+    over = sorted({f"{one.where} {one.what}" for one in found.over})
+    if over:
+        return f"still beyond {found.format}, and no weight can move it: {', '.join(over[:4])}"
+    if result["out"] and found.format in _RUN and result["format_error"]["after"] is None:
+        return f"every activation fits, but outputs in {found.format} are not finite; are weights beyond it?"
+    return None
+
+
+def difference(before: Tensor, after: Tensor) -> float | None:
+    """The largest difference over the largest value before; None where outputs are not finite."""
+    if not bool(after.isfinite().all()):
+        return None
+    return float((after.double() - before).abs().max() / before.abs().max().clamp_min(1e-30))
+
+
+def _in_format(source: Path, name: str, arguments: dict[str, Any], exact: Tensor) -> float | None:
+    """How far outputs computed in a type are from the exact ones."""
+    import torch
+
+    from signalprop.cli.loading import load_model
+
+    dtype = getattr(torch, name)
+    model = load_model(source, random_init=False, seed=0).to(dtype)
+    given = {key: x.to(dtype) if torch.is_floating_point(x) else x for key, x in arguments.items()}
+    return difference(exact, checkpoints.first_output(model, given))
+
+
+def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
+    from signalprop.results.text import number, text_table
+
+    rows = list(found.activations) if all_rows else _largest_of_each(found.activations)
+    limit = found.top / 2**found.margin
+    lines = [
+        [one.what, one.where, number(one.before), number(one.after), _verdict(one, found.top, limit)] for one in rows
+    ]
+    output.echo(text_table(["what", "where", "before", "after", "verdict"], lines, left=2))
+    facts = [
+        ("format", f"{found.format}, largest number {found.top:.5g}; {found.margin} powers of two are to stay free")
+    ]
+    if not found.changed:
+        fits = "fits" if found.within else "has nothing too large that could be moved"
+        facts.append(("fit", f"the model {fits} as it is" + ("" if result["out"] else "; nothing was written")))
+    else:
+        inner = f"; {len(found.inner)} branches inside, by up to {max(found.inner.values()):g}" if found.inner else ""
+        facts += [("divided", f"the stream by {found.stream:g}{inner}"), ("epsilon", found.epsilon)]
+        facts.append(("function", f"outputs differ by {_relative(result['error'])} in float64"))
+    if found.gain_rounding:
+        held = f"off by up to {found.gain_rounding:.1e} where {found.format} holds the weight"
+        facts.append(("gains 1 + weight", held))
+    if result["out"]:
+        facts.append(("as stored", f"read back, outputs differ by {_relative(result['stored_error'])} in float64"))
+    if any(value is not None for value in result["format_error"].values()):
+        was, now = (_relative(result["format_error"][when]) for when in ("before", "after"))
+        facts.append((f"in {found.format}", f"outputs differ from those in float64 by {was} before, {now} after"))
+    facts.append(("read", result["read"]))
+    if result["out"]:
+        facts.append(("written", f"{result['out']}, for transformers"))
+    output.echo("\n" + "\n".join(f"{name:<20}{words}" for name, words in facts))
+
+
+def _relative(error: float | None) -> str:
+    return "infinity (not finite)" if error is None else f"{error:.1e} of the largest"
+
+
+def _verdict(one: Activation, top: float, limit: float) -> str:
+    return "over" if one.after > top else "inside the margin" if one.after > limit else "fits"
+
+
+def _largest_of_each(activations: Sequence[Activation]) -> list[Activation]:
+    """Of every kind of place the one that is largest before."""
+    found: dict[str, Activation] = {}
+    for one in activations:
+        if one.what not in found or max(one.before, one.after) > max(found[one.what].before, found[one.what].after):
+            found[one.what] = one
+    return list(found.values())

@@ -1,0 +1,382 @@
+"""`fit`: the same function with activations that a number format holds. docs/theory/gauge.md has the rules.
+
+The stream is divided by one power of two, values and gated activations by one per layer, in weights, biases and gains.
+All is planned before anything is changed, so that a model that cannot be fitted stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Dictionary
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, is_transposed
+from signalprop.attachment.live_model import evaluating
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch, default_batch, shortened
+from signalprop.errors import InputError
+from signalprop.files.validation import typed
+from signalprop.measurement.measuring import arguments_of
+from signalprop.repair.initialisation import plain
+from signalprop.repair.largest_activations import Place, inner_maps, largest, places_of
+from signalprop.repair.record import record_of
+from signalprop.repair.undoing import all_or_nothing
+from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.watching.hooks import Hooks
+
+Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
+FORMATS = {
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2,
+}  # fmt: skip
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
+_PRE = ("pre", "sandwich")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The largest |activation| at a place: before, predicted from the factors, and measured after."""
+
+    where: str
+    what: str
+    before: float
+    predicted: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit` did.
+
+    Attributes:
+        format: name of the number format. top: its largest number. margin: powers of two that were to stay free.
+        stream: what the residual stream was divided by. inner: likewise what is inside of a branch, by its label.
+        epsilon: what became of the norms' epsilon, in words. matched: whether that keeps the function exactly.
+        gain_rounding: largest relative error of a changed gain 1 + weight (Gemma) where the format, or bfloat16 for
+            those of 8 bits, holds the weight; 0 where gains are weights.
+        activations: one per place.
+    """
+
+    format: str
+    top: float
+    margin: int
+    stream: float
+    inner: dict[str, float]
+    epsilon: str
+    matched: bool
+    gain_rounding: float
+    activations: tuple[Activation, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was multiplied; otherwise the model fitted, or nothing that could be moved was too large."""
+        return self.stream != 1 or bool(self.inner)
+
+    @property
+    def over(self) -> tuple[Activation, ...]:
+        """Where activations are still beyond the format's largest number."""
+        return tuple(one for one in self.activations if one.after > self.top)
+
+    @property
+    def within(self) -> bool:
+        """Whether every activation fits with the margin."""
+        return all(one.after <= self.top / 2**self.margin for one in self.activations)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain numbers and lists."""
+        return {**asdict(self), "over": [asdict(one) for one in self.over], "within": self.within}
+
+
+@typed
+def fit(
+    model: nn.Module,
+    batch: Batch | Dictionary[str, Any] | None = None,
+    *,
+    format: Format = "fp16",
+    margin: int = 2,
+    mapping: Mapping | None = None,
+) -> Fit:
+    """Rescale a model in place so that its activations fit a number format: the same function, in other units.
+
+    The residual stream is divided by one power of two (in embeddings, in what writes to the stream, and in the second
+    norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the final norm's gain. Values
+    and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can move
+    (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported.
+
+    Args:
+        model: pre-norm or sandwich norm, in a type that holds its activations (float32).
+        batch: as in `measure`; the factors hold for activations as large as on this text.
+        format: fp16, bf16, fp8 (e4m3) or fp8-e5m2. margin: powers of two that are to stay free above the largest.
+        mapping: where the signal runs, of a model of no known family.
+
+    Raises:
+        InputError: norms on the stream (post-norm resets it) or on branches alone, positions that are computed, weights
+            that are quantised, sharded or shared between sublayers. The model is then as it was.
+    """
+    if not 0 <= margin <= 8:
+        raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
+    attached = attach(model, mapping)
+    _refuse(attached)
+    architecture = attached.mapping.architecture
+    batch = default_batch(shortened(architecture)) if batch is None else batch
+    arguments = arguments_of(model, attached.mapping, batch)
+    epsilon = _Epsilon.of(attached)
+    tied = _is_tied(attached)
+    places = places_of(attached, along=epsilon.movable, tied=tied)
+    before = largest(attached, places, arguments)
+    top = float(torch.finfo(FORMATS[format]).max)
+    stream, inner = _factors(places, before, top / 2**margin)
+    plan = _Fitting(attached, stream, inner, along=epsilon.movable, tied=tied)
+    changes = plan.changes() if stream != 1 or inner else []
+    rounding = _gain_rounding(changes, FORMATS[format])
+    after = before
+    if changes:
+        with torch.no_grad(), all_or_nothing(attached.model, [change.tensor for change in changes]):
+            for change in changes:
+                change.tensor.copy_(change.value())
+            if stream != 1:
+                epsilon.divide(attached.model, stream**2)
+            after = largest(attached, places, arguments)
+    predicted = [
+        value * stream**place.stream / (inner.get(place.inner, 1.0) if place.inner is not None else 1.0)
+        for place, value in zip(places, before, strict=True)
+    ]
+    return Fit(
+        format=format,
+        top=top,
+        margin=margin,
+        stream=stream,
+        inner={attached.rows[i].label: factor for i, factor in inner.items()},
+        epsilon=epsilon.in_words(stream),
+        matched=stream == 1 or epsilon.movable,
+        gain_rounding=rounding,
+        activations=tuple(
+            Activation(place.where, place.what, *numbers)
+            for place, *numbers in zip(places, before, predicted, after, strict=True)
+        ),
+    )
+
+
+def _refuse(attached: Attached) -> None:
+    """Raise an InputError for a model whose stream has no factor."""
+    if record_of(attached.model) is not None:
+        raise InputError("the model carries a scheme; signalprop.fold(model) first")
+    for name, parameter in attached.model.named_parameters():
+        if parameter.is_meta or not plain(parameter):
+            raise InputError(f"{name} is on the meta device or sharded; fit needs a whole model with its weights")
+    for row in attached.rows:
+        if row.placement not in _PRE:
+            why = {
+                "post": "a norm on the stream resets its scale, so a factor before it changes nothing",
+                "res-post": "it reads the stream without a norm, so a factor on the stream would change it",
+            }.get(row.placement, "it reads the stream without a norm")
+            raise InputError(f"{row.label} is {row.placement}-norm: {why}; fit takes pre-norm and sandwich models")
+    ends = attached.ends
+    if ends.final_norm is None:
+        raise InputError("there is no norm after the last layer, so what reads the stream there would see the factor")
+    if ends.convolutions:
+        raise InputError("convolutions with an activation make the stream's input; no weight can divide it exactly")
+    if any(isinstance(one, float) for one in (ends.position, ends.decoder_position, ends.segment)):
+        raise InputError("the model computes its positions and adds them to the stream; no weight can divide them")
+
+
+def _is_tied(attached: Attached) -> bool:
+    ends = attached.ends
+    return ends.head is not None and ends.token is not None and ends.head.weight is ends.token.weight
+
+
+def _factors(places: Sequence[Place], values: Sequence[float], limit: float) -> tuple[float, dict[int, float]]:
+    """The stream's factor, and that of every sublayer that needs one: the smallest powers of two that fit."""
+    stream = 1.0
+    inner: dict[int, float] = {}
+    for place, value in zip(places, values, strict=True):
+        needed = 2.0 ** max(0, math.ceil(math.log2(value / limit))) if value > 0 else 1.0
+        if place.stream < 0:
+            stream = max(stream, needed)
+        if place.inner is not None and needed > inner.get(place.inner, 1.0):
+            inner[place.inner] = needed
+    return stream, inner
+
+
+def _gain_rounding(changes: Sequence[Change], form: torch.dtype) -> float:
+    """How far gains 1 + weight are off relatively, where the weight is held in a format."""
+    held = form if form.itemsize > 1 else torch.bfloat16
+    worst = 0.0
+    for change in changes:
+        if change.offset:
+            exact = change.value()
+            gains = (exact + change.offset).abs()
+            error = (exact.to(held).double() - exact).abs()
+            worst = max(worst, float((error / gains.clamp_min(1e-30)).max()))
+    return worst
+
+
+@dataclass(frozen=True)
+class _Epsilon:
+    """The norms' epsilon: (module, attribute) of all, the configuration's key, and why it cannot be divided."""
+
+    holders: tuple[tuple[nn.Module, str], ...]
+    key: str | None
+    problem: str
+
+    @classmethod
+    def of(cls, attached: Attached) -> _Epsilon:
+        holders = tuple(
+            (module, name)
+            for module in attached.model.modules() if "norm" in type(module).__name__.lower()
+            for name in ("eps", "variance_epsilon") if isinstance(getattr(module, name, None), float)
+        )  # fmt: skip
+        known = {id(norm) for norm in _norms(attached)}
+        values = {getattr(module, name) for module, name in holders}
+        config = getattr(attached.model, "config", None)
+        key = next((key for key in _EPSILONS if {getattr(config, key, None)} == values), None)
+        problem = ""
+        if not all(id(module) in known for module, _ in holders):
+            problem = "norms beside the stream share it"
+        elif config is not None and key is None:
+            problem = "the configuration has no entry for it"
+        return cls(holders, key, problem)
+
+    @property
+    def movable(self) -> bool:
+        return not self.problem
+
+    def divide(self, model: Any, by: float) -> None:
+        """Divide the modules' and the configuration's epsilon, where it can be."""
+        if not self.movable:
+            return
+        for module, name in self.holders:
+            setattr(module, name, getattr(module, name) / by)
+        if self.key is not None:
+            setattr(model.config, self.key, getattr(model.config, self.key) / by)
+
+    def in_words(self, stream: float) -> str:
+        if stream == 1 or not self.holders:
+            return "unchanged"
+        if self.movable:
+            return f"divided by {stream**2:g}: the same function"
+        module, name = self.holders[0]
+        return (
+            f"stays at {getattr(module, name):g} ({self.problem}), which counts as {stream**2:g} times as much to the "
+            "divided stream"
+        )
+
+
+@dataclass
+class _Fitting:
+    """The parameters that change. Nothing in here changes the model."""
+
+    attached: Attached
+    stream: float
+    inner: dict[int, float]
+    along: bool
+    tied: bool
+    found: dict[int, Change] = field(default_factory=dict)
+    owners: dict[int, str] = field(default_factory=dict)
+
+    def changes(self) -> list[Change]:
+        """Every parameter that changes, once.
+
+        Raises:
+            InputError: one that cannot, and where.
+        """
+        for i, row in enumerate(self.attached.rows):
+            self._row(row, self.inner.get(i, 1.0))
+        if self.stream != 1:
+            self._ends()
+        out = [change for change in self.found.values() if not _is_one(change.factor)]
+        for change in out:
+            if problem := change.problem():
+                raise InputError(f"{self.owners[id(change.tensor)]} cannot be rescaled: {problem}")
+        return out
+
+    def _row(self, row: AttachedRow, inner: float) -> None:
+        down = 1 / self.stream if self.along or row.placement == "pre" else 1.0
+        first, last = inner_maps(row)
+        if first is not None:
+            self._held(first, 1 / inner, 1 / inner, row.label)
+        if last is None:
+            raise InputError(f"{row.label}: the mapping names no map that ends the branch; fit needs it")
+        self._held(last, inner * down, down, row.label)
+        if row.placement == "sandwich":
+            self._norm(row.post_norm, 1 / self.stream, row.label)
+        if self.along:
+            for role, norm in (("query", row.query_norm), ("key", row.key_norm)):
+                if norm is not None:
+                    self._held(row.weights[role], 1 / self.stream, 1 / self.stream, row.label)
+
+    def _ends(self) -> None:
+        ends, down = self.attached.ends, 1 / self.stream
+        norms = {id(norm): norm for norm in (ends.norm, ends.decoder_norm) if norm is not None}
+        for norm in norms.values():
+            self._norm(norm, down, "the embedding norm")
+        if not norms or self.along:
+            tables = {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}
+            for held in tables.values():
+                self._held(held, down, down, "the embedding")
+        if self.tied:
+            self._norm(ends.final_norm, self.stream, "the final norm")
+
+    def _held(self, held: Held, weight: float, bias: float, where: str) -> None:
+        holder = held.holder
+        if hasattr(holder, "base_layer"):
+            raise InputError(f"{where}: there is an adapter beside a map; fit before adapters are added")
+        axis = 1 if is_transposed(holder) else 0
+        self._scale(held.weight, weight, axis, held.rows, where)
+        self._scale(held.bias, bias, 0, held.rows, where)
+
+    def _norm(self, norm: Any, factor: float, where: str) -> None:
+        weight = getattr(norm, "weight", None)
+        if not isinstance(weight, Tensor):
+            raise InputError(f"{where}: a norm without a gain cannot be rescaled")
+        self._scale(weight, factor, 0, None, where, self.attached.mapping.gain_offset)
+        self._scale(getattr(norm, "bias", None), factor, 0, None, where)
+
+    def _scale(self, tensor: Any, factor: float, axis: int, rows: Any, where: str, offset: float = 0.0) -> None:
+        if tensor is None or factor == 1:
+            return
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{where} cannot be rescaled: its weight is quantized")
+        if self.owners.setdefault(id(tensor), where) != where:
+            raise InputError(f"{where} shares a weight with {self.owners[id(tensor)]}; fit needs weights of its own")
+        wanted: Factor = factor
+        if rows is not None:
+            wanted = torch.ones(tensor.shape[axis], dtype=torch.float64)
+            wanted[rows] = factor
+        before = self.found.get(id(tensor))
+        both = wanted if before is None else product(before.factor, wanted)
+        self.found[id(tensor)] = Change(tensor, both, axis, offset)
+
+
+def _is_one(factor: Factor) -> bool:
+    return bool((torch.as_tensor(factor) == 1).all())
+
+
+def exact_logits(model: nn.Module, arguments: Dictionary[str, Any], mapping: Mapping | None = None) -> Tensor:
+    """The first output of a float64 model, its RMS norms in float64 too (transformers has them in float32)."""
+    attached = attach(model, mapping)
+    hooks = Hooks(model)
+    if attached.mapping.architecture.norm == "rmsnorm":
+        offset = attached.mapping.gain_offset
+        for norm in _norms(attached):
+            hooks.after(norm, lambda norm, args, kwargs, _: _rms(norm, (*args, *kwargs.values())[0], offset))
+    with evaluating(model), torch.no_grad(), hooks:
+        out: Any = model(**arguments)
+    found: Tensor = out.logits if getattr(out, "logits", None) is not None else out[0]
+    return found
+
+
+def _norms(attached: Attached) -> Iterator[nn.Module]:
+    rows, ends = attached.rows, attached.ends
+    named = [norm for row in rows for norm in (row.norm, row.post_norm, row.query_norm, row.key_norm)]
+    named += [ends.norm, ends.decoder_norm, *ends.final_norms]
+    yield from {id(norm): norm for norm in named if norm is not None}.values()
+
+
+def _rms(norm: Any, x: Tensor, offset: float) -> Tensor:
+    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight + offset, eps)

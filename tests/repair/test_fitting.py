@@ -1,0 +1,145 @@
+"""`fit`: models of every family that overflow half precision, in other units; and what no unit can change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import signalprop as sp
+from applied import vanilla
+from commandline import Command
+from models.test_families import batch_for, theirs
+from signalprop.attachment.attached import attach
+from signalprop.measurement.measuring import arguments_of
+from signalprop.repair.fitting import exact_logits, fit
+from signalprop.repair.largest_activations import moves_inner
+
+TOP = 65504.0
+FITTED = (
+    "gpt2", "llama", "qwen3", "gemma", "gemma3", "t5-gated", "gpt_neox", "phi", "falcon-grouped", "vit", "mistral",
+)  # fmt: skip
+REFUSED = {
+    "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
+    "olmo2": "layer 0 attention is res-post-norm: it reads the stream without a norm",
+    "opt-open": "there is no norm after the last layer",
+    "whisper": "convolutions with an activation",
+}
+
+
+def overflowing(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A model in float64 whose stream is beyond fp16, and all that a factor per layer can move; and what it reads."""
+    model = theirs(name)
+    attached = attach(model)
+    with torch.no_grad():
+        for row in attached.rows:
+            if moves_inner(attached, row):
+                held = row.weights["value" if row.kind.attends else "up"]
+                (held.weight.T if held.transposed else held.weight)[held.rows or slice(None)] *= 3e5
+            last = row.post_norm or row.weights["output" if row.kind.attends else "down"].holder
+            last.weight.mul_(1e5 if row.post_norm or not moves_inner(attached, row) else 1)
+    return model, arguments_of(model, attached.mapping, batch_for(attached.mapping))
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_everything_fits_and_the_function_stays(name: str) -> None:
+    model, arguments = overflowing(name)
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments, margin=1)
+    assert found.stream > 1 and found.inner and found.matched
+    assert max(one.before for one in found.activations if one.what == "stream") > TOP
+    assert max(one.before for one in found.activations if one.what == "mixed values") > TOP
+    assert found.within and not found.over
+    assert max(one.after for one in found.activations) <= TOP / 2
+    for one in found.activations:
+        assert one.after == pytest.approx(one.predicted, rel=1e-6)
+    assert difference(exact_logits(model, arguments), before) < 1e-10
+    again = fit(model, arguments, margin=1)
+    assert not again.changed and again.within
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_half_precision_has_numbers_again(name: str) -> None:
+    model, arguments = overflowing(name)
+    before = exact_logits(model, arguments)
+    with torch.no_grad():
+        assert not model.half()(**arguments).logits.isfinite().all()
+        fitted, _ = overflowing(name)
+        fit(fitted, arguments)
+        assert difference(fitted.half()(**arguments).logits.double(), before) < 0.1
+
+
+def test_an_epsilon_that_the_configuration_does_not_have_is_all_that_is_inexact() -> None:
+    model, arguments = overflowing("opt")
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments)
+    assert not found.matched and "the configuration has no entry for it" in found.epsilon
+    assert difference(exact_logits(model, arguments), before) > 1e-6
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps /= found.stream**2
+    assert difference(exact_logits(model, arguments), before) < 1e-10
+
+
+def test_what_a_curved_activation_makes_is_reported() -> None:
+    model, arguments = overflowing("gpt2")
+    with torch.no_grad():
+        attach(model).rows[1].weights["up"].weight.mul_(1e6)
+    found = fit(model, arguments)
+    over = {(one.where, one.what) for one in found.over}
+    assert {("layer 0 feed-forward", "up"), ("layer 0 feed-forward", "hidden")} <= over
+    assert all(what in ("up", "hidden", "final norm") for _, what in over)  # a tied head's norm is multiplied
+    assert not found.within
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_line_says_why_not(name: str) -> None:
+    model = theirs(name)
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    with pytest.raises(sp.InputError, match=REFUSED[name]):
+        fit(model)
+    assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
+
+
+def test_a_weight_of_two_layers_leaves_the_model_as_it_was() -> None:
+    model, arguments = overflowing("gpt2")
+    model.transformer.h[1].mlp.c_proj.weight = model.transformer.h[0].mlp.c_proj.weight
+    before = exact_logits(model, arguments)
+    with pytest.raises(sp.InputError, match="layer 1 feed-forward shares a weight with layer 0 feed-forward"):
+        fit(model, arguments)
+    assert torch.equal(exact_logits(model, arguments), before)
+
+
+class TestCommand:
+    def test_a_checkpoint_in_other_units(self, command: Command, tmp_path: Path) -> None:
+        model = vanilla("llama", 2, architectures=["LlamaForCausalLM"])
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.mlp.up_proj.weight.mul_(1e5)
+                layer.mlp.down_proj.weight.mul_(1e5)
+        model.save_pretrained(tmp_path / "model")
+        (tmp_path / "text").write_text("the stream is divided and the function stays " * 30)
+        text = ("--text", str(tmp_path / "text"))
+        status, out, err = command("fit", str(tmp_path / "model"), *text, "--out", str(tmp_path / "new"), "--json", "-")
+        assert status == 0, err
+        result = json.loads(out)
+        assert result["stream"] > 1 and result["matched"] and result["within"] and not result["over"]
+        assert result["error"] < 1e-10 and result["stored_error"] < 1e-10
+        assert result["format_error"]["before"] is None and result["format_error"]["after"] < 0.1
+        config = json.loads((tmp_path / "new" / "config.json").read_text())
+        assert config["rms_norm_eps"] == 1e-6 / result["stream"] ** 2
+        status, out, _ = command("fit", str(tmp_path / "new"), *text, "--out", str(tmp_path / "again"))
+        assert status == 0 and "the model fits as it is; nothing was written" in out
+        assert not (tmp_path / "again").exists()
+
+    def test_an_unknown_format(self, command: Command, tmp_path: Path) -> None:
+        status, _, err = command("fit", str(tmp_path), "--format", "fp4", "--out", str(tmp_path / "new"))
+        assert status == 2 and "--format is 'fp4'; expected one of fp16, bf16, fp8, fp8-e5m2" in err

@@ -1,0 +1,116 @@
+"""Schemes on models that no family knows, of which only the stream, its branches and its norms were found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import signalprop as sp
+
+WIDTH = 16
+
+
+class Feed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class TwoStreams(nn.Module):
+    """Gives the stream that it reads second first, as MMDiT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = Feed(), Feed()
+
+    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        return self.text(text), self.image(image)
+
+
+class Layers(nn.Module):
+    def __init__(self, layer: type[nn.Module], n_layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(layer() for _ in range(n_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.embedding(x)
+        text = self.other(x)
+        for layer in self.layers:
+            if isinstance(layer, TwoStreams):
+                text, image = layer(image, text)
+            else:
+                image = layer(image)
+        return image + 0 * text
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    return {"x": torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(1))}
+
+
+def test_lns_on_a_found_stream_is_what_the_paper_writes_down(batch: dict[str, Tensor]) -> None:
+    model = Layers(Feed, 3)
+    parts: Any = model
+    with torch.no_grad():
+        x = parts.embedding(batch["x"])
+        for i, layer in enumerate(parts.layers):
+            x = x + layer.down(torch.tanh(layer.up(layer.norm(x) * (i + 1) ** -0.5)))
+        sp.apply(model, "lns", initialize=False, data=batch)
+        assert torch.allclose(model(**batch), x, atol=1e-6)
+        sp.fold(model)
+        assert torch.allclose(model(**batch), x, atol=1e-6)
+    assert type(model) is Layers
+
+
+def test_what_needs_more_than_the_stream_is_refused_and_leaves_the_model(batch: dict[str, Tensor]) -> None:
+    model = Layers(Feed, 3)
+    before = model(**batch)
+    with pytest.raises(sp.InputError, match="give mapping="):
+        sp.apply(model, "lns", data=batch)  # draws weights
+    with pytest.raises(sp.InputError, match="'takase' changes the embeddings or the head"):
+        sp.apply(model, "takase", initialize=False, data=batch)
+    assert torch.equal(model(**batch), before) and type(model) is Layers
+
+
+def test_of_two_streams_one_is_followed_through_all_layers(batch: dict[str, Tensor]) -> None:
+    model = Layers(TwoStreams, 3)
+    profile = sp.measure(model, batch, loss=lambda out: out.square().sum())
+    parts: Any = model
+    image = parts.embedding(batch["x"])
+    for i, layer in enumerate(parts.layers):
+        expected = float(image.detach().double().var(correction=0))
+        assert profile.forward["stream_in"].variance[i] == pytest.approx(expected, rel=1e-6)
+        image = layer.image(image)
+
+
+@pytest.fixture
+def fast() -> Iterator[None]:
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_fast_path_of_pytorch_which_passes_over_multipliers_is_refused() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    batch = {"src": torch.randn(2, 5, WIDTH)}
+    with pytest.raises(sp.InputError, match="set_fastpath_enabled"):
+        sp.apply(model, "lns", initialize=False, data=batch)
+    torch.backends.mha.set_fastpath_enabled(False)
+    with torch.no_grad():
+        before = model(**batch)
+        sp.apply(model, "lns", initialize=False, data=batch)
+        after = model(**batch)
+        sp.fold(model)
+        torch.backends.mha.set_fastpath_enabled(True)
+        assert torch.allclose(model(**batch), after, atol=1e-5)
+    assert not torch.allclose(before, after, atol=1e-3)
