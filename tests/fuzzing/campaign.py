@@ -254,7 +254,10 @@ def run_lines(seed: int, first: int, n: int, folder: Path) -> Iterator[tuple[str
         try:
             with limited(), warnings.catch_warnings():
                 result = commanded(*arguments)
-            found, kind = problem_of(result), f"{arguments[0]} {result.status}"
+            found, kind = (
+                problem_of(result),
+                f"{arguments[0] if arguments[0] in COMMANDS else 'another'} {result.status}",
+            )
         except SystemExit as error:
             found, kind = (None, "help") if error.code == 0 else (f"exit {error.code}", "exit")
         except BaseException as error:
