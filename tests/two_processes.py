@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from applied import VOCABULARY, vanilla
+from signalprop.monitoring import SignalMonitor
 from signalprop.repair import apply, initialize, parameter_groups
 
 # fixed and trainable multipliers, moved and scaled norms, mixed values; T5's relative positions are in no table
@@ -110,10 +111,22 @@ def refusal(model: nn.Module) -> str:
     return ""
 
 
+def monitored(model: nn.Module) -> dict[str, float]:
+    """What a monitor logs of two steps, and how many quantities have bands; nothing on other ranks than 0."""
+    numbers: dict[str, float] | None = None
+    with SignalMonitor(model, every=1, skip_first=0) as monitor:
+        for _ in range(2):
+            step(model, IDS)
+            numbers = monitor.step()
+    bands = 0 if monitor._watch is None else len(monitor._watch.start)
+    return {} if numbers is None else {**numbers, "bands": bands}
+
+
 def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
     results = {f"{family} {scheme}": case(family, scheme) for family, scheme in CASES}
+    results["monitor"] = monitored(sharded(vanilla("llama", 2), "llama"))
     if rank == 0:
         (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()

@@ -215,7 +215,10 @@ class TestSpeech:
         assert batch.tokens is None and batch.frames is not None and batch.decoder_tokens is not None
         assert batch.frames.shape == (5, 24, 9) and batch.decoder_tokens.shape == batch.targets.shape == (5, 7)
         assert (batch.decoder_tokens[:, 1:] == batch.targets[:, :-1]).all()
-        assert batch.input == "frames" and batch.source == "synthetic speech features, ids"
+        assert (
+            batch.input == "frames"
+            and batch.source == "synthetic frames: Gaussian noise like filter banks, no speech, ids"
+        )
         x = batch.statistics(speech())
         assert (x.kind, x.mean, x.variance) == ("frames", pytest.approx(0, abs=1e-12), pytest.approx(1))
         assert x.decoder is not None and x.decoder.token_correlation == collision_probability(batch.decoder_tokens)

@@ -196,6 +196,31 @@ def test_words_that_bear_the_padding_id_are_renamed(build: Any, name: str) -> No
         assert_same(one, other, rel=1e-12)
 
 
+def test_padding_stays_and_so_does_the_decoders_start(build: Any) -> None:
+    tokens = np.array([[5, 1, 6, 1]])
+    batch = Batch(tokens=tokens, targets=tokens, keep=np.array([[True, True, True, False]]))
+    given = mapping_of(build("roberta")).arguments(batch)  # type: ignore[misc]
+    assert given["input_ids"].tolist() == [[5, VOCABULARY - 1, 6, 1]]
+    model = build("t5")
+    model.config.decoder_start_token_id = padding = model.get_input_embeddings().padding_idx or 0
+    said = np.array([[padding, 5, 6]])
+    given = mapping_of(model).arguments(Batch(tokens=tokens, targets=said, decoder_tokens=said))  # type: ignore[misc]
+    assert given["decoder_input_ids"].tolist() == said.tolist()
+
+
+def test_words_without_a_vector_are_told_of(build: Any) -> None:
+    model = build("gpt2").eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = 0
+    ids = torch.tensor([[5, 7, 8, 7], [7, 9, 10, 11]])
+    told = "input_ids (ids 7) read rows of zeros"
+    assert f"37.50% of {told}" in measure(model, {"input_ids": ids}, loss=total).notes[-1]
+    mask = torch.tensor([[1, 0, 1, 0], [1, 1, 1, 1]])  # padding is not a word
+    assert f"16.67% of {told}" in measure(model, {"input_ids": ids, "attention_mask": mask}, loss=total).notes[-1]
+    ids[ids == 7] = 6
+    assert not any("zeros" in note for note in measure(model, {"input_ids": ids}, loss=total).notes)
+
+
 def test_labels_give_the_models_own_loss(build: Any) -> None:
     model = build("bert").eval()
     ids = arguments_for(model)["input_ids"]

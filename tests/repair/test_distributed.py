@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import two_processes
+from applied import vanilla
 from signalprop.repair import parameter_groups
 from two_processes import CASES, IDS, make, step
 
@@ -64,6 +65,12 @@ def test_parameter_groups_know_sharded_parameters_by_name(
     step(alone, IDS)
     torch.optim.AdamW(groups, lr=0.01).step()
     assert found["second"] == pytest.approx(step(alone, IDS)[0], rel=1e-5)
+
+
+def test_a_monitor_reads_sharded_parameters_for_its_bands(results: dict[str, Any]) -> None:
+    alone = two_processes.monitored(vanilla("llama", 2))
+    assert alone["bands"] > 0 and alone["signal/outside"] == 0
+    assert results["monitor"] == pytest.approx(alone, rel=1e-5)
 
 
 @every_case

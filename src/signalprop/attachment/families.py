@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from signalprop.attachment.found import mapping_found
@@ -105,7 +106,7 @@ def mapping_of(model: nn.Module) -> Mapping:
         ),
         head=head,
         gain_offset=paths.gain_offset,
-        arguments=_arguments(paths, architecture, model, getattr(without_adapters(token), "padding_idx", None)),
+        arguments=_arguments(paths, architecture, model, _padding_id(model, token)),
         padding=paths.padding,
         padding_stride=architecture.n_frames // architecture.seq_len if architecture.input == "frames" else 1,
         layers=[f"{prefix}{stack.layers}.{i}" for stack in paths.stacks for i in range(len(_get(base, stack.layers)))],
@@ -207,12 +208,13 @@ def _arguments(
     paths: ModelPaths, a: Architecture, model: nn.Module, padding_id: int | None
 ) -> Callable[[Batch], dict[str, Any]]:
     dtype = next(model.parameters()).dtype
+    start = getattr(model.config, "decoder_start_token_id", None)
 
     def arguments(batch: Batch) -> dict[str, Any]:
         values = {
-            "tokens": _free_of(padding_id, batch.tokens, a.vocab_size) if batch.keep is None else batch.tokens,
+            "tokens": _free_of(padding_id, batch.tokens, a.vocab_size, batch.keep),
             "keep": batch.keep,
-            "decoder_tokens": _free_of(padding_id, batch.decoder_tokens, a.vocab_size),
+            "decoder_tokens": _free_of(padding_id, batch.decoder_tokens, a.vocab_size, _after_start(batch, start)),
             "segments": batch.segments,
         }
         out: dict[str, Any] = {}
@@ -231,16 +233,41 @@ def _arguments(
     return arguments
 
 
-def _free_of(padding_id: int | None, ids: IntArray | None, vocab_size: int) -> IntArray | None:
-    """The ids with the model's padding id renamed to the highest id that is not among them.
+def _padding_id(model: nn.Module, token: Any) -> int | None:
+    """The id that the model reads as padding: of its table, else of its configuration, where it means nothing else."""
+    own = getattr(without_adapters(token), "padding_idx", None)
+    if own is not None:
+        return int(own)
+    config: Any = model.config
+    named = getattr(config, "pad_token_id", None)
+    others = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "sep", "decoder_start")]
+    used = {i for found in others for i in (found if isinstance(found, list) else [found])}
+    return named if isinstance(named, int) and named >= 0 and named not in used else None
 
-    A batch without `keep` has no padding. The row of the padding id is zero (and RoBERTa gives it no position), so
-    where a numbering of words uses that id for a word, the model would read a hole.
+
+def _after_start(batch: Batch, start: int | None) -> NDArray[np.bool_] | None:
+    """Where words stand in what a decoder reads: not at a first position that holds its start token."""
+    ids = batch.decoder_tokens
+    if ids is None or start is None or not (ids[:, 0] == start).all():
+        return None
+    return np.arange(ids.shape[1]) > np.zeros(ids.shape, np.int64)
+
+
+def _free_of(
+    padding_id: int | None, ids: IntArray | None, vocab_size: int, words: NDArray[np.bool_] | None
+) -> IntArray | None:
+    """The ids with the model's padding id renamed, where it stands for a word, to the highest id not among them.
+
+    `words`: where there are words (None: everywhere), and not padding. The row of the padding id is zero (and RoBERTa
+    gives it no position), so where a numbering of words uses that id for a word, the model would read a hole.
     """
-    if ids is None or padding_id is None or not (ids == padding_id).any():
+    if ids is None or padding_id is None:
+        return ids
+    wrong = (ids == padding_id) & (True if words is None else words)
+    if not wrong.any():
         return ids
     unused = np.setdiff1d(np.arange(max(0, vocab_size - ids.size - 1), vocab_size), ids)
-    return np.where(ids == padding_id, unused[-1], ids) if unused.size else ids
+    return np.where(wrong, unused[-1], ids) if unused.size else ids
 
 
 def images(patches: Any, a: Architecture) -> Tensor:

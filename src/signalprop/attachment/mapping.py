@@ -252,6 +252,7 @@ def describe(rows: Layout, index: int) -> str:
 def number(value: Number) -> float:
     """A multiplier as a float: the value, or the root mean square of a trainable vector."""
     if isinstance(value, Tensor):
-        flat = value.detach().double().flatten()
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # of FSDP2
+        flat = whole.detach().double().flatten()
         return float(flat[0]) if flat.numel() == 1 else float((flat * flat).mean().sqrt())
     return float(value)

@@ -128,12 +128,14 @@ def numbers_of(owner: Any) -> Tensor | None:
     """A parameter, or the weight of a module, as plain numbers; None where there is none.
 
     Modules that PyTorch has quantised hold theirs packed, behind a function. PEFT's adapters are merged into it.
+    One that is sharded (FSDP2) is gathered: every process has to ask.
     """
     owner = with_adapters_merged(owner)
     found = owner if isinstance(owner, Tensor) else getattr(owner, "weight", owner)
     found = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not isinstance(found, Tensor):
         return None
+    found = found.full_tensor() if hasattr(found, "full_tensor") else found
     return found.dequantize() if found.is_quantized else found
 
 
@@ -155,7 +157,7 @@ def rms(tensor: Tensor, where: str) -> float:
 
 def gain(norm: nn.Module | None, offset: float, where: str) -> float:
     """Root mean square of a norm's gains; 1 without a norm, or for a norm without weight."""
-    weight = getattr(norm, "weight", None)
+    weight = None if norm is None else numbers_of(getattr(norm, "weight", None))
     return 1.0 if weight is None else rms(weight if offset == 0 else weight + offset, where)
 
 

@@ -44,6 +44,7 @@ def compare(
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
+    audio: opt.Audio = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
     no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
@@ -92,14 +93,14 @@ def compare(
         place = opt.usable(device)
         subject = load_model(Path(arch), random_init=False, seed=seed).to(place).eval()
         a = architecture_of(subject, changed, LONGEST)
-        found = [model_batch(a, Path(arch), text, batch_size, seed + k) for k in range(seeds)]
+        found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
     elif scheme == "as-is":
         raise InputError("scheme as-is needs a Hugging Face directory")
     else:
         subject = opt.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
         place = opt.usable(device)
         table.append((subject.scheme, subject))
-        found = [model_batch(subject.architecture, None, text, batch_size, seed)]
+        found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,

@@ -47,6 +47,7 @@ def diagnose(
             "set (default: 249 State of the Union addresses).",
         ),
     ] = None,
+    audio: opt.Audio = None,
     field: Annotated[str, typer.Option("--field", help="Field of a row that holds the text.")] = "text",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, about.")] = 8192,
     seq_len: Annotated[
@@ -136,9 +137,10 @@ def diagnose(
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if prune and save is None:
         raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    if is_stored(model) and (remove or greedy or cast or task or save or resume):
+    if is_stored(model) and (remove or greedy or cast or task or save or resume or audio):
         raise InputError(
-            f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task, --save and --resume need the model"
+            f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need the "
+            "model"
         )
     if expect not in (None, "lns"):
         raise InputError(
@@ -147,7 +149,18 @@ def diagnose(
         )
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
     asked = _Asked(
-        data, field, tokens, seq_len, batch_size, seed, dtype, trust_remote_code, skip_first, expect or "", device
+        data,
+        field,
+        tokens,
+        seq_len,
+        batch_size,
+        seed,
+        dtype,
+        trust_remote_code,
+        skip_first,
+        expect or "",
+        device,
+        audio,
     )
     more = _More(greedy if greedy or remove else None, _formats(cast), task, prune, save)
     kept, finish = None, None
@@ -211,6 +224,7 @@ class _Asked(NamedTuple):
     skip_first: int
     expect: str
     device: str
+    audio: Path | None
 
 
 class _More(NamedTuple):
@@ -240,6 +254,7 @@ def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
+    from signalprop.data.audio import check_reads_audio, with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
@@ -248,7 +263,12 @@ def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     mapping = mapping_for(loaded.model, None)
     finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
+    if asked.audio is not None:
+        check_reads_audio(mapping.architecture)
     batches = list(_batches(loaded, mapping, asked))
+    if asked.audio is not None:
+        size = asked.batch_size
+        batches = [with_audio(b, mapping.architecture, asked.audio, k * size) for k, b in enumerate(batches)]
     check(loaded.model, batches, mapping, more.remove, more.cast)
     return _Subject(loaded, mapping, batches, accuracy, finish)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from signalprop.cli.options import lengths
+from signalprop.data.audio import check_reads_audio, with_audio
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of
 from signalprop.errors import InputError, first_line, refusing, require
@@ -60,15 +61,34 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | No
 
 
 def model_batch(
-    architecture: Architecture, directory: Path | None, text: Path | None, batch_size: int, seed: int
+    architecture: Architecture,
+    directory: Path | None,
+    text: Path | None,
+    batch_size: int,
+    seed: int,
+    audio: Path | None = None,
 ) -> tuple[Batch, str]:
     """A batch for a model, and what it holds, in words.
 
-    The tokenizer.json of the directory is used where there is one, else words by frequency.
+    Speech models hear the recording `audio`, else synthetic frames, and the words say so. The tokenizer.json of the
+    directory is used where there is one, else words by frequency.
 
     Raises:
         InputError: as `signalprop.data.default_batch`, or a tokenizer that cannot be read or does not fit the model.
     """
+    if audio is not None:
+        check_reads_audio(architecture)
+    batch, read = _text_batch(architecture, directory, text, batch_size, seed)
+    if architecture.input != "frames":
+        return batch, read
+    if audio is not None:
+        batch = with_audio(batch, architecture, audio, first=seed * batch_size)
+    return batch, batch.source.rpartition(", ")[0] + f", {read}"
+
+
+def _text_batch(
+    architecture: Architecture, directory: Path | None, text: Path | None, batch_size: int, seed: int
+) -> tuple[Batch, str]:
     a = architecture
     if a.input == "patches":
         if text is not None:

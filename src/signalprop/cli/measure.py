@@ -42,6 +42,7 @@ def measure(
         bool, typer.Option("--random-init", help="Initialise the directory's model freshly instead of loading weights.")
     ] = False,
     text: opt.Text = None,
+    audio: opt.Audio = None,
     no_gradient: opt.NoGradient = False,
     train_mode: Annotated[
         bool, typer.Option("--train-mode", help="Dropout active in a directory's model (in an ARCH it always is).")
@@ -100,7 +101,7 @@ def measure(
         for k in range(seeds):
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
                 live, architecture, label = subject(k)
-            batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
+            batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
             backward, notes = with_gradient(architecture, not no_gradient)
             torch.manual_seed(seed + k)  # of the dropout masks
             profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))

@@ -84,6 +84,10 @@ SkipFirst = Annotated[
         "hundredfold, as in trained decoders; else none).",
     ),
 ]
+Audio = Annotated[
+    Path | None,
+    typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]

@@ -27,6 +27,7 @@ __all__ = ["Batch", "default_batch", "load_text"]
 
 UNKNOWN, MASK = 0, 1
 LONGEST = 128  # tokens per sequence that a measurement reads by default, so that it takes about a minute
+SYNTHETIC = "synthetic frames: Gaussian noise like filter banks, no speech"
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -215,7 +216,7 @@ def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed:
         targets = _generator(seed, 3).integers(0, a.n_classes, batch_size)
     if a.input == "frames":
         frames = speech_features((batch_size, a.n_frames, a.frame_dim), seed)
-        source = f"synthetic speech features, {source}" if source else "synthetic speech features"
+        source = f"{SYNTHETIC}, {source}" if source else SYNTHETIC
         return Batch(None, targets, frames=frames, decoder_tokens=decoder_tokens, source=source)
     segments = _segments(a, batch_size, seed)
     return Batch(tokens=tokens, targets=targets, segments=segments, decoder_tokens=decoder_tokens, source=source)

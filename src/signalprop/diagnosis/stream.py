@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import evaluating, placed, unwrapped
 from signalprop.attachment.mapping import Mapping
-from signalprop.data.batches import MASK, Batch, ids_of, mask_tokens, speech_features, word_ranks
+from signalprop.data.batches import MASK, SYNTHETIC, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
 from signalprop.diagnosis.result import number
 from signalprop.errors import InputError, refusing
@@ -190,7 +190,7 @@ def token_batches(
             batch = replace(batch, targets=classes)
         if a.n_segments and batch.tokens is not None:
             batch = replace(batch, segments=np.zeros_like(batch.tokens))
-        yield replace(batch, source=name)
+        yield replace(batch, source=name if a.input == "tokens" else f"{SYNTHETIC}, {name}")
 
 
 def _length(a: Architecture, length: int | None) -> int:

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.live_model import placed
 from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -108,8 +109,33 @@ def measure(
                 recorder = passed(FIRST)
                 note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
+    notes = tuple(line for line in (note, _zero_rows(attached, arguments)) if line)
     read = batch.source if isinstance(batch, Batch) else ""
-    return replace(found, reads=read, notes=(*found.notes, *([note] if note else [])))
+    return replace(found, reads=read, notes=(*found.notes, *notes))
+
+
+def _zero_rows(attached: Attached, arguments: Dictionary[str, Any]) -> str:
+    """A note where words that were read have a row of zeros in the token table; padding that is marked is none."""
+    table = attached.ends.token
+    if table is None or table.problem or attached.mapping.architecture.input == "patches":
+        return ""
+    weight = numbers_of(table.holder)
+    said = []
+    for name, mask in (
+        ("input_ids", attached.mapping.padding),
+        ("decoder_input_ids", attached.mapping.decoder_padding),
+    ):
+        ids, kept = arguments.get(name), arguments.get(mask)
+        if weight is None or weight.is_meta or not isinstance(ids, Tensor) or ids.ndim != 2:
+            continue
+        words = ids[kept != 0] if isinstance(kept, Tensor) and kept.shape == ids.shape else ids.flatten()
+        known, counts = torch.unique(words, return_counts=True)
+        empty = ~weight[known.to(weight.device)].any(1)
+        if empty.any():
+            share = float(counts[empty.to(counts.device)].sum()) / max(1, words.numel())
+            which = ", ".join(map(str, known[empty.to(known.device)].tolist()[:5]))
+            said.append(f"{share:.2%} of {name} (ids {which}) read rows of zeros: unknown words, or padding not marked")
+    return "; ".join(said)
 
 
 def _turn(model: nn.Module) -> threading.RLock:

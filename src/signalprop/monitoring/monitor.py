@@ -61,7 +61,8 @@ class SignalMonitor:
     backward pass of a sampled step are the training's own, seen through hooks that are off again before the next step;
     of several passes (gradient accumulation) the first is seen; on a sampled step compiled code runs uncompiled. What
     `also` asks for is measured on a fixed batch, in evaluation mode, with random states put back. Training is
-    not changed. In a distributed run only rank 0 measures. Names and meanings of the numbers: docs/monitoring.md.
+    not changed. In a distributed run rank 0 measures; parameters that are sharded (FSDP2) are read by all processes
+    together, so every one has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
     Args:
         model: as for `measure`; compiled and DistributedDataParallel models too.
@@ -145,6 +146,7 @@ class SignalMonitor:
         self._recorder: Recorder | None = None
         self._watch: Watch | None = None
         self._inputs: InputStatistics | None = None
+        self._gathered: Parametrization | None = None
         self._sampling: int | None = None
         self._sampled = False
         self._inside = False
@@ -192,14 +194,15 @@ class SignalMonitor:
 
     def due(self, step: int) -> bool:
         """Whether the step of that number (from 1) is to be sampled."""
-        return self.active and (not self._sampled or step % self.every == 0)
+        return (self.active or self._sharded()) and (not self._sampled or step % self.every == 0)
 
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        recorder = Recorder(self._attached, backward=True, begins=self._arguments.see)
-        recorder.attach()
-        self._recorder, self._sampling = recorder, step
+        if self.active:
+            self._recorder = Recorder(self._attached, backward=True, begins=self._arguments.see)
+            self._recorder.attach()
+        self._sampling = step
 
     def detach(self) -> None:
         """Take the hooks off; what they saw stays for `end`."""
@@ -227,9 +230,13 @@ class SignalMonitor:
         self.detach()
         recorder, step = self._recorder, self._sampling
         self._recorder = self._sampling = None
-        if recorder is None or step is None:
+        if step is None:
             return None
         self._sampled = True
+        # all processes have to take part in reading parameters that are sharded over them
+        self._gathered = self._weights() if self._sharded() and self._tolerances is not None else None
+        if recorder is None:
+            return None
         try:
             return self._numbers(recorder, step)
         except InputError as error:
@@ -297,6 +304,9 @@ class SignalMonitor:
         """What `also` asks for; nothing, and a warning, where it cannot be measured."""
         if not self.also:
             return {}
+        if self._sharded():
+            self._say_once(f"{', '.join(self.also)} not measured: the parameters are sharded over processes")
+            return {}
         try:
             batch = self._batch or self._arguments.batch()
             return measured_on(self._model, self._mapping, batch, self.also, self._arguments.skip_first)
@@ -308,23 +318,24 @@ class SignalMonitor:
         """Warn of what has newly left its band; how many numbers are outside."""
         if self._watch is None:
             self._inputs = self._arguments.statistics()
-            start = self._given or self._weights()
+            start = self._given or self._gathered or self._weights()
             self._watch = Watch({} if start is None else self._bands(start, profile))
-        weights = self._weights() if self._watch.start else None
+        weights = (self._gathered or self._weights()) if self._watch.start else None
         found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile))
         self._tell(found)
         return sum(len(held) for held in self._watch.outside.values())
 
     def _weights(self) -> Parametrization | None:
-        """What the weights are now; None where this process does not hold them all, or one is not finite."""
-        if any(hasattr(p, "full_tensor") for p in self._model.parameters()):
-            self._say_once("no bands: the parameters are sharded over processes, and one of them cannot read them")
-            return None
+        """What the weights are now; None where they cannot be read, or one is not finite."""
         try:
             return read_parametrization(self._model, mapping=self._mapping)
         except InputError as error:
             self._say_once(f"no bands: {error}")
             return None
+
+    def _sharded(self) -> bool:
+        """Whether parameters are sharded over processes (FSDP2), so that none of these can read them alone."""
+        return any(hasattr(p, "full_tensor") for p in self._model.parameters())
 
     def _bands(self, p: Parametrization, profile: Profile) -> dict[str, Band]:
         a = profile.architecture

@@ -51,7 +51,7 @@ class SignalCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Have the step's first pass sampled."""
         step = state.global_step + 1
-        if state.is_world_process_zero and self.monitor.due(step):
+        if self.monitor.due(step):
             self._sample_next(step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
