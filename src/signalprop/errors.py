@@ -31,7 +31,7 @@ def as_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Bad input. The message is one line: what is wrong, what was expected, how to mend it."""
+    """Bad input. The message is one line: what is wrong, what was expected, how to fix it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(as_line(message))

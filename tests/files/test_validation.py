@@ -79,4 +79,4 @@ class Line(Value):
 
 def test_names_within_are_text() -> None:
     """YAML can write others: {100, x: 1} has the name 100."""
-    assert "the name of a field is no text" in message(lambda: Line(start={100: None, "width": 1}))
+    assert "the name of a field is not text" in message(lambda: Line(start={100: None, "width": 1}))

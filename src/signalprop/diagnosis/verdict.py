@@ -113,7 +113,7 @@ def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
             severity="fault",
             kind="not finite",
             layers=(first,),
-            text=f"layer {first} is the first that gives out NaN or infinite values"
+            text=f"layer {first} is the first that outputs NaN or infinite values"
             + (f", and {_named(bad[1:])} pass{'es' if len(bad) == 2 else ''} them on" if len(bad) > 1 else ""),
             cause=cause,
             advice="restore the layer from the last good checkpoint, or run in bfloat16 or float32",

@@ -69,7 +69,7 @@ class Value(BaseModel):
             if "keywords must be strings" not in str(error):
                 raise
             title = type(self).__name__
-            raise InputError(f"{title}: the name of a field is no text; expected names, in quotation marks") from None
+            raise InputError(f"{title}: the name of a field is not text; expected names, in quotation marks") from None
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:

@@ -48,7 +48,7 @@ def input_kernels(
     with hooks, torch.no_grad():
         attached.model(**arguments_of(attached.model, mapping, batch))
     if not seen:
-        raise InputError("the model did not run its first sublayer; mend the mapping")
+        raise InputError("the model did not run its first sublayer; fix the mapping")
     x = seen[0] * mapping.sublayers[0].units[0]
     kernels: FloatArray = (x @ x.transpose(1, 2) / x.shape[2]).cpu().numpy()
     return kernels

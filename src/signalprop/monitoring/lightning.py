@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError, MissingExtra
 from signalprop.files.validation import typed
 from signalprop.monitoring.monitor import SignalMonitor
@@ -103,8 +104,10 @@ def _model_in(module: nn.Module, path: str | None, mapping: Any) -> nn.Module:
 
 
 def _known(module: nn.Module) -> bool:
+    if hasattr(module, "signalprop_mapping"):
+        return True
     try:
-        mapping_for(module, None)
+        mapping_of(unwrapped(module))
     except InputError:
         return False
     return True

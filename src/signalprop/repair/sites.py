@@ -180,7 +180,7 @@ def _check_sum(total: Tensor, terms: list[tuple[Any, Tensor]], where: str, *, fr
             hint = f"the model multiplies the branch by {factor:.4g} times what the mapping says"
         raise InputError(
             f"{where}: the stream behind it is not skip * stream_in + multiplier * branch (off by "
-            f"{error / (rms(actual) or 1):.2g} of its size): {hint}; mend the mapping"
+            f"{error / (rms(actual) or 1):.2g} of its size): {hint}; fix the mapping"
         )
 
 

@@ -64,7 +64,7 @@ class Tape:
     def failure(self, what: str) -> InputError:
         """The InputError for something that was not seen."""
         if self.error is None:
-            return InputError(f"{what}; mend the mapping")
+            return InputError(f"{what}; fix the mapping")
         if isinstance(self.error, InputError):
             return self.error
         reason = first_line(self.error)

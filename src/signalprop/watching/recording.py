@@ -158,7 +158,7 @@ class Recorder:
         if tensor is None or self._in_tokens(index, tensor).ndim != 3:
             got = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise InputError(
-                f"{self.where(index)}: expected a tensor (batch, tokens, features), got {got}; mend the mapping"
+                f"{self.where(index)}: expected a tensor (batch, tokens, features), got {got}; fix the mapping"
             )
         if index not in self.forward:
             self._record(index, tensor)

@@ -417,7 +417,7 @@ def load_sweep(source: str | Path) -> Grid:
         raise unknown("sweep", str(source), shipped_sweeps())
     data = read_yaml(source)
     if data.get("schema") != SCHEMA:
-        raise InputError(f"{source} is no sweep: its schema is {data.get('schema')!r}; expected {SCHEMA}")
+        raise InputError(f"{source} is not a sweep: its schema is {data.get('schema')!r}; expected {SCHEMA}")
     sweep = Sweep(**data)
     return grid_of(sweep, _base(sweep.base, Path(source).parent))
 

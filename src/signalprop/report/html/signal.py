@@ -136,7 +136,7 @@ def signal_section(curves: Sequence[Curve]) -> Block:
         "signal",
         "The signal over depth",
         charts(curves, groups, sources, at),
-        lead="Behind every sublayer. A band is two standard errors to either side.",
+        lead="After every sublayer. A band is two standard errors to either side.",
         groups=groups,
         sources=[(source, _style(source, k)) for k, source in enumerate(sources)],
         places=places,
