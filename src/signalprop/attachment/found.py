@@ -92,6 +92,7 @@ def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]
     for i in reversed(range(len(branches))):
         leaves[i] = branches[i].stream_out if branches[i].stream_out is not None else leaves[i + 1]
     items = []
+    placed = branches[0].placement  # a layer has one: what stands elsewhere is left out
     for i, branch in enumerate(branches):
         assert branch.output is not None
         virtual = a.parallel and i + 1 < len(branches) and branches[i + 1].parallel
@@ -100,8 +101,8 @@ def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]
                 branch=branch.output.path,
                 call=branch.output.call,
                 calls=branch.output.calls,
-                norm=branch.norm if branch.placement != "res-post" else branch.post_norm,
-                post_norm=branch.post_norm if branch.placement == "sandwich" else None,
+                norm=branch.post_norm if placed == "res-post" else branch.norm,
+                post_norm=branch.post_norm if placed == "sandwich" else None,
                 carrier=branch.modules[0],
                 skip=_number(model, branch.skip),
                 multiplier=_number(model, branch.multiplier),

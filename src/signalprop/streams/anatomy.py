@@ -245,6 +245,8 @@ class Finder:
             own = tuple(b for b in all_branches if b.modules and _within(b.modules[0], prefix))
             if own:
                 layers.append(Layer(prefix, own))
+            elif any(_within(c.path, prefix) for c in inside):
+                return None  # the stream passes by this one: its parts may be stacks themselves
         if 2 * len(layers) <= len(prefixes):
             return None
         final = self._final_norm(max(inside, key=lambda c: c.ends), end)

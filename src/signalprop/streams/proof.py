@@ -116,10 +116,10 @@ def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dic
     if any(v.numel() != total.numel() for v in values):
         return [replace(branch, caveat="its shape is not the stream's") for branch in group]
     factors = [first.skip, *(branch.multiplier for branch in group)]
-    terms = [
-        (_number(f, parameters) * v.double()).reshape(total.shape)
-        for f, v in zip(factors, [values[0], *values[2:]], strict=True)
-    ]
+    products = [_number(f, parameters) * v.double() for f, v in zip(factors, [values[0], *values[2:]], strict=True)]
+    if any(product.numel() != total.numel() for product in products):
+        return [replace(branch, caveat="its multiplier's shape is not the stream's") for branch in group]
+    terms = [product.reshape(total.shape) for product in products]
     size = max(float(term.abs().max()) for term in [total, *terms]) or 1.0
     error = float((total - sum(terms)).abs().max()) / size
     eps = max(torch.finfo(v.dtype).eps for v in values if v.is_floating_point())
@@ -127,9 +127,9 @@ def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dic
 
 
 def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
-    if factor.parameter:
-        return parameters[factor.parameter].detach().double()
-    return factor.tensor if factor.tensor is not None else factor.value
+    if factor.tensor is not None:  # in the shape in which the model multiplies with it
+        return factor.tensor
+    return parameters[factor.parameter].detach().double() if factor.parameter else factor.value
 
 
 def _norm(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
