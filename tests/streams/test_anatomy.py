@@ -169,7 +169,7 @@ def test_a_norm_that_does_not_read_the_stream_is_not_said_to() -> None:
 
 
 class Pooling(Loose):
-    """Lists of layers in a list; all but the first work on half the tokens, and are added to its output, as in funnel."""
+    """Lists of layers in a list; all but the first read half the tokens and are added to its output, as in funnel."""
 
     def __init__(self) -> None:
         super().__init__()
