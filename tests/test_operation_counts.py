@@ -102,10 +102,11 @@ def test_a_prediction_grows_as_its_depth() -> None:
 
 
 def test_a_prediction_holds_few_numbers_per_sublayer() -> None:
-    # 12 columns of the forward pass, 6 of the result, their copies on the way, and the backward maps: 693 bytes
+    # 12 columns of the forward pass, 6 of the result, their copies on the way, and the backward maps: 736 bytes;
+    # with the sizes of queries and keys that QK-norm's epsilon asks for, 760
     few, many = network(32), network(64)
     held = [peak_bytes(lambda p=p: predict_moments(p, INPUTS)) for p in (few, many)]  # type: ignore[misc]
-    assert (held[1] - held[0]) / 64 <= 750
+    assert (held[1] - held[0]) / 64 <= 780
 
 
 def sweep(size: int) -> Parametrization:
@@ -138,8 +139,9 @@ def test_kernels_take_few_matrices() -> None:
         return (sizes[1] - sizes[0]) / (8 * (400**2 - 200**2))
 
     assert held(False, 0.0) <= 1.2  # the result
-    assert held(False, 1.0) <= 5.2
-    assert held(True, 1.0) <= 9.2
+    # of a pair of rows: lengths, ln nP and ln nJ at both scores, slopes, and the overlaps of weights and of Jacobians
+    assert held(False, 1.0) <= 19
+    assert held(True, 1.0) <= 21
 
 
 # --- start-up ------------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def test_predict_imports_little_beside_its_dependencies() -> None:
         for code in (DEPENDENCIES, COMMAND)
     ]  # fmt: skip
     own = {name for name in loaded[1] - loaded[0] if name.partition(".")[0] == "signalprop"}
-    assert len(own) <= 76  # 74: 17 of them name the commands, 9 are folders of kinds and what these are
+    assert len(own) <= 84  # 82: 20 of them name the commands, 9 are folders of kinds and what these are
     assert len(loaded[1] - loaded[0] - own) <= 30  # 19 to 25 from the standard library, by release
 
 

@@ -21,6 +21,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
 from signalprop.report.findings import summary, warnings
+from signalprop.report.html import read
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
@@ -96,6 +97,32 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     everything = command("predict", "tgs", "--layers", "48", "--all", "--no-gradient").out.splitlines()
     assert [line.split()[0] for line in everything[7:55]] == [str(layer) for layer in range(48)]
     assert not any("grad" in line for line in everything)
+
+
+def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) -> None:
+    picture, file = tmp_path / "a.svg", tmp_path / "a.json"
+    several = ["--scheme", "xavier,deepscalelm", "--layers", "4,192", "--norm", "post"]
+    status, out, _ = command("predict", "tgs", *several, "--json", str(file), "--plot", str(picture))
+    assert status == 0 and picture.read_text().startswith("<?xml")
+    lines = out.splitlines()
+    assert lines[:2] == [
+        "network             encoder, 4, 192 layers, d_model 256, post-norm, relu",
+        "scheme              xavier, deepscalelm",
+    ]
+    assert lines[4].split("  ")[0] == "scheme"
+    assert [line.split()[:2] for line in lines[6:10]] == [
+        ["xavier", "4"], ["xavier", "192"], ["deepscalelm", "4"], ["deepscalelm", "192"],
+    ]  # fmt: skip
+    expected = [
+        predict(Architecture.preset("tgs", n_layers=n, norm_placement="post"), scheme=name)
+        for name in ("xavier", "deepscalelm")
+        for n in (4, 192)
+    ]
+    assert [Profile.from_json(item) for item in json.loads(file.read_text())["profiles"]] == expected
+    assert f"{expected[1].gradient_ratio:.3e}" in lines[7] and "gradient vanishes" in lines[7]
+    assert lines[9].endswith("nothing to warn of")
+    names = ["xavier, 4 layers", "xavier, 192 layers", "deepscalelm, 4 layers", "deepscalelm, 192 layers"]
+    assert list(read(file)) == names
 
 
 def test_predict_reads_the_statistics_of_a_text(command: Command, tmp_path: Path) -> None:

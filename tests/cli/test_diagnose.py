@@ -234,7 +234,7 @@ class TestInterrupted:
         before = partial.read_text()
         for changed, name in (
             ([root / "other", *self.ASKED], "source"),
-            ([root / "llama", *self.ASKED, "--data", root / "book.txt", "--tokens", "96"], "text"),
+            ([root / "llama", "--tokens", "96", *self.ASKED[2:], "--data", root / "book.txt"], "text"),
             ([root / "llama", *self.ASKED, "--dtype", "bfloat16"], "type"),
         ):
             ended = command("diagnose", *map(str, changed), "--json", str(file), "--resume")
@@ -320,7 +320,7 @@ class TestMistakes:
             (["{root}/llama", "--data", "{root}/no.txt"], "there is no such file"),
             (["{root}/llama", "--cast", "fp4"], "unknown format 'fp4'"),
             (["{root}/llama", "--dtype", "int4"], "dtype is 'int4'"),
-            (["{root}/llama", "--seq-len", "4"], "none behind the first 4"),
+            (["{root}/llama", "--seq-len", "4"], "none after the first 4"),
             (["{root}/llama", "--greedy", "3"], "greedy is 3; expected a number of layers from 0 to 2"),
             (["{root}/llama", "--expect", "deepnorm"], "trained weights tell of lns alone; signalprop check"),
             (["{root}/llama", "--plot", "p.bmp"], "p.bmp"),

@@ -24,6 +24,7 @@ SNAPSHOT = Path(__file__).with_name("interface.json")
 TINY = ["--layers", "1", "--d-model", "16", "--seq-len", "8"]
 RESULTS = {
     "predict": ["predict", "tgs", *TINY],
+    "predict, several": ["predict", "tgs", *TINY, "--scheme", "xavier,deepscalelm"],
     "measure": ["measure", "tgs", *TINY, "--vocab-size", "50"],
     "compare": ["compare", "tgs", *TINY, "--vocab-size", "50", "--seeds", "1"],
     "kernel": ["kernel", "tgs", *TINY],

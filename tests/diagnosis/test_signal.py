@@ -281,7 +281,7 @@ class TestEdges:
         model = tiny("llama", 1)
         with pytest.raises(InputError, match="there is no data"):
             observe(model, [], mapping_of(model))
-        with pytest.raises(InputError, match=r"sequences of 4 tokens have none behind the first 4.*smaller skip_first"):
+        with pytest.raises(InputError, match=r"sequences of 4 tokens have none after the first 4.*smaller skip_first"):
             observed(model, text_batch(model, 1, 4), skip_first=4)
 
     def test_class_heads_read_the_first_position(self) -> None:

@@ -70,6 +70,8 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "sweep": (1, ["--table-only"]),
     "diagnose": (3, ["--no-report"]),
     "check": (2, []),
+    "anatomy": (2, []),
+    "presets": (1, []),
     "apply": (1, []),
     "fold": (1, []),
     "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50"]),
@@ -188,7 +190,7 @@ def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
             out.insert(1, argument(r, name, files))
     if name in ("check", "apply") and r.random() < 0.9:
         out += ["--scheme", r.choice([*SCHEMES])]
-    if name in ("apply", "fold") and r.random() < 0.9:
+    if name in ("apply", "fold", "fit") and r.random() < 0.9:
         out += ["--out", r.choice(["new", *FILES])]
     for item in r.choices(options, k=r.randrange(4)):
         out.append(r.choice(item.opts))
@@ -202,7 +204,7 @@ def line_of(seed: int, number: int, files: Sequence[str]) -> list[str]:
 def argument(r: random.Random, name: str, files: Sequence[str]) -> str:
     if r.random() < 0.08:
         return r.choice(WORDS)
-    if name in ("report", "diagnose", "check", "apply", "fold"):
+    if name in ("report", "diagnose", "check", "apply", "fold", "fit", "anatomy"):
         return r.choice(files)
     if name == "train":
         return r.choice(["gpt-small", "bert-mini", *files])

@@ -470,7 +470,7 @@ def test_requests_that_the_model_does_not_allow(caplog: pytest.LogCaptureFixture
 
 
 def test_bad_use(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="known families"):
+    with pytest.raises(InputError, match="give mapping="):
         SignalMonitor(nn.Linear(2, 2))
     with pytest.raises(InputError, match="not attached"):
         SignalMonitor(gpt2()).step()

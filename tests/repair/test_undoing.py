@@ -15,7 +15,7 @@ import signalprop as sp
 from applied import batch_of, vanilla
 from own_model import own_model
 from signalprop.errors import InputError
-from signalprop.repair import folds, initialisation, installation, saved_models, undoing
+from signalprop.repair import folds, initialisation, installation, saved_models, undoing, weight_changes
 from signalprop.repair.saved_models import RECORD
 
 
@@ -173,7 +173,7 @@ def test_an_interrupted_fold(calls: int, monkeypatch: pytest.MonkeyPatch) -> Non
     model = vanilla("gpt2", 2)
     sp.apply(model, "layerscale", seed=1)
     before = state(model)
-    monkeypatch.setattr(folds._Change, "value", after(2 * calls + 4, folds._Change.value))
+    monkeypatch.setattr(weight_changes.Change, "value", after(2 * calls + 4, weight_changes.Change.value))
     with pytest.raises(Stop):
         sp.fold(model)
     assert same(state(model), before)

@@ -84,6 +84,18 @@ def test_several_schemes_have_a_colour_each() -> None:
     assert [line.get_color() for line in curves(canvas.axes[0])] == list(COLOURS[:3])
 
 
+def test_several_depths_are_shades_of_their_scheme_from_first_layer_to_last() -> None:
+    pairs = [(name, n) for name in ("xavier", "deepscalelm") for n in (2, 4)]
+    canvas = figure([predicted(name=name, n_layers=n) for name, n in pairs])
+    assert legend(canvas) == [f"predicted {name}, {n} layers (moments)" for name, n in pairs]
+    light, dark, *others = curves(canvas.axes[0])
+    assert [dark.get_color().upper(), others[1].get_color().upper()] == list(COLOURS[:2])
+    assert len({line.get_color() for line in (light, dark, *others)}) == 4
+    np.testing.assert_allclose(light.get_xdata(), np.arange(1, 5) / 4)
+    np.testing.assert_allclose(dark.get_xdata(), np.arange(1, 9) / 8)
+    assert "encoder, 2, 4 layers, d_model 256" in canvas.get_suptitle()
+
+
 def test_twins_are_numbered() -> None:
     p = predicted(n_layers=1)
     assert legend(figure([p, p])) == ["predicted (moments) #1", "predicted (moments) #2"]

@@ -23,7 +23,7 @@ def _presets(typed: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(typed)]
 
 
-def _schemes(typed: str) -> list[str]:
+def schemes_that_begin(typed: str) -> list[str]:
     """For the shell's completion."""
     return [name for name in SCHEMES if name.startswith(typed)]
 
@@ -54,7 +54,7 @@ SchemeName = Annotated[
     str | None,
     typer.Option(
         "--scheme",
-        autocompletion=_schemes,
+        autocompletion=schemes_that_begin,
         help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
         "for what has none, as tgs).",
     ),
@@ -172,6 +172,36 @@ def pairs(items: list[str] | None, option: str) -> dict[str, Any]:
         except (ValueError, RecursionError):
             out[key] = text
     return out
+
+
+def several(text: str | None, option: str) -> list[str] | None:
+    """The members of an option that takes several, with commas between; None where it is not given.
+
+    Raises:
+        InputError: an empty member, or one that is there twice.
+    """
+    if text is None:
+        return None
+    members = [member.strip() for member in text.split(",")]
+    if "" in members:
+        raise InputError(f"{option} {text!r:.80} has an empty member; expected names or numbers with commas between")
+    for member in members:
+        if members.count(member) > 1:
+            raise InputError(f"{option} {text!r:.80} has {member!r:.40} {members.count(member)} times; give it once")
+    return members
+
+
+def several_depths(text: str | None) -> list[int] | None:
+    """The numbers of layers that --layers names, None where it is not given.
+
+    Raises:
+        InputError: something that is not a whole number, or as `several`.
+    """
+    members = several(text, "--layers")
+    for member in members or []:
+        if not member.removeprefix("-").isdecimal() or len(member) > 9:
+            raise InputError(f"--layers {member!r:.40} is not a number of layers; expected e.g. 12, or 12,48,192")
+    return None if members is None else [int(member) for member in members]
 
 
 def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametrization:

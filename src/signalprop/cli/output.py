@@ -75,7 +75,7 @@ class File(NamedTuple):
     write: Callable[[], object]
 
 
-def picture(path: Path | None, result: Profile | Comparison) -> File:
+def picture(path: Path | None, result: Profile | Comparison | Sequence[Profile]) -> File:
     """The picture of --plot."""
 
     def draw() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from signalprop.network.inputs import InputStatistics
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
 def predict(
     arch: opt.Arch,
-    layers: opt.Layers = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="N[,N...]", help="Number of layers; several give one table.")
+    ] = None,
     d_model: opt.DModel = None,
     heads: opt.Heads = None,
     seq_len: opt.SeqLen = None,
@@ -29,7 +34,16 @@ def predict(
     norm_kind: opt.NormKind = None,
     vocab_size: opt.VocabSize = None,
     assignments: opt.Set = None,
-    scheme: opt.SchemeName = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            "--scheme",
+            metavar="NAME[,NAME...]",
+            autocompletion=opt.schemes_that_begin,
+            help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; "
+            "xavier for what has none, as tgs); several give one table.",
+        ),
+    ] = None,
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
@@ -45,33 +59,55 @@ def predict(
 ) -> None:
     """Predict every layer's signal, without PyTorch.
 
-    Token statistics follow Zipf's law unless --text names a file, whose exact statistics are then used.
+    Token statistics follow Zipf's law unless --text names a file, whose exact statistics are then used. Several schemes
+    and depths, with commas between, give one table with a row for each pair, and one picture.
 
     \b
     Example:
       signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
+      signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48,192 --plot depths.png
     """
     from signalprop.data.batches import default_batch, default_statistics
     from signalprop.prediction import check_fidelity
     from signalprop.prediction import predict as predicted
-    from signalprop.report import findings, tables
 
     output.check_outputs(json_file, plot)
     chosen = check_fidelity(fidelity)
+    schemes: Sequence[str | None] = opt.several(scheme, "--scheme") or [None]
+    depths: Sequence[int | None] = opt.several_depths(layers) or [None]
+    many = len(schemes) * len(depths) > 1
+    if many and all_rows:
+        raise InputError("--all prints every layer of one network; leave it out, or give one scheme and one depth")
+    if len(schemes) > 1 and option:
+        raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, schemes))}")
     changed = opt.changes(
-        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
+        assignments, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
         activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
     )  # fmt: skip
-    p = opt.parametrization(arch, changed, scheme, option, qk_scale)
-    inputs = None
-    if text is not None:
-        inputs = default_batch(p.architecture, text=text, batch_size=batch_size, seed=seed).statistics(p.architecture)
-    if chosen == "simulate":
-        given = inputs or default_statistics(p.architecture)
+    tables = [  # all of them first: what is refused is refused before the long work
+        opt.parametrization(arch, changed | opt.changes(None, layers=n), name, option, qk_scale)
+        for name in schemes
+        for n in depths
+    ]
+
+    def one(p: Parametrization) -> Profile:
+        a, inputs = p.architecture, None
+        if text is not None:
+            inputs = default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
+        if chosen != "simulate":
+            return predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
+        given = inputs or default_statistics(a)
         profile = _simulated(p, given, seeds, seed, batch_size, not no_gradient, opt.usable(device))
-        profile = replace(profile, reads=given.source)
+        return replace(profile, reads=given.source)
+
+    if many:
+        _deliver_several(_each(one, tables, chosen), json_file, plot)
     else:
-        profile = predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
+        _deliver_one(one(tables[0]), all_rows, json_file, plot)
+
+
+def _deliver_one(profile: Profile, all_rows: bool, json_file: str | None, plot: Path | None) -> None:
+    from signalprop.report import findings, tables
 
     def show() -> None:
         output.echo_verdict(findings.headline(profile), findings.warnings(profile))
@@ -79,6 +115,35 @@ def predict(
         output.echo("\n".join(findings.summary(profile)))
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))
+
+
+def _each(one: Callable[[Parametrization], Profile], tables: Sequence[Parametrization], fidelity: str) -> list[Profile]:
+    """A prediction of every table; simulations show their own progress."""
+    if fidelity == "simulate":
+        return [one(p) for p in tables]
+    found = []
+    with output.progress("predicting") as step:
+        for done, p in enumerate(tables, start=1):
+            found.append(one(p))
+            step(done, len(tables))
+    return found
+
+
+def _deliver_several(profiles: Sequence[Profile], json_file: str | None, plot: Path | None) -> None:
+    from signalprop.report import findings
+    from signalprop.results.profile import SEVERAL
+
+    def show() -> None:
+        output.echo("\n".join(findings.headline(*profiles)))
+        output.echo()
+        output.echo(findings.overview(profiles))
+        output.echo()
+        output.echo("stream var: input -> after the last layer; grad ratio: variance, first layer over last")
+
+    def value() -> dict[str, object]:
+        return {"schema": SEVERAL, "profiles": [p.to_json() for p in profiles]}
+
+    output.deliver(json_file, value, show, output.picture(plot, profiles))
 
 
 def _simulated(

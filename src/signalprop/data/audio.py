@@ -11,6 +11,8 @@ import numpy as np
 
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, first_line, require
+from signalprop.families import find, names
+from signalprop.families.base import Family
 from signalprop.files.limits import check_fits
 from signalprop.files.storage import opened
 from signalprop.network.architecture import Architecture
@@ -18,8 +20,6 @@ from signalprop.network.moments import FloatArray
 
 RATE = 16000  # samples per second that both extractors expect
 _HOP = 160  # samples from one frame to the next: 10 ms
-# By family: the extractor in transformers, and how many of its units (samples, or frames) a frame is.
-_EXTRACTORS = {"whisper": ("WhisperFeatureExtractor", _HOP), "speech_to_text": ("Speech2TextFeatureExtractor", 1)}
 
 
 def read_audio(path: str | Path) -> FloatArray:
@@ -51,15 +51,18 @@ def read_audio(path: str | Path) -> FloatArray:
     return mono
 
 
-def check_reads_audio(architecture: Architecture) -> None:
-    """Refuse audio for a model that does not hear.
+def check_reads_audio(architecture: Architecture) -> Family:
+    """The family of a model that hears; audio is refused for others.
 
     Raises:
         InputError: the architecture is not of a family whose feature extractor is known.
     """
     a = architecture
-    if a.input != "frames" or a.family not in _EXTRACTORS:
-        raise InputError(f"--audio is for {' and '.join(_EXTRACTORS)}; this model ({a.family}) reads {a.input}")
+    family = find(a.family)
+    if a.input != "frames" or family is None or family.hears is None:
+        known = [name for name in names() if getattr(find(name), "hears", None)]
+        raise InputError(f"--audio is for {' and '.join(known)}; this model ({a.family}) reads {a.input}")
+    return family
 
 
 def with_audio(batch: Batch, architecture: Architecture, path: str | Path, first: int = 0) -> Batch:
@@ -75,11 +78,12 @@ def with_audio(batch: Batch, architecture: Architecture, path: str | Path, first
         InputError: as `check_reads_audio` and `read_audio`, or less than a tenth of a second.
     """
     a = architecture
-    check_reads_audio(a)
+    family = check_reads_audio(a)
     samples = read_audio(path)
     if len(samples) < RATE // 10:
         raise InputError(f"{path} holds {len(samples) / RATE:.3f} seconds; expected at least 0.1")
-    name, units = _EXTRACTORS[str(a.family)]
+    assert family.hears is not None
+    name, units = family.hears
     length = a.n_frames * _HOP
     starts = range(0, len(samples), length)
     chosen = [starts[(first + k) % len(starts)] for k in range(len(batch.targets))]
@@ -90,7 +94,7 @@ def with_audio(batch: Batch, architecture: Architecture, path: str | Path, first
         return_tensors="np",
     )["input_features"]  # fmt: skip
     frames = np.asarray(found, np.float64)
-    if name == "WhisperFeatureExtractor":  # which gives (batch, features, frames)
+    if family.paths[0].features_first:
         frames = frames.transpose(0, 2, 1)
     text = batch.source.rpartition(", ")[2]
     return replace(batch, frames=frames, source=f"speech in {path}{f', {text}' if text else ''}")

@@ -143,6 +143,8 @@ class Family:
         tied_head_scale: factor on the input of a head that is the token table.
         position_offset: rows that its tables of learned positions have beside those that are read.
         key_bias: keys have a bias where the other projections have one.
+        hears: of a speech model, the class of its feature extractor, and how many of its units of length (samples, or
+            frames) a frame is.
         score_bias: scores get a bias by distance beside the positions, one table per stack (an Architecture has no
             place for it: predictions are those of a model where it is zero).
     """
@@ -159,6 +161,7 @@ class Family:
     position_offset: int = 0
     key_bias: bool = True
     score_bias: bool = False
+    hears: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         check_complete(self)

@@ -26,6 +26,7 @@ def fields(c: Config) -> dict[str, Any]:
 
 FAMILY = Family(
     model_type="speech_to_text",
+    hears=("Speech2TextFeatureExtractor", 1),
     defaults={
         "vocab_size": 10000, "d_model": 256, "encoder_layers": 12, "decoder_layers": 6, "encoder_attention_heads": 4,
         "decoder_attention_heads": 4, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048,

@@ -34,6 +34,7 @@ PATHS = ModelPaths(
 )
 FAMILY = Family(
     model_type="whisper",
+    hears=("WhisperFeatureExtractor", 160),  # samples
     defaults={
         "vocab_size": 51865, "d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 6,
         "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.attention import TokenAttention, held
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -142,15 +143,16 @@ def grid_of(tokens: int) -> Grid:
 def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
     """The grid on which a prediction is right to 0.5 %; None where every position has to be followed.
 
-    That is where sequences are short, real ids or patches enter position by position, attention is shaped, or a branch
-    reads or gives what no norm before it has divided.
+    That is where sequences are short, real ids or patches enter position by position, attention is shaped, a branch
+    reads or gives what no norm before it has divided, or a kind of sublayer has no `on_grid`.
     """
     a = p.architecture
     known = inputs.kind == "patches" or (inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len)
     usual = p.shaping.kind == "none" and a.positions != "alibi" and not (p.value_skip != 0).any()
     normed = all(PLACEMENTS[code] in NORM_BEFORE for code in p.placement.tolist())
     covered = a.kind == "decoder" and usual and normed and not known and a.seq_len > _SHORT
-    return grid_of(a.seq_len) if covered else None
+    followed = covered and all(hasattr(kind.part("kernel"), "on_grid") for kind in kinds_in(p))
+    return grid_of(a.seq_len) if followed else None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,10 @@ from signalprop.theory.logs import HELD, within
 
 
 class BranchKernel(Protocol):
-    """What `of(parametrization, stack, shapes, grid)` in a kind's `kernel.py` gives: its sublayers in one stack."""
+    """What `of(parametrization, stack, shapes)` in a kind's `kernel.py` gives: its sublayers in one stack.
+
+    A kind that can be followed on a grid of positions has `on_grid(parametrization, stack, shapes, grid)` beside it.
+    """
 
     def silent(self, i: int) -> bool:
         """Whether sublayer i gives nothing, and needs no work."""
@@ -73,7 +76,8 @@ class Stack:
         made: dict[int, BranchKernel] = {}
         for code in sorted(set(p.kind.tolist())):
             first = int(np.flatnonzero(p.kind == code)[0])
-            made[code] = kind_of(p, first).part("kernel").of(p, int(p.stack[first]), self.shapes, grid)
+            kind, where = kind_of(p, first).part("kernel"), (p, int(p.stack[first]), self.shapes)
+            made[code] = kind.of(*where) if grid is None else kind.on_grid(*where, grid)
         self.branches = [made[code] for code in p.kind.tolist()]
         self.silent = [branch.silent(i) for i, branch in enumerate(self.branches)]
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]

@@ -117,6 +117,8 @@ def fit(
         InputError: norms on the stream (post-norm resets it) or on branches alone, positions that are computed, weights
             that are quantised, sharded or shared between sublayers. The model is then as it was.
     """
+    if format not in FORMATS:
+        raise InputError(f"format is {format!r:.60}; expected {', '.join(FORMATS)}")
     if not 0 <= margin <= 8:
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
     attached = attach(model, mapping)

@@ -289,6 +289,8 @@ def load(
         model = _from_pretrained(folder, document, options)
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
         attached = attach(model, mapping)
+        if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
+            raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
         record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
         record.kept = document.weights == "kept"
         if document.kind == "module":

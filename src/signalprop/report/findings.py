@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,14 @@ from signalprop.errors import InputError
 from signalprop.report.tables import agreement_table, variance
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
-from signalprop.results.text import network_in_words, number, percent, tokens_in_words
+from signalprop.results.text import (
+    depth_in_words,
+    network_in_words,
+    number,
+    percent,
+    text_table,
+    tokens_in_words,
+)
 
 # A gradient whose standard deviation changes tenfold between the last and the first layer is far outside what one
 # learning rate serves, unless small embeddings make it: where the stream grows from next to nothing, the first norms
@@ -57,11 +65,12 @@ def described(result: Profile | Comparison) -> str:
     return "\n".join(lines)
 
 
-def headline(profile: Profile) -> list[str]:
-    """What a profile is of: lines with the network, its scheme and what it reads."""
+def headline(*profiles: Profile) -> list[str]:
+    """What a profile is of: lines with the network, its scheme and what it reads; several may differ in both."""
+    profile, schemes = profiles[0], dict.fromkeys(p.scheme for p in profiles)
     return [
-        f"{'network':<20}{network_in_words(profile.architecture)}",
-        f"{'scheme':<20}{profile.scheme}",
+        f"{'network':<20}{network_in_words(*(p.architecture for p in profiles))}",
+        f"{'scheme':<20}{', '.join(schemes)}",
         f"{'input':<20}{profile.reads or 'not recorded'}, {tokens_in_words(profile.architecture)}",
     ]
 
@@ -166,9 +175,28 @@ def warnings(profile: Profile, step: int | None = None) -> list[str]:
     Args:
         step: of training, where it is not a network at its start.
     """
-    return [str(item) for rule in (_gradient, _growth) for item in rule(profile)] + [
-        str(item) for item in (*_collapse(profile, step), *_overflow(profile))
-    ]
+    return [str(item) for item in _warned(profile, step)]
+
+
+def _warned(profile: Profile, step: int | None = None) -> list[Warned]:
+    return [*_gradient(profile), *_growth(profile), *_collapse(profile, step), *_overflow(profile)]
+
+
+def overview(profiles: Sequence[Profile]) -> str:
+    """One line per profile: the stream's variance from bottom to top, token correlation there, gradient, verdict."""
+    rows = []
+    for p in profiles:
+        stream, kinds = p.forward["stream_out"], dict.fromkeys(item.kind for item in _warned(p))
+        rows.append([
+            p.scheme,
+            depth_in_words([p.architecture]).removesuffix(" layers"),
+            f"{number(p.input.get('variance'))} -> {variance(stream, -1)}",
+            f"{stream.token_correlation[-1]:.4f}",
+            "-" if p.gradient is None else variance(p.gradient["stream_in"], 0),
+            ", ".join(kind.removeprefix("the ") for kind in kinds) or "nothing to warn of",
+        ])  # fmt: skip
+    header = ["scheme", "layers", "stream var", "token corr", "grad ratio", "verdict"]
+    return text_table(header, rows)
 
 
 def _gradient(profile: Profile) -> list[Warned]:

@@ -18,12 +18,13 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
-from signalprop.results.text import network_in_words
+from signalprop.results.text import depth_in_words, network_in_words
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's palette: told apart by every common kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LOG_RANGE = 10.0  # a variance that spans more than this gets a logarithmic axis
+LIGHTEST = 0.35  # share of its colour that the shallowest of several depths keeps; the rest is white
 MAX_POINTS = 64  # measured points per curve; more would merge into a band
 _DECADE = float(np.log(10.0))
 
@@ -79,7 +80,8 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
 
     Stream variance, gradient variance, token correlation, and what each sublayer adds relative to the stream it meets.
     Theory is drawn as lines, measurements and simulations as points with error bars of one standard error.
-    An encoder-decoder shows the decoder to the right of the encoder.
+    An encoder-decoder shows the decoder to the right of the encoder. Networks of several depths share an axis, from
+    their first layer to their last; the deeper, the darker.
 
     Raises:
         InputError: nothing to draw. MissingExtra: matplotlib is not installed.
@@ -97,11 +99,12 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
     _correlation_panel(panels[1, 0], profiles, labels)
     _ratio_panel(panels[1, 1], profiles, labels)
     for panel in panels.flat:
-        panel.set_xlabel("layer")
+        panel.set_xlabel("layer" if len(_all_depths(profiles)) == 1 else "layer, as a share of the depth")
         panel.grid(alpha=0.3, linewidth=0.6)
-        _mark_stacks(panel, profiles[0])
+        _mark_stacks(panel, profiles)
     handles, names = panels[1, 0].get_legend_handles_labels()  # the panel that always has every profile
-    canvas.legend(handles, names, fontsize=9, ncols=min(3, len(names)), loc="outside lower center")
+    wide = len({p.scheme for p in profiles}) if len(_all_depths(profiles)) > 1 else len(names)  # a column per scheme
+    canvas.legend(handles, names, fontsize=9, ncols=min(3, wide), loc="outside lower center")
     return canvas
 
 
@@ -118,7 +121,7 @@ def _title(profiles: Sequence[Profile]) -> str:
     schemes = ", ".join(dict.fromkeys(p.scheme for p in profiles))
     source = profiles[-1].statistics.get("source") or profiles[0].statistics.get("source")
     read = f", reading {source}" if source else ""
-    return f"{network_in_words(profiles[0].architecture)}: {schemes}{read}"
+    return f"{network_in_words(*(p.architecture for p in profiles))}: {schemes}{read}"
 
 
 def _labels(profiles: Sequence[Profile]) -> list[str]:
@@ -127,6 +130,7 @@ def _labels(profiles: Sequence[Profile]) -> list[str]:
     labels = []
     for p in profiles:
         label = words[p.source] + (f" {p.scheme}" if several else "")
+        label += f", {depth_in_words([p.architecture])}" if len(_all_depths(profiles)) > 1 else ""
         detail = p.fidelity if p.source == "theory" else f"{p.n_seeds} seed{'s' if p.n_seeds != 1 else ''}"
         labels.append(f"{label} ({detail})" if p.source == "theory" or p.n_seeds else label)
 
@@ -137,11 +141,26 @@ def _labels(profiles: Sequence[Profile]) -> list[str]:
     return [numbered(i, name) for i, name in enumerate(labels)]
 
 
+def _depth(profile: Profile) -> int:
+    return profile.architecture.n_layers + (profile.architecture.n_decoder_layers or 0)
+
+
+def _all_depths(profiles: Sequence[Profile]) -> list[int]:
+    return sorted({_depth(p) for p in profiles})
+
+
 def _colour(profiles: Sequence[Profile], index: int) -> str:
-    """One colour per scheme where several schemes are drawn, else one per profile."""
-    schemes = list(dict.fromkeys(p.scheme for p in profiles))
-    position = schemes.index(profiles[index].scheme) if len(schemes) > 1 else index
-    return COLOURS[position % len(COLOURS)]
+    """One colour per scheme where several schemes or depths are drawn, else one per profile; shades by depth."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    schemes, deep = list(dict.fromkeys(p.scheme for p in profiles)), _all_depths(profiles)
+    position = schemes.index(profiles[index].scheme) if len(schemes) > 1 or len(deep) > 1 else index
+    colour = COLOURS[position % len(COLOURS)]
+    if len(deep) == 1:
+        return colour
+    share = LIGHTEST + (1 - LIGHTEST) * deep.index(_depth(profiles[index])) / (len(deep) - 1)
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def depths(profile: Profile) -> FloatArray:
@@ -168,7 +187,8 @@ def _draw(
     panel: Any, profiles: Sequence[Profile], index: int, label: str, y: FloatArray, error: FloatArray | None,
     by_kind: bool = False,
 ) -> None:  # fmt: skip
-    profile, colour, x = profiles[index], _colour(profiles, index), depths(profiles[index])
+    profile, colour = profiles[index], _colour(profiles, index)
+    x = depths(profile) / (_depth(profile) if len(_all_depths(profiles)) > 1 else 1)
     if profile.source == "theory":
         for number, (members, style) in enumerate(_lines(profile, by_kind)):
             panel.plot(
@@ -273,8 +293,9 @@ def _ratio_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[str])
         panel.legend(handles=lines, fontsize=8)
 
 
-def _mark_stacks(panel: Any, profile: Profile) -> None:
-    if not profile.architecture.n_decoder_layers:
+def _mark_stacks(panel: Any, profiles: Sequence[Profile]) -> None:
+    profile = profiles[0]
+    if not profile.architecture.n_decoder_layers or len(_all_depths(profiles)) > 1:  # which have no border in common
         return
     border = profile.architecture.n_layers + 1 / 6
     panel.axvline(border, color="#555555", linestyle="--", linewidth=1)

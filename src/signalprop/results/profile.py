@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = "signalprop/profile/1"
+SEVERAL = "signalprop/profiles/1"  # a list of them, as `predict` with several schemes or depths writes
 POINTS = ("stream_in", "branch", "stream_out")
 Source = Literal["theory", "measured", "simulated"]
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)

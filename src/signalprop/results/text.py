@@ -45,11 +45,16 @@ def tokens_in_words(architecture: Architecture) -> str:
     return f"{a.seq_len:,}{f' + {a.target_len:,}' if a.target_len else ''} tokens per sequence"
 
 
-def network_in_words(architecture: Architecture) -> str:
-    """`gpt2 decoder, 12 layers, d_model 768, pre-norm, gelu_tanh`."""
-    a = architecture
+def depth_in_words(architectures: Sequence[Architecture]) -> str:
+    """`12 layers`, of an encoder-decoder `6+6 layers`, of several depths `12, 48, 192 layers`."""
+    depths = [f"{a.n_layers}+{a.n_decoder_layers}" if a.n_decoder_layers else str(a.n_layers) for a in architectures]
+    return f"{', '.join(dict.fromkeys(depths))} layers"
+
+
+def network_in_words(*architectures: Architecture) -> str:
+    """`gpt2 decoder, 12 layers, d_model 768, pre-norm, gelu_tanh`; several may differ in depth alone."""
+    a, depth = architectures[0], depth_in_words(architectures)
     placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
-    depth = f"{a.n_layers}+{a.n_decoder_layers} layers" if a.n_decoder_layers else f"{a.n_layers} layers"
     name = " ".join(word for word in (a.family or "", a.kind) if word)
     norm = "no norm" if placement == "none" else f"{placement}-norm"
     return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}"

@@ -22,6 +22,7 @@ from signalprop.streams.tape import record
 SCHEMA = "signalprop/anatomy/1"
 
 
+@typed
 @dataclass(frozen=True)
 class Anatomy:
     """What a model is made of.

@@ -77,7 +77,7 @@ def test_runs_that_fail_are_told_at_the_end(tmp_path: Path, command: Command) ->
 def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     path = written(tmp_path, TINY)
     assert "name a sweep" in refused("sweep")
-    assert "no recipe" in refused("sweep", "nothing-like-this")
+    assert "unknown sweep 'nothing-like-this'" in refused("sweep", "nothing-like-this")
     assert "there are no runs" in refused("sweep", path, "--table-only", "--out", tmp_path / "empty")
     assert "another directory" in refused("sweep", path, "--out", path)
     wrong = written(tmp_path, TINY | {"axes": {"norm": {"pre": {"model.norm": "pre"}}}})

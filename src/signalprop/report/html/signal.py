@@ -28,7 +28,7 @@ from signalprop.report.tables import variance
 from signalprop.results import comparison, profile
 from signalprop.results.comparison import Comparison, compare
 from signalprop.results.profile import Profile
-from signalprop.results.text import number, percent
+from signalprop.results.text import depth_in_words, number, percent
 from signalprop.schemes import scheme
 
 _WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}
@@ -394,6 +394,14 @@ def _comparison(source: Path, data: dict[str, Any]) -> dict[str, Any]:
     return {source.stem: compare(predicted, measured)}
 
 
+def _several(_: Path, data: dict[str, Any]) -> dict[str, Any]:
+    given = data.get("profiles")
+    if not isinstance(given, list) or not given:
+        raise InputError("it has no list of profiles")
+    profiles = [Profile.from_json(item) for item in given]
+    return {f"{p.scheme}, {depth_in_words([p.architecture])}": p for p in profiles}
+
+
 PART = Part(
     types=(Profile, Comparison),
     sections=_sections,
@@ -403,6 +411,7 @@ PART = Part(
     subtitle=lambda items: title_of(curves_of(items)),
     readers={
         profile.SCHEMA: lambda source, data: {source.stem: Profile.from_json(data)},
+        profile.SEVERAL: _several,
         comparison.SCHEMA: _comparison,
     },
 )

@@ -98,6 +98,11 @@ class AttentionKernel:
         )
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> AttentionKernel:
+def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
     """The self-attention sublayers of a table in one stack (index into STACKS)."""
+    return AttentionKernel(moments_of(p, stack), p.architecture, shapes)
+
+
+def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> AttentionKernel:
+    """The same on a grid of positions."""
     return AttentionKernel(moments_of(p, stack), p.architecture, shapes, grid)

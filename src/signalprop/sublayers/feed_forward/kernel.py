@@ -61,6 +61,11 @@ class FeedForwardKernel:
         return r, diagonal, kernel * row.up + row.up_bias if gated else None
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any = None) -> FeedForwardKernel:
-    """The feed-forward sublayers of a table in one stack; nothing shapes them, any grid does."""
+def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> FeedForwardKernel:
+    """The feed-forward sublayers of a table in one stack; nothing shapes them."""
     return FeedForwardKernel(moments_of(p, stack))
+
+
+def on_grid(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any) -> FeedForwardKernel:
+    """The same: what acts entry by entry need not know of the grid."""
+    return of(p, stack, shapes)
