@@ -40,12 +40,11 @@ def anatomy(
       signalprop anatomy ./my-checkpoint
     """
     from signalprop.streams.found import anatomy as found_in
-    from signalprop.streams.picture import picture
 
     output.check_outputs(json_file)
     live = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
     found = found_in(live)
-    output.deliver(json_file, found.to_json, lambda: output.echo(picture(found)))
+    output.deliver(json_file, found.to_json, lambda: output.echo(str(found)))
 
 
 def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:

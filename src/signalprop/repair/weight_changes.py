@@ -32,6 +32,8 @@ class Change:
         tensor = self.tensor
         if not tensor.is_floating_point() or not isinstance(tensor, torch.nn.Parameter):
             return f"its weight is {'quantized' if not tensor.is_floating_point() else 'computed'}"
+        if isinstance(self.factor, Tensor) and self.factor.numel() not in (1, tensor.shape[self.axis]):
+            return f"its {tensor.shape[self.axis]} features do not fit {self.factor.numel()} multipliers"
         largest = float(self.value().abs().max()) if tensor.numel() else 0.0
         if not largest <= torch.finfo(tensor.dtype).max:
             return f"its weight would reach {largest:.3g}, too much for {tensor.dtype}"

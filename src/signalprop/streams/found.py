@@ -16,6 +16,7 @@ from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
 from signalprop.streams.anatomy import Finder, Stack
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.picture import picture
 from signalprop.streams.proof import Norm, prove
 from signalprop.streams.tape import record
 
@@ -23,7 +24,7 @@ SCHEMA = "signalprop/anatomy/1"
 
 
 @typed
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Anatomy:
     """What a model is made of.
 
@@ -50,6 +51,13 @@ class Anatomy:
         """The largest error of a sum that was looked at."""
         errors = [b.error for s in self.stacks for b in s.branches if b.error is not None]
         return max(errors) if errors else None
+
+    def __str__(self) -> str:
+        return picture(self)
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{s.path}: {len(s.layers)} layers" for s in self.stacks)
+        return f"<Anatomy of {self.model}: {layers}; {'proved' if self.proved else 'not all proved'}>"
 
     def norm(self, path: str | None) -> Norm | None:
         """What is known of the norm of that path."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from signalprop.streams.anatomy import Branch, Layer, Multiplier, Stack
-from signalprop.streams.found import Anatomy
+
+if TYPE_CHECKING:
+    from signalprop.streams.found import Anatomy
 
 _WORDS = {"attention": "attention", "feed_forward": "feed-forward", "branch": "branch"}
 
