@@ -114,3 +114,17 @@ def test_the_fast_path_of_pytorch_which_passes_over_multipliers_is_refused() -> 
         torch.backends.mha.set_fastpath_enabled(True)
         assert torch.allclose(model(**batch), after, atol=1e-5)
     assert not torch.allclose(before, after, atol=1e-3)
+
+
+def test_multipliers_per_channel_fit_the_stream_or_are_refused() -> None:
+    """Swin's stream is wider from stage to stage."""
+    from transformers import Swinv2Config, Swinv2Model
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "window_size": 4}
+    model = Swinv2Model(Swinv2Config(**sizes, depths=[1, 1], num_heads=[2, 4])).eval()
+    images = {"pixel_values": torch.randn(1, 3, 16, 16)}
+    before = model(**images).last_hidden_state
+    with pytest.raises(sp.InputError, match="gives 16 channels, and the scheme has a multiplier for each of 32"):
+        sp.apply(model, "layerscale", initialize=False, data=images)
+    assert torch.equal(model(**images).last_hidden_state, before)

@@ -350,6 +350,12 @@ class _Surgeon:
             ("skip", float(p.skip[i]), p.skip_trainable),
         ):
             size = {"fixed": 0, "scalar": 1, "channel": a.d_model}[trains]
+            channels = getattr(carrier, "out_features", None) or getattr(carrier, "normalized_shape", (size,))[-1]
+            if size > 1 and channels != size:  # streams whose width changes from layer to layer
+                raise InputError(
+                    f"{self.record.carriers[i]} gives {channels} channels, and the scheme has a multiplier for each of "
+                    f"{size}; take a scheme with one multiplier per branch, such as rezero"
+                )
             fixed = not size or (name == "skip" and not row.reads_stream)
             value = start if fixed else nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
             setattr(carrier, name, value)
