@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for name in ("XDG_CACHE_HOME", "HF_HOME"):  # a home may be read-only
+    os.environ.setdefault(name, os.path.join(tempfile.gettempdir(), f"signalprop-tests-{os.getuid()}", name.lower()))
 
 import numpy as np
 import pytest

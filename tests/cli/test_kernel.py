@@ -185,3 +185,10 @@ def test_help_has_an_example(command: Command) -> None:
     status, out, _ = command("kernel", "--help")
     assert status == 0
     assert re.search(r"Example: *\n +signalprop kernel ", out)
+
+
+def test_a_path_with_spaces(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "my folder").mkdir()
+    file = tmp_path / "my folder" / "table.json"
+    scheme("fixed")(Architecture.preset("gpt2", n_layers=2, d_model=32, seq_len=10)).save(file)
+    assert result_of(command, str(file))["configurations"][0]["scheme"] == "fixed"

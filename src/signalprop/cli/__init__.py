@@ -109,7 +109,13 @@ def main() -> None:
     """Run the command line: exit status 0, 2 for bad input (one line on stderr), 1 for a failure."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # that would leave behind what was half written
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # it has been said; Python would try once more, and end with a status of its own
+        _reader_left()
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
@@ -196,7 +197,7 @@ def _networks(
 def _config(text: str) -> _Config:
     """`ARCH [SCHEME] [KEY=VALUE ...]`."""
     try:
-        words = shlex.split(text)
+        words = [text] if os.path.exists(text) else shlex.split(text)  # a path may have spaces
     except ValueError:  # a quotation mark without its other half
         words = []
     plain = [word for word in words if "=" not in word]

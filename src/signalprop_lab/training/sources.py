@@ -248,6 +248,11 @@ class _Reading:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not isinstance(error, (InputError, ImportError)):
+            if isinstance(error, PermissionError) and ".cache" in str(error.filename):
+                raise InputError(
+                    f"cannot write {error.filename}, where what has been read of {self._name} would be kept; set HF_HOME to "
+                    "a directory that can be written to"
+                ) from None
             raise InputError(f"cannot read {self._name}: {first_line(error)[:200]}") from None
 
 
