@@ -11,8 +11,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-for name in ("XDG_CACHE_HOME", "HF_HOME"):  # a home may be read-only
-    os.environ.setdefault(name, os.path.join(tempfile.gettempdir(), f"signalprop-tests-{os.getuid()}", name.lower()))
+os.environ.setdefault("XDG_CACHE_HOME", tempfile.mkdtemp(prefix="signalprop-tests-"))  # a home may be read-only
+os.environ.setdefault("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "huggingface"))
 
 import numpy as np
 import pytest

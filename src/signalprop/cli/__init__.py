@@ -26,6 +26,7 @@ from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.options import PANELS
+from signalprop.cli.output import drop_what_nobody_takes
 from signalprop.cli.predict import predict
 from signalprop.cli.presets import presets
 from signalprop.cli.report import report
@@ -110,11 +111,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # that would leave behind what was half written
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     status = run(sys.argv[1:])
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:  # it has been said; Python would try once more, and end with a status of its own
-        _reader_left()
+    drop_what_nobody_takes()  # Python would try once more, and end with a status of its own
     sys.exit(status)
 
 

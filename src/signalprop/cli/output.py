@@ -108,9 +108,19 @@ class _Delivery:
             if os.environ.get("SIGNALPROP_DEBUG"):
                 traceback.print_exc()
             self.problems.append(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)")
+            drop_what_nobody_takes()
         else:
             return True
         return False
+
+
+def drop_what_nobody_takes() -> None:
+    """Where standard output takes nothing more, what waits for it goes: it would fail again at every later line."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
 def deliver(

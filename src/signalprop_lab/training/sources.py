@@ -250,8 +250,8 @@ class _Reading:
         if isinstance(error, Exception) and not isinstance(error, (InputError, ImportError)):
             if isinstance(error, PermissionError) and ".cache" in str(error.filename):
                 raise InputError(
-                    f"cannot write {error.filename}, where what has been read of {self._name} would be kept; set HF_HOME to "
-                    "a directory that can be written to"
+                    f"cannot write {error.filename}, where what is read of {self._name} is kept; set HF_HOME to a "
+                    "directory that can be written to"
                 ) from None
             raise InputError(f"cannot read {self._name}: {first_line(error)[:200]}") from None
 
