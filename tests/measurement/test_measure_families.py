@@ -14,13 +14,13 @@ from torch import nn
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import find
+from signalprop.hooks import first_tensor
 from signalprop.measurement import measure
 from signalprop.models import build as build_model
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import tensor_moments
 from signalprop.network.parametrization import PLACEMENTS, layout
 from signalprop.schemes import scheme
-from signalprop.watching.hooks import first_tensor
 
 from .conftest import MODELS, VOCABULARY
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from applied import VOCABULARY, vanilla
 from signalprop.attachment.parametrization_of import read_parametrization
+from signalprop.hooks import first_tensor
 from signalprop.measurement import Probe, measure
 from signalprop.repair import apply, initialize, parameter_groups
 from signalprop.repair import initialisation as initialising
 from signalprop.repair.spliced_modules import Multiplied, Rewired
-from signalprop.watching.hooks import first_tensor
 
 IDS = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 ARGUMENTS = {"input_ids": IDS, "labels": IDS}

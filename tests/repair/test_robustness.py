@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import applied
 from applied import VOCABULARY
 from signalprop.errors import InputError
+from signalprop.hooks import first_tensor
 from signalprop.models.transformer import Transformer
 from signalprop.repair import apply, initialize
 from signalprop.repair.record import the_record
 from signalprop.repair.spliced_modules import Passed, Rewired
-from signalprop.watching.hooks import first_tensor
 
 FAMILIES = ("bert", "gpt2", "llama")
 # gauge, gauge, trainable channels, trainable scalars from 0, moved norms, scaled norms, no skip and mixed values

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import unwrapped, without_adapters
-from signalprop.attachment.mapping import Mapping, Plan, Site, SublayerMap, Weight, describe, find, find_any, split
+from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
+from signalprop.hooks import Site
 from signalprop.network.kinds import Kind, kind_of
 from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
 

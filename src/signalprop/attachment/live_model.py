@@ -17,11 +17,6 @@ import torch
 from torch import Tensor, nn
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this very module runs code from torch.compile."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside wrappers: of torch.compile, DataParallel, DistributedDataParallel, PEFT.
 

@@ -15,8 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
+from signalprop.hooks import Site
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
+from signalprop.network.layout import layout
 from signalprop.network.parametrization import Layout, Shaping
 from signalprop.streams.anatomy import Seen
 
@@ -177,17 +179,6 @@ class Mapping:
 
 
 @dataclass(frozen=True)
-class Site:
-    """A tensor of the forward pass: what enters a module, or what leaves it (at its `call`-th of `calls` calls)."""
-
-    module: nn.Module
-    side: str  # "input" or "output"
-    call: int = 0
-    calls: int = 1
-    stack: int = 0
-
-
-@dataclass(frozen=True)
 class Plan:
     """The sites of a model without repetition, and for every sublayer the index of each point's site.
 
@@ -235,6 +226,24 @@ def find_any(model: nn.Module, reference: Module | Tensor, what: str) -> Any:
 def split(reference: Weight | None) -> tuple[Any, Any]:
     """(the module or parameter that a weight's reference names, its rows there or None)."""
     return reference if isinstance(reference, tuple) else (reference, None)
+
+
+def masks_of(arguments: Dictionary[str, Any], mapping: Mapping) -> tuple[dict[int, Tensor | None], bool]:
+    """(the padding mask of every stack, (batch, tokens), None where there is none; whether one has another shape).
+
+    Args:
+        arguments: of the model's forward, by name. mapping: names the masks.
+    """
+    stack = layout(mapping.architecture).stack
+    given = {int(stack.min()): arguments.get(mapping.padding)}
+    if stack.min() != 1:
+        given[1] = arguments.get(mapping.decoder_padding)
+    odd = any(value is not None and not (isinstance(value, Tensor) and value.ndim == 2) for value in given.values())
+    found = {k: value if isinstance(value, Tensor) and value.ndim == 2 else None for k, value in given.items()}
+    first = found[int(stack.min())]
+    if first is not None:
+        found[int(stack.min())] = first[:, :: mapping.padding_stride]
+    return found, odd
 
 
 def own_score_scale(item: SublayerMap, architecture: Architecture) -> float:

@@ -26,8 +26,8 @@ from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
+from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
-from signalprop.watching.hooks import Hooks
 
 Of = Literal["weights", "activations", "both"]
 FORMATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")

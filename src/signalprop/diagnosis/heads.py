@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from signalprop.attachment.attached import AttachedRow
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.diagnosis.result import Numbers, number
+from signalprop.hooks import Hooks
 from signalprop.network.moments import FloatArray
-from signalprop.watching.hooks import Hooks
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time
 _HIDDEN = -1e4  # below every score and every bias; what masks add to hide a key lies far below it

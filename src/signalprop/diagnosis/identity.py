@@ -16,8 +16,8 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
 from signalprop.diagnosis.result import Estimate, Identity, Number, number
 from signalprop.errors import InputError
+from signalprop.hooks import Hooks, first_tensor, read_by
 from signalprop.measurement.measuring import arguments_of
-from signalprop.watching.hooks import Hooks, first_tensor, read_by
 
 
 class _Streams:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import attach
-from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.mapping import Mapping, masks_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.layout import Layout, layer_starts, layout
 from signalprop.watching.first_positions import later
-from signalprop.watching.hooks import masks_of
 
 Progress = Callable[[int, int], None]
 

@@ -24,11 +24,11 @@ from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import Positions, Progress, groups, run, sequences
 from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.errors import InputError
+from signalprop.hooks import Hooks, in_tokens
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
 from signalprop.watching.first_positions import check_length
-from signalprop.watching.hooks import Hooks, in_tokens
 from signalprop.watching.recording import Recorder
 from signalprop.watching.reduction import Padding, collect, moments
 

@@ -13,9 +13,9 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.moments import FloatArray
-from signalprop.watching.hooks import Hooks
 
 
 @typed

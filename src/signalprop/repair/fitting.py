@@ -21,13 +21,13 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.initialisation import plain
 from signalprop.repair.largest_activations import Place, inner_maps, largest, places_of
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
-from signalprop.watching.hooks import Hooks
 
 Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
 FORMATS = {

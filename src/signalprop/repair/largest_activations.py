@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.live_model import evaluating
-from signalprop.attachment.mapping import Site
 from signalprop.errors import InputError
-from signalprop.watching.hooks import Hooks
+from signalprop.hooks import Hooks, Site
 
 # Who divides by what: of attention and cross-attention, and of feed-forwards.
 INNER = {"value": "output", "up": "down"}

@@ -16,9 +16,9 @@ from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating, placed
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, first_line
+from signalprop.hooks import Hooks
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
-from signalprop.watching.hooks import Hooks
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -12,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from signalprop.hooks import Hooks, Site
 from signalprop.streams.anatomy import Branch, Layer, Multiplier, Seen, Stack
-from signalprop.streams.tape import first_tensor, read_by
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
 
@@ -50,42 +48,29 @@ def prove(
         norms |= {stack.final_norm: None} if stack.final_norm is not None else {}
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
     wanted |= {Seen(path, side) for path in norms for side in both}
-    with _watching(model, wanted) as tensors, torch.no_grad():
-        model(**arguments)
+    tensors = _tensors(model, arguments, wanted)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
     return proved, tuple(_norm(model, path, tensors) for path in norms)
 
 
-@contextmanager
-def _watching(model: nn.Module, wanted: set[Seen]) -> Iterator[dict[Seen, Tensor]]:
-    """Keeps copies of the wanted tensors of a pass."""
-    found: dict[Seen, Tensor] = {}
-    groups: dict[tuple[str, str], dict[int, list[Seen]]] = {}
-    for seen in wanted:
-        groups.setdefault((seen.path, seen.side), {}).setdefault(seen.call, []).append(seen)
-    handles = []
-    for (path, side), calls in groups.items():
-        module, count = model.get_submodule(path), [0]
+def _tensors(model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen]) -> dict[Seen, Tensor]:
+    """Copies of the wanted tensors of a pass; of one that the pass does not meet there is none."""
+    points = sorted({(seen.path, seen.side, seen.call) for seen in wanted})
+    calls: dict[tuple[str, str], int] = {}
+    for seen in wanted:  # those of a norm are not counted
+        calls[seen.path, seen.side] = max(seen.calls, calls.get((seen.path, seen.side), 1))
+    found: dict[tuple[str, str, int], Tensor] = {}
 
-        def keep(tensor: Tensor | None, calls: dict[int, list[Seen]] = calls, count: list[int] = count) -> None:
-            for seen in calls.get(count[0], []):
-                if tensor is not None:
-                    found[seen] = tensor.detach().clone()
-            count[0] += 1
+    def keep(index: int, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            found.setdefault(points[index], tensor.detach().clone())
 
-        if side == "input":
-            hook = module.register_forward_pre_hook(
-                lambda _, args, kwargs, keep=keep: keep(read_by(args, kwargs)), with_kwargs=True
-            )
-        else:
-            hook = module.register_forward_hook(lambda _, __, out, keep=keep: keep(first_tensor(out)))
-        handles.append(hook)
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = Hooks(model)
+    hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)
+    with hooks, torch.no_grad():
+        model(**arguments)
+    return {seen: found[point] for seen in wanted if (point := (seen.path, seen.side, seen.call)) in found}
 
 
 def _layer(layer: Layer, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> Layer:

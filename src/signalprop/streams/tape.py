@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from signalprop.hooks import Hooks, first_tensor, read_by
+
 Operation = Literal["add", "scale", "product", "same", "moved", "norm", "mix", "other"]
 
 _SAME = {
@@ -87,7 +89,7 @@ class Call:
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records a pass while it is active (`with`), with the hooks that `watch` puts on.
+    """Records a pass while it is active (`with`), with its `hooks` on the model.
 
     Attributes:
         calls: runs of modules, in the order of their ends. counts: runs of each module, by its id.
@@ -106,23 +108,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._written: dict[int, Node] = {}  # of tensors that parts were written into, by their memory
         self._open: list[tuple[int, int, tuple[Node, ...], Node | None]] = []
         self._time = 0
-        self._handles: list[Any] = []
 
     # --- modules ---------------------------------------------------------------------------------------------------
 
-    def watch(self) -> None:
-        """Put hooks on every module; `unwatch` takes them off."""
+    def hooks(self) -> Hooks:
+        """What tells this tape of every module's calls."""
+        found = Hooks(self._model)
         for module in self._model.modules():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue
-            self._handles.append(module.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True))
-            self._handles.append(module.register_forward_hook(self._leaves, with_kwargs=True, always_call=False))
-
-    def unwatch(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            if not isinstance(module, torch.jit.ScriptModule):
+                found.before(module, self._enters, first=True)
+                found.after(module, self._leaves)
+        return found
 
     def gives(self, tensors: Iterable[Tensor]) -> None:
         """These tensors are the model's input."""
@@ -300,13 +296,9 @@ def record(model: nn.Module, arguments: Dictionary[str, Any]) -> Tape:
         Exception: whatever the model raises.
     """
     tape = Tape(model)
-    tape.watch()
-    try:
-        with torch.no_grad(), tape:
-            tape.gives(tensors_in(arguments))
-            model(**arguments)
-    finally:
-        tape.unwatch()
+    with tape.hooks(), torch.no_grad(), tape:
+        tape.gives(tensors_in(arguments))
+        model(**arguments)
     return tape
 
 
@@ -318,24 +310,6 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
         yield from chain.from_iterable(tensors_in(value, depth - 1) for value in values)
     elif depth and isinstance(values, dict):
         yield from chain.from_iterable(tensors_in(value, depth - 1) for value in values.values())
-
-
-def read_by(args: Any, kwargs: Any) -> Tensor | None:
-    """The first tensor of a module's arguments."""
-    first = args[0] if args else None
-    return first if isinstance(first, Tensor) else first_tensor(args or kwargs.values())
-
-
-def first_tensor(values: Any) -> Tensor | None:
-    """The first tensor of a tuple, list, dictionary view or model output; None where there is none."""
-    if isinstance(values, Tensor):
-        return values
-    if hasattr(values, "values"):
-        values = values.values()
-    try:
-        return next((value for value in values if isinstance(value, Tensor)), None)
-    except TypeError:
-        return None
 
 
 def _storage(tensor: Tensor) -> int:

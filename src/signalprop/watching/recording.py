@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import describe, number
+from signalprop.attachment.mapping import describe, masks_of, number
 from signalprop.errors import InputError
+from signalprop.hooks import LOCK, Hooks, in_tokens
 from signalprop.watching.first_positions import DECODER, check_length, later
-from signalprop.watching.hooks import LOCK, Hooks, in_tokens, masks_of
 from signalprop.watching.reduction import Padding, Rows, Sums, moments
 
 Result = Rows | Sums

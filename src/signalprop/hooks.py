@@ -10,21 +10,29 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Mapping as Dictionary
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.live_model import is_compiled
-from signalprop.attachment.mapping import Mapping, Site
 from signalprop.errors import InputError
-from signalprop.network.layout import layout
 
 # What is done with the first tensor that a module reads or outputs; a tensor that is returned takes its place.
 See = Callable[[Tensor | None], Tensor | None]
 LOCK = threading.RLock()  # held for the few instructions that decide whose pass is watched, never while one runs
+
+
+@dataclass(frozen=True)
+class Site:
+    """A tensor of the forward pass: what enters a module, or what leaves it (at its `call`-th of `calls` calls)."""
+
+    module: nn.Module
+    side: str  # "input" or "output"
+    call: int = 0
+    calls: int = 1
+    stack: int = 0
 
 
 class Hooks:
@@ -205,22 +213,9 @@ def in_tokens(tensor: Tensor, shape: tuple[int, int] | None) -> Tensor:
     return tensor
 
 
-def masks_of(arguments: Dictionary[str, Any], mapping: Mapping) -> tuple[dict[int, Tensor | None], bool]:
-    """(the padding mask of every stack, (batch, tokens), None where there is none; whether one has another shape).
-
-    Args:
-        arguments: of the model's forward, by name. mapping: names the masks.
-    """
-    stack = layout(mapping.architecture).stack
-    given = {int(stack.min()): arguments.get(mapping.padding)}
-    if stack.min() != 1:
-        given[1] = arguments.get(mapping.decoder_padding)
-    odd = any(value is not None and not (isinstance(value, Tensor) and value.ndim == 2) for value in given.values())
-    found = {k: value if isinstance(value, Tensor) and value.ndim == 2 else None for k, value in given.items()}
-    first = found[int(stack.min())]
-    if first is not None:
-        found[int(stack.min())] = first[:, :: mapping.padding_stride]
-    return found, odd
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling this very module runs code from torch.compile."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def uncompiled(model: nn.Module) -> ExitStack:
