@@ -113,12 +113,14 @@ class Check(Value):
         claim: in words.
         less: of two cells the one whose score the paper has lower, then the other.
         by: what the difference has to exceed: `spread` (two standard errors), or a number (and two standard errors).
+        effect: the paper's own difference in the unit of the score, which the runs should be able to see.
         trains: cells whose runs all end below chance. fails: cells whose runs all diverge or stall.
     """
 
     claim: str = ""
     less: _Names | None = None
     by: Literal["spread"] | float = "spread"
+    effect: float | None = Field(None, gt=0)
     trains: _Names | None = None
     fails: _Names | None = None
 
@@ -156,6 +158,9 @@ class Sweep(Value):
         prune: which runs are stopped early; none: those that diverge.
         keep: of a run that is over: `numbers`, or `models` (the trained one and the last checkpoints): takes room.
         reference: published numbers. verdict: what the paper's claim comes to.
+        controls: cells that train in the paper; one that does not here makes every part of the claim void that compares
+            it. spread: standard deviation of the score between seeds that is expected, from earlier runs; it tells
+            beforehand which differences the sweep can see.
     """
 
     schema_: Literal["signalprop/sweep/1"] = Field(alias="schema")
@@ -176,6 +181,8 @@ class Sweep(Value):
     keep: Literal["numbers", "models"] = "numbers"
     reference: Reference | None = None
     verdict: Annotated[tuple[Check, ...], BeforeValidator(_as_tuple)] = ()
+    controls: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    spread: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -205,6 +212,7 @@ class Sweep(Value):
         told = [
             *(self.reference.cells if self.reference else ()),
             *(cell for check in self.verdict for cell in check.cells),
+            *self.controls,
         ]
         for name in told:
             if name not in names:

@@ -106,8 +106,8 @@ def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[
     """By cell: the runs that it lacks, as far as can be told now.
 
     Args:
-        costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, none runs more seeds before
-        the ladders of all are done, and then only the best one does.
+        costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, none runs more seeds
+            before the ladders of all are done, and then only the best one does.
     """
     found = {name: wanted(sweep.tune, sweep.seeds, sweep.seeds_at, runs) for name, runs in costs.items()}
     for names in alternatives(sweep).values():
@@ -119,7 +119,7 @@ def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[
 
 
 def alternatives(sweep: Sweep) -> dict[tuple[str, ...], list[str]]:
-    """By the labels that are compared: the cells of which the best one stands for all; one where nothing is tuned so."""
+    """By the labels that are compared: the cells of which the best one stands for all (`Sweep.best_of`)."""
     found: dict[tuple[str, ...], list[str]] = {}
     for labels in sweep.labels():
         found.setdefault(sweep.compared_labels(labels), []).append(SEPARATOR.join(labels))

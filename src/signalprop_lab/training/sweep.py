@@ -221,6 +221,11 @@ def outstanding(grid: Grid, found: Costs) -> dict[str, int]:
     return left
 
 
+def least_runs(grid: Grid) -> int:
+    """How many runs the whole sweep takes, if no ladder has to be extended."""
+    return sum(outstanding(grid, costs(grid, [])).values())
+
+
 def expected_seconds(entries: Sequence[Entry], left: Mapping[str, int]) -> float:
     """Of the runs that are left: as long as those of the same cell, or of any, took in the mean."""
     took: dict[str, list[float]] = {}
