@@ -15,8 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
-from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.cells import pooled_variance, summaries
+from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.grid import Point, Sweep, grid_of
 from signalprop_lab.training.tables import (
     as_csv,
