@@ -25,8 +25,14 @@ def test_a_plateau_is_left_when_fifty_steps_are_below_chance(losses, step) -> No
 
 
 def test_a_run_may_end_there(tmp_path: Path) -> None:
-    settings = ["model.architecture.n_layers=2", "model.architecture.norm_placement=pre", "optimizer.learning_rate=0.01",
-                "budget.until_learning=true", "cadence.signal=0"]  # fmt: skip
+    changes = {
+        "model.architecture.n_layers": 1,
+        "model.architecture.norm_placement": "pre",
+        "optimizer.learning_rate": 0.01,
+        "budget.until_learning": "true",
+        "cadence.signal": 0,
+    }
+    settings = [f"{key}={value}" for key, value in changes.items()]
     result = train("bytes-decoder", tmp_path / "run", settings=settings, progress=False, final=False)
     assert result.status == "finished"
     assert result.scores["plateau_steps"] == result.steps < 200
