@@ -112,7 +112,7 @@ def _print(result: object, folder: Path) -> None:
         "steps": f"{result.steps}",
         "training loss": _nats(result.train_loss, result.status),
         "validation loss": f"{_nats(result.eval_loss, result.status)} (best guess without input: {result.chance:.4f})",
-        **{name: f"{value:.4f}" for name, value in result.scores.items()},
+        **{name: "-" if value is None else f"{value:.5g}" for name, value in result.scores.items()},
         "parameters": f"{result.parameters:,}"
         + ("" if result.trained_parameters == result.parameters else f", {result.trained_parameters:,} trained"),
         "throughput": "-" if result.throughput is None else f"{result.throughput:,.0f} {result.unit}/s",

@@ -214,11 +214,14 @@ class Budget(Value):
     Attributes:
         steps: optimizer steps. batch_size: sequences (or images, ...) per step, over all processes.
         micro_batch: per process and pass; default: as many as there are (no gradient accumulation).
+        until_learning: end as soon as the run has left the plateau at chance (`plateau.left_at`), for studies of when
+            that happens.
     """
 
     steps: int = Field(500, ge=1)
     batch_size: int = Field(16, ge=1)
     micro_batch: int | None = Field(None, ge=1)
+    until_learning: bool = False
 
 
 class Cadence(Value):

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from signalprop_lab.training.checkpoints import alone, clear_leftovers, fill_wei
 from signalprop_lab.training.examples import Ordered, Prepared, as_batch, collate
 from signalprop_lab.training.guard import Diverged, Guard, Interrupts
 from signalprop_lab.training.networks import Network, network_of
+from signalprop_lab.training.plateau import EndsWhenLearning, left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told
 from signalprop_lab.training.recipe import Recipe, load_recipe, parse, read_yaml
 from signalprop_lab.training.tasks import prepare
@@ -59,7 +60,8 @@ class Result:
         chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
         parameters, trained_parameters: counts. seconds: of training, over all restarts.
         throughput: tokens (or images, ...) per second, median over the logged stretches. unit: of what.
-        scores: what else was measured on validation data. folded: why there is no folded checkpoint, or "".
+        scores: what else was measured on validation data, and `plateau_steps`, the step at which the run had left the
+            plateau at chance (None: not yet; `plateau.left_at`). folded: why there is no folded checkpoint, or "".
     """
 
     name: str
@@ -74,7 +76,7 @@ class Result:
     seconds: float
     throughput: float | None
     unit: str
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
     folded: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -213,6 +215,8 @@ class _Run:
             batch = as_batch(collate(examples, prepared.pads), prepared.source)
             signal = Signal(network, batch, Lines(folder / "signal.jsonl"), recipe.cadence.signal, self.guard)
             callbacks.append(signal)
+        if recipe.budget.until_learning:
+            callbacks.append(EndsWhenLearning(self.metrics, self.trainer.chance))
         self.veto = Veto(keep_going) if keep_going is not None else None
         callbacks += [self.veto] if self.veto else []
         self.progress = Progress(recipe.name, per_step, unit, signal) if progress and self.main else None
@@ -319,7 +323,8 @@ class _Run:
                 if key.startswith("eval_")
                 and key not in ("eval_loss", "eval_runtime")
                 and not key.endswith("_per_second")
-            },
+            }
+            | {"plateau_steps": left_at(lines, self.trainer.chance)},
             folded=folded,
         )
         write_json(self.folder / "result.json", result.to_json())
@@ -449,7 +454,7 @@ def environment() -> dict[str, Any]:
     return {
         "versions": versions,
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores",
         "device": device,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -460,8 +465,25 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
+    """The git revision of the signalprop that runs, with `-dirty` where its files have been changed since; None: it is
+    installed, not a clone. The current directory may be a user's own repository, and does not count."""
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10)
+        if tracked.returncode:
+            return None  # it lies in somebody's repository, as a virtual environment may
+        described = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+        done = subprocess.run(described, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    with suppress(OSError, UnicodeDecodeError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
