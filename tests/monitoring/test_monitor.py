@@ -372,7 +372,7 @@ def test_a_learning_rate_a_thousand_times_too_large(caplog: pytest.LogCaptureFix
         train(model, 10, monitor)
         train(model, 15, monitor, lr=1.0)
     assert monitor.warnings
-    assert [(w.quantity, w.step) for w in monitor.warnings][0] == ("loss", 12)  # every step is kept
+    assert next((w.quantity, w.step) for w in monitor.warnings) == ("loss", 12)  # every step is kept
     first = monitor.warnings[1]
     assert first.step == 15  # the first sample after the fault
     assert first.quantity == "variance" and first.value > 1e4
