@@ -86,7 +86,8 @@ def index(found: list[tuple[str, str, str]]) -> str:
     """The page that lists the others."""
     rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
     text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
-    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{markdown_table(['what was trained', 'verdict on the claim'], rows)}\n"
+    table = markdown_table(["what was trained", "verdict on the claim"], rows)
+    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n"
 
 
 def main() -> None:
