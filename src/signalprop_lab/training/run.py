@@ -38,7 +38,7 @@ from signalprop_lab.training.plateau import EndsWhenLearning, left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told
 from signalprop_lab.training.recipe import Recipe, load_recipe, parse, read_yaml
 from signalprop_lab.training.tasks import prepare
-from signalprop_lab.training.trainer import RecipeTrainer, training_arguments
+from signalprop_lab.training.trainer import RecipeTrainer, recompute_layers, training_arguments
 
 __all__ = ["Result", "train"]
 
@@ -115,7 +115,8 @@ def train(
         recipe: a Recipe, a YAML file, or the name of one that comes with the package. settings: `key=value`.
         out: the run's directory (docs/training.md says what is in it).
         resume: go on from the last whole checkpoint, or from the start where there is none; a finished run is left
-            as it is. Without it, a directory that holds a run is refused.
+            as it is, unless the recipe now has more steps and nothing else is new: then it goes on, with the schedule
+            of all the steps. Without it, a directory that holds a run is refused.
         keep_going: asked with (step, loss) whenever the loss is logged; False ends the run.
         progress: a bar on stderr. final: write the trained model (and the folded one).
 
@@ -152,6 +153,10 @@ def _open(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
         if not resume:
             raise InputError(f"{folder} holds a run already; go on with --resume, or choose a new directory")
         before = parse(read_yaml(written))
+        if _prolongs(before, recipe):
+            if last_good(folder / "checkpoints") is None:
+                raise InputError(f"{folder} has no checkpoint that {recipe.budget.steps} steps could go on from")
+            return None
         if before != recipe:
             raise InputError(
                 f"{folder} holds a run of another recipe ({_difference(before, recipe)}); choose a new one"
@@ -163,6 +168,12 @@ def _open(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
     elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
         raise InputError(f"{folder} holds files that are no run; choose a new directory")
     return None
+
+
+def _prolongs(before: Recipe, now: Recipe) -> bool:
+    """Whether two recipes differ in nothing but that the second one takes more steps."""
+    longer = now.budget.steps > before.budget.steps
+    return longer and before.model_copy(update={"budget": now.budget}) == now
 
 
 def _difference(one: Recipe, other: Recipe) -> str:
@@ -199,6 +210,8 @@ class _Run:
         self.counts = network.parameter_count()
         self.main = first()
         by_first(self._describe)  # before the Trainer makes its directory: only a recipe tells that it is a run's
+        if recipe.gradient_checkpointing:
+            recompute_layers(network)
         self.trainer = RecipeTrainer(network, recipe, prepared, args=arguments)
         _quiet(self.trainer)
         self.metrics = folder / "metrics.jsonl"
@@ -324,11 +337,24 @@ class _Run:
                 and key not in ("eval_loss", "eval_runtime")
                 and not key.endswith("_per_second")
             }
+            | self._of_text(eval_loss)
             | {"plateau_steps": left_at(lines, self.trainer.chance)},
             folded=folded,
         )
         write_json(self.folder / "result.json", result.to_json())
         return result
+
+    def _of_text(self, loss: float) -> dict[str, float | None]:
+        """A language model's loss (nats a token) in the units of others: perplexity, and bits per byte of UTF-8, which
+        does not depend on the tokenizer."""
+        if self.recipe.task not in ("causal-lm", "masked-lm") or not math.isfinite(loss):
+            return {}
+        scores: dict[str, float | None] = {"perplexity": math.exp(min(loss, 700.0))}
+        if self.recipe.task == "causal-lm":
+            asked = self.trainer.asked
+            n_bytes = len(self.prepared.tokenizer.decode(asked.tolist()).encode())
+            scores["bits_per_byte"] = loss * len(asked) / math.log(2) / max(n_bytes, 1)
+        return scores
 
     def _describe(self) -> None:
         make_folder(self.folder)
