@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Mapping as Dictionary
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
+from signalprop.attachment.arguments import BatchArguments, batch_arguments
 from signalprop.attachment.mapping import Mapping, Number, SublayerMap
-from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
@@ -51,7 +48,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
         final_norm=stacks[-1].final_norm,
         encoder_final_norm=stacks[0].final_norm if len(stacks) > 1 else None,
         gain_offset=offsets.pop() if len(offsets) == 1 else 0.0,
-        arguments=_arguments(model, found),
+        arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
         stream_only=True,
@@ -199,25 +196,13 @@ def _caveats(branches: list[Branch]) -> dict[str, list[str]]:
     return out
 
 
-def _arguments(model: nn.Module, found: Anatomy) -> Callable[[Batch], dict[str, Any]] | None:
+def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArguments | None:
     """Makes the arguments of a model of tokens."""
     known = {"input_ids": "tokens", "decoder_input_ids": "decoder_tokens"}
-    if found.invented and not set(found.inputs) - {"use_cache"} <= set(known):
+    if "input_ids" not in found.inputs or (found.invented and not set(found.inputs) - {"use_cache"} <= set(known)):
         return None
-    padding = None
-    if "input_ids" in found.inputs:
-        with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
-            padding = getattr(model.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
-
-    def arguments(batch: Batch) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for name, source in known.items():
-            ids = getattr(batch, source)
-            if name in found.inputs and ids is not None:
-                ids = ids if padding is None else np.where(ids == padding, (padding or 0) + 1, ids)
-                out[name] = torch.as_tensor(np.ascontiguousarray(ids, dtype=np.int64))
-        if batch.keep is not None:
-            out["attention_mask"] = torch.as_tensor(np.ascontiguousarray(batch.keep, dtype=np.int64))
-        return out
-
-    return arguments if "input_ids" in found.inputs else None
+    inputs = {held: name for name, held in known.items() if name in found.inputs} | {"keep": "attention_mask"}
+    token = None
+    with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
+        token = model.get_input_embeddings()  # type: ignore[operator]
+    return batch_arguments(model, a, inputs, token)
