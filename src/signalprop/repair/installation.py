@@ -39,7 +39,7 @@ from signalprop.repair.shaped_models import (
 )
 from signalprop.repair.sites import confirm
 from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
-from signalprop.repair.tape import on_meta
+from signalprop.repair.tiny_pass import on_meta
 from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
