@@ -20,6 +20,7 @@ from signalprop.network.architecture import Architecture
 
 HEAD = "lm_head"  # of a model that does not tell its own
 
+
 def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
     """The mapping that is given, or the model's own, or its family's; or what was found of its stream.
 

@@ -72,7 +72,7 @@ def mapping_like(
     head = names.get(HEAD, HEAD)
     if not hasattr(model, "get_output_embeddings") and hasattr(model, head):
         a = a.replace(head="lm")
-    mapping = mapping_at(model, known, a.replace(**(architecture or {})), *place, head)
+    mapping = mapping_at(model, known, a.replace(**(architecture or {})), place[0], place[1], head)
     if gain_offset is not None:
         mapping = replace(mapping, gain_offset=gain_offset)
     changed = _with_fields(model, mapping, sublayers or {})
@@ -102,8 +102,11 @@ def _misplaced(model: nn.Module, family: str, paths: ModelPaths) -> str:
     lost = missing(base, paths)
     lists = [stack.layers for stack in paths.stacks]
     layered = lost not in lists
-    place = base.get_submodule(f"{lists[0]}.0") if layered else model
-    there = [name for name, _ in place.named_modules() if name]
+    if layered:
+        there = [name for name, _ in base.get_submodule(f"{lists[0]}.0").named_modules() if name]
+    else:
+        deeper = [name for name, one in base.named_modules() if isinstance(one, nn.ModuleList)]
+        there = list(dict.fromkeys([*deeper, *(name for name, _ in base.named_children())]))
     what = f"layer 0 of {type(model).__name__}" if layered else type(model).__name__
     return (
         f"give names={{the family's name: the model's}}: {what} has no {lost!r}, where {family} has it; it has "

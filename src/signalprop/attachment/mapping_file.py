@@ -1,6 +1,6 @@
 """A mapping as a JSON file to edit: what differs from a family, or every sublayer, layers that are alike written once.
 
-    {"like": "llama", "names": {"self_attn": "attn"}, "sublayers": {"attention": {"multiplier": 0.22}}}
+{"like": "llama", "names": {"self_attn": "attn"}, "sublayers": {"attention": {"multiplier": 0.22}}}
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import HELD, BatchArguments, batch_arguments
-from signalprop.attachment.likeness import LAYER, NUMBERS, SublayerFields, mapping_like, with_layer
+from signalprop.attachment.likeness import LAYER, SublayerFields, mapping_like, with_layer
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, find_any, split
 from signalprop.errors import InputError
@@ -45,17 +44,15 @@ class _Likeness(Value):
     gain_offset: float | None = None
 
 
-class _Layers(Value):
-    """Layers that are alike.
+class _Row(SublayerFields):
+    """A sublayer of a layer, or of layers that are alike.
 
     Attributes:
-        layers: path of one, or of several whose numbers follow, `model.layers.0-31`; "" where they are no modules, and
-            `sublayers` has those of all.
+        layers: path of the layer, or of several whose numbers follow, `model.layers.0-31`. Rows that follow each other
+            with the same `layers` are the sublayers of each. "": layers are no modules, and the rows are all sublayers.
     """
 
-    model_config = ConfigDict(title="layers")
-    layers: str
-    sublayers: list[dict[str, Any]]
+    layers: str = ""
 
 
 class _Ends(Value):
@@ -90,7 +87,7 @@ class _Whole(Value):
     schema_: Literal["signalprop/mapping/1"] = Field("signalprop/mapping/1", alias="schema")
     notes: list[str] = Field(default_factory=list)
     architecture: dict[str, Any]
-    layers: list[_Layers]
+    sublayers: list[dict[str, Any]]
     final_norm: str | None = None
     encoder_final_norm: str | None = None
     gain_offset: float = 0.0
@@ -119,33 +116,37 @@ def read_mapping(path: str | Path, model: nn.Module) -> Mapping:
     data = read_json(path)
     if not isinstance(data, dict):
         raise InputError(f"{path} holds a {type(data).__name__}; expected an object that describes a mapping")
-    model = unwrapped(model)
     try:
-        if "like" in data:
-            said = _Likeness(**data)
-            return mapping_like(
-                model, said.like, names=said.names, config=said.config, architecture=said.architecture,
-                sublayers=said.sublayers, gain_offset=said.gain_offset,
-            )  # fmt: skip
-        return _whole(_Whole(**data), model)
+        return mapping_of_json(data, model)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
+def mapping_of_json(data: Dictionary[str, Any], model: nn.Module) -> Mapping:
+    """The mapping that a JSON value describes; see `read_mapping`."""
+    model = unwrapped(model)
+    if "like" not in data:
+        return _whole(_Whole(**data), model)
+    said = _Likeness(**data)
+    return mapping_like(
+        model, said.like, names=said.names, config=said.config, architecture=said.architecture,
+        sublayers=said.sublayers, gain_offset=said.gain_offset,
+    )  # fmt: skip
+
+
 def _whole(said: _Whole, model: nn.Module) -> Mapping:
-    a = Architecture(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.architecture.items()})
     items: list[SublayerMap] = []
     layers: list[str] = []
-    for group in said.layers:
-        rows = [SublayerFields(**row).given for row in group.sublayers]
-        for row in rows:
-            if not row.get("branch"):
-                raise InputError(f"{group.layers}: a sublayer has no 'branch'; name the module whose output is added")
-        for place in _paths(group.layers):
+    for named, several in groupby((_Row(**row) for row in said.sublayers), key=lambda row: row.layers):
+        rows = [{k: v for k, v in row.given.items() if k != "layers"} for row in several]
+        if any(not row.get("branch") for row in rows):
+            raise InputError(f"{named}: a sublayer has no 'branch'; name the module whose output is added")
+        for place in _paths(named):
             layers += [place] if place else []
             items += [SublayerMap(**with_layer(row, model, place)) for row in rows]
     if unknown := sorted(set(said.inputs) - set(HELD)):
         raise InputError(f"inputs: a batch holds no {unknown[0]!r:.40}; expected {', '.join(HELD)}")
+    a = Architecture(**said.architecture)
     e, h = said.embedding, said.head
     token = None if e.token is None else find_any(model, e.token, "embedding token")
     arguments = batch_arguments(model, a, said.inputs, token, features_first=said.features_first)
@@ -184,6 +185,9 @@ def _paths(layers: str) -> list[str]:
 def write_mapping(mapping: Mapping, model: nn.Module, path: str | Path) -> None:
     """Write a mapping of a model as a JSON file, to be edited and read by `read_mapping`.
 
+    Args:
+        mapping: of which a function of your own for `arguments` is left out. path: of the file.
+
     Raises:
         InputError: it names something that the model does not hold, or shapes attention, which no file can say; or
             the file cannot be written.
@@ -209,9 +213,10 @@ def mapping_json(mapping: Mapping, model: nn.Module) -> dict[str, Any]:
     ends = [{f.name: path(getattr(end, f.name)) for f in fields(end)} for end in (mapping.embedding, mapping.head)]
     made: Any = mapping.arguments if isinstance(mapping.arguments, BatchArguments) else None
     out = _Whole(
+        schema=SCHEMA,
         notes=list(mapping.notes),
         architecture=mapping.architecture.model_dump(mode="json", exclude_defaults=True),
-        layers=_alike(rows, mapping),
+        sublayers=_alike(rows, mapping),
         final_norm=path(mapping.final_norm),
         encoder_final_norm=path(mapping.encoder_final_norm),
         gain_offset=mapping.gain_offset,
@@ -233,7 +238,7 @@ def _row(item: SublayerMap, path: Any) -> dict[str, Any]:
         value = getattr(item, f.name)
         if isinstance(value, (nn.Module, Tensor)):
             value = path(value)
-        if value == getattr(_USUAL, f.name):
+        if f.name != "branch" and value == getattr(_USUAL, f.name):
             continue
         if f.name not in SublayerFields.model_fields:
             raise InputError(f"a mapping file has no place for {f.name}; write a mapping before a scheme is applied")
@@ -251,28 +256,27 @@ def _reference(source: Any, rows: Any, path: Any) -> Any:
     return [path(source), f"{rows.start or 0}:{rows.stop}" if isinstance(rows, slice) else list(rows)]
 
 
-def _alike(rows: list[dict[str, Any]], mapping: Mapping) -> list[_Layers]:
-    """Layers in order, those that follow each other and differ in their number alone as one."""
+def _alike(rows: list[dict[str, Any]], mapping: Mapping) -> list[dict[str, Any]]:
+    """The rows of layers in order; layers that follow each other and differ in their number alone are written once."""
     if not mapping.layers or any(not isinstance(layer, str) for layer in mapping.layers):
-        return [_Layers(layers="", sublayers=rows)]
+        return rows
     starts = layer_starts(layout(mapping.architecture)).tolist()
-    ends = [*starts[1:], len(rows)]
     each = [
-        (layer, [_in_layer(row, str(layer)) for row in rows[a:b]])
-        for layer, a, b in zip(mapping.layers, starts, ends, strict=True)
+        (str(layer), [_in_layer(row, str(layer)) for row in rows[a:b]])
+        for layer, a, b in zip(mapping.layers, starts, [*starts[1:], len(rows)], strict=True)
     ]
 
-    def run(numbered: tuple[int, tuple[Any, list[Any]]]) -> Any:
+    def likeness(numbered: tuple[int, tuple[str, list[Any]]]) -> Any:
         i, (layer, inside) = numbered
         match = re.fullmatch(r"(.*?)(\d+)", layer)
         return (match[1], int(match[2]) - i, inside) if match else (layer, i, inside)
 
     out = []
-    for _, several in groupby(enumerate(each), key=run):
-        members = [one for _, one in several]
-        first, last = str(members[0][0]), str(members[-1][0])
-        name = first if len(members) == 1 else f"{first}-{re.sub(r'.*[^0-9]', '', last)}"
-        out.append(_Layers(layers=name, sublayers=members[0][1]))
+    for _, several in groupby(enumerate(each), key=likeness):
+        members = [layer for _, (layer, _) in several]
+        name = members[0] if len(members) == 1 else f"{members[0]}-{re.sub(r'.*[^0-9]', '', members[-1])}"
+        inside = next(rows for layer, rows in each if layer == members[0])
+        out += [{"layers": name, **row} for row in inside]
     return out
 
 
