@@ -40,7 +40,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
     Args:
         begun: a layer that was not understood is no error: what is not known of it has an empty path, to be filled in.
     """
-    stacks = _taken(model, found)
+    stacks = taken(model, found)
     if begun:
         stacks = [replace(s, layers=tuple(_filled(layer) for layer in s.layers)) for s in stacks]
     layers = [layer for stack in stacks for layer in stack.layers]
@@ -60,6 +60,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
         arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
+        found=True,
         stream_only=True,
     )
 
@@ -88,7 +89,7 @@ def check_norms(model: nn.Module, mapping: Mapping) -> None:
             )
 
 
-def _taken(model: nn.Module, found: Anatomy) -> list[Stack]:
+def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
     """Encoder and decoder, or the largest stack alone."""
     both = list(found.stacks[:2])
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and len(both) == 2:

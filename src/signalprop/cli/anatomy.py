@@ -64,15 +64,22 @@ def anatomy(
 
 
 def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
-    """The mapping that the model's family has, else what was found of one."""
+    """The mapping that the model's family has, else what was found of one, with weights where they are proved."""
     from signalprop.attachment.families import mapping_of
     from signalprop.attachment.found import mapping_of_anatomy
+    from signalprop.attachment.found_roles import mapping_with_roles
     from signalprop.attachment.mapping_file import write_mapping
+    from signalprop.errors import InputError
     from signalprop.families import find
 
     assert path is not None
-    known = find(getattr(getattr(live, "config", None), "model_type", None)) is not None
-    write_mapping(mapping_of(live) if known else mapping_of_anatomy(live, found, begun=True), live, path)
+    if find(getattr(getattr(live, "config", None), "model_type", None)) is not None:
+        write_mapping(mapping_of(live), live, path)
+        return
+    try:
+        write_mapping(mapping_with_roles(live), live, path)
+    except InputError:  # a role that is not proved: what the stream tells
+        write_mapping(mapping_of_anatomy(live, found, begun=True), live, path)
 
 
 def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import BatchArguments
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.mapping_file import mapping_json, mapping_of_json
@@ -179,7 +179,7 @@ def _document(
         "shared": shared or {},
     } | ({"weights": "kept"} if record.kept else {})
     by_hand = record.mapping
-    if by_hand is not None and not by_hand.stream_only and isinstance(by_hand.arguments, BatchArguments):
+    if by_hand is not None and not by_hand.found and isinstance(by_hand.arguments, BatchArguments):
         with suppress(InputError):  # what no file can say has to be given to `load` again
             document["mapping"] = mapping_json(by_hand, model)
     document = finite(document)
@@ -301,6 +301,8 @@ def load(
             mapping = mapping_of_json(document.mapping, model)
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
+            attached = require_roles(attached)
+        if attached.mapping.found and attached.mapping.architecture != table.architecture:
             raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
         record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
         record.kept = document.weights == "kept"
