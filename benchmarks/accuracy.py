@@ -125,7 +125,8 @@ def gradient_target(cell: Cell) -> float:
 
 def summary(predicted: Series, reference: Series) -> dict[str, float | None]:
     """Errors and standard errors of one quantity over the sublayers."""
-    errors, r_errors = relative_errors(predicted, reference)
+    signed, r_signed = relative_errors(predicted, reference)
+    errors, r_errors = np.abs(signed), np.abs(r_signed)
     assert reference.variance_se is not None and reference.token_correlation_se is not None
     r_se = reference.token_correlation_se / np.maximum(np.abs(reference.token_correlation), 0.1)
     return {

@@ -132,16 +132,33 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS,
     return _over_layers(header, _layers(predicted), max_rows, cells)
 
 
+LARGE_Z = 2.0  # of the root mean square, up to which nothing but scatter is seen
+
+
 def agreement_table(comparison: Comparison) -> str:
-    """One line per quantity: R² on the logarithm, median and 95th-percentile error, the reference's standard error."""
+    """One line per quantity: R² on the logarithm, median, 95th-percentile and mean error, standard error, z."""
     rows = [
         [
             item.quantity,
             "-" if item.r_squared is None else f"{item.r_squared:.4f}",
             percent(item.median),
             percent(item.percentile_95),
+            f"{100 * item.signed:+.1f} %",
             percent(item.standard_error),
+            "-" if item.z is None else f"{item.z:.1f}",
         ]
         for item in comparison.agreements
     ]
-    return text_table(["agreement", "R² (log)", "median error", "95th pct", "measured ± se"], rows)
+    header = ["agreement", "R² (log)", "median error", "95th pct", "mean", "measured ± se", "rms z"]
+    return f"{text_table(header, rows)}\n\n{agreement_in_words(comparison)}"
+
+
+def agreement_in_words(comparison: Comparison) -> str:
+    """Whether more than the scatter of so many random networks lies between the two, and where most."""
+    known = {item.quantity: item.z for item in comparison.agreements if item.z is not None}
+    if not known:
+        return "verdict             none: how single networks scatter is not derived here"
+    name = max(known, key=lambda key: known[key])
+    if known[name] <= LARGE_Z:
+        return f"verdict             what differs is the scatter of single networks (rms z at most {known[name]:.1f})"
+    return f"verdict             {name} differs by more than single networks scatter (rms z {known[name]:.1f})"
