@@ -132,7 +132,8 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS,
     return _over_layers(header, _layers(predicted), max_rows, cells)
 
 
-LARGE_Z = 2.0  # of the root mean square, up to which nothing but scatter is seen
+# Root mean square of z up to which nothing but scatter is seen; a median error up to which a larger one does not matter.
+LARGE_Z, SMALL_ERROR = 2.0, 0.02
 
 
 def agreement_table(comparison: Comparison) -> str:
@@ -155,10 +156,11 @@ def agreement_table(comparison: Comparison) -> str:
 
 def agreement_in_words(comparison: Comparison) -> str:
     """Whether more than the scatter of so many random networks lies between the two, and where most."""
-    known = {item.quantity: item.z for item in comparison.agreements if item.z is not None}
-    if not known:
+    derived = [item for item in comparison.agreements if item.z is not None]
+    if not derived:
         return "verdict             none: how single networks scatter is not derived here"
+    known = {item.quantity: item.z for item in derived if item.z is not None and item.median > SMALL_ERROR}
+    if max(known.values(), default=0.0) <= LARGE_Z:
+        return "verdict             what differs by over 2 % is the scatter of single networks"
     name = max(known, key=lambda key: known[key])
-    if known[name] <= LARGE_Z:
-        return f"verdict             what differs is the scatter of single networks (rms z at most {known[name]:.1f})"
     return f"verdict             {name} differs by more than single networks scatter (rms z {known[name]:.1f})"

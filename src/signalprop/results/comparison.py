@@ -104,25 +104,22 @@ def relative_errors(predicted: Series, reference: Series) -> tuple[FloatArray, F
 def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatArray | None, FloatArray | None]:
     """z of every sublayer's ln variance and token correlation: the difference over the scatter of a mean of networks.
 
-    The scatter is the predicted one, together with the measured standard error where there is one; what the mean of
-    networks of this width has above the prediction is taken into account. None: not derived. NaN: nothing scatters.
+    The scatter is the predicted one; what the mean of networks of this width has above the prediction is taken into
+    account. None: not derived. NaN: nothing scatters.
     """
     if predicted.variance_sd is None or predicted.token_correlation_sd is None:
         return None, None
     excess = 0.0 if predicted.variance_excess is None else predicted.variance_excess
 
-    def score(difference: FloatArray, sd: FloatArray, se: FloatArray | None) -> FloatArray:
-        size = np.hypot(sd / np.sqrt(networks), 0.0 if se is None else se)
+    def score(difference: FloatArray, sd: FloatArray) -> FloatArray:
+        size = sd / np.sqrt(networks)
         unknown = np.full_like(difference, np.nan)
         return np.asarray(np.divide(difference, size, out=unknown, where=size > _SMALLEST))
 
     with np.errstate(invalid="ignore"):
         above = predicted.log_variance + excess - reference.log_variance
     r = predicted.token_correlation - reference.token_correlation
-    return (
-        score(above, predicted.variance_sd, reference.variance_se),
-        score(r, predicted.token_correlation_sd, reference.token_correlation_se),
-    )
+    return score(above, predicted.variance_sd), score(r, predicted.token_correlation_sd)
 
 
 def rms(values: FloatArray | None) -> float | None:
