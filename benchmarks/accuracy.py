@@ -331,7 +331,8 @@ def missing(rows: list[dict[str, Any]]) -> list[str]:
     return [
         f"This page has {len(rows)} of the {len(cells)} cells of the grid, those of {depths[0]} to {depths[-1]} layers "
         "that were simulated anew in a quarter of an hour; few networks each, so most do not count by the rule "
-        "above, and `rms z` says more than the errors. `python -m benchmarks.accuracy` simulates the whole grid in hours.",
+        "above, and `rms z` says more than the errors. `python -m benchmarks.accuracy` simulates the whole "
+        "grid in hours.",
         "",
     ]
 
@@ -373,8 +374,8 @@ def overview(group: str, rows: list[dict[str, Any]]) -> list[str]:
         within = sum(p["squares"] - p["sum"] ** 2 / p["n"] for p in pools)
         lines.append(
             f"\nThe logarithm of the gradient variance over all sublayers of the {len(pools)} cells that count ({n}"
-            f" points together): rms error {math.sqrt(residual / n):.3f}, R² {1 - residual / spread:.4f}, around the means"
-            f" of single cells {1 - residual / within:.4f}."
+            f" points together): rms error {math.sqrt(residual / n):.3f}, R² {1 - residual / spread:.4f}, around the"
+            f" means of single cells {1 - residual / within:.4f}."
         )
     return lines
 

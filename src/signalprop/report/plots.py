@@ -16,6 +16,7 @@ from signalprop.network.kinds import KINDS, kind_named, kinds_in
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
+from signalprop.report.overview_plots import draw_map, heat_maps
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
 from signalprop.results.text import depth_in_words, network_in_words
@@ -81,7 +82,8 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
     Stream variance, gradient variance, token correlation, and what each sublayer adds relative to the stream it meets.
     Theory is drawn as lines, measurements and simulations as points with error bars of one standard error.
     An encoder-decoder shows the decoder to the right of the encoder. Networks of several depths share an axis, from
-    their first layer to their last; the deeper, the darker.
+    their first layer to their last; the deeper, the darker. Several schemes at several depths have heat maps under the
+    panels (`signalprop.report.overview_plots`), with the schemes in the same order and colours.
 
     Raises:
         InputError: nothing to draw. MissingExtra: matplotlib is not installed.
@@ -90,9 +92,14 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
     from matplotlib.figure import Figure
 
     profiles = _as_profiles(items)
-    canvas = Figure(figsize=(12, 8), dpi=100, layout="constrained")
+    maps = heat_maps(profiles)
+    low = 0.6 + 0.35 * len(maps[0].rows) if maps else 0.0  # inches
+    canvas = Figure(figsize=(12, 8 + low), dpi=100, layout="constrained")
     canvas.suptitle(_title(profiles) if title is None else title, fontsize=12)
-    panels = canvas.subplots(2, 2)
+    panels = canvas.subplots(3 if maps else 2, 2, height_ratios=[4, 4, low] if maps else [1, 1])
+    for panel, found in zip(panels[2] if maps else (), maps, strict=True):
+        draw_map(panel, found, COLOURS)
+    panels = panels[:2]
     labels = _labels(profiles)
     _variance_panel(panels[0, 0], profiles, labels, "forward", "Variance of the residual stream")
     _variance_panel(panels[0, 1], profiles, labels, "gradient", "Variance of the gradient (last sublayer = 1)")

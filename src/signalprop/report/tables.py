@@ -132,7 +132,7 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS,
     return _over_layers(header, _layers(predicted), max_rows, cells)
 
 
-# Root mean square of z up to which nothing but scatter is seen; a median error up to which a larger one does not matter.
+# Root mean square of z up to which only scatter is seen; median error up to which a larger one does not matter.
 LARGE_Z, SMALL_ERROR = 2.0, 0.02
 
 
