@@ -162,6 +162,7 @@ def _live(
         )
 
     measured = _measured(draw, len(given), progress)
+    measured = replace(measured, statistics={**measured.statistics, "networks": 1})
     table = read_parametrization(model, mapping, architecture=a)
     return table, pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
 
