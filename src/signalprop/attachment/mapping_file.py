@@ -10,7 +10,7 @@ from collections.abc import Mapping as Dictionary
 from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layer_starts, layout
 from signalprop.streams.anatomy import Seen
 
-SCHEMA = "signalprop/mapping/1"
+SCHEMA: Final = "signalprop/mapping/1"
 _USUAL = SublayerMap("")
 _MOST_LAYERS = 100_000
 
