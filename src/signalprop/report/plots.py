@@ -198,6 +198,9 @@ def _draw(
     x = depths(profile) / (_depth(profile) if len(_all_depths(profiles)) > 1 else 1)
     if profile.source == "theory":
         for number, (members, style) in enumerate(_lines(profile, by_kind)):
+            if error is not None:
+                low, high = ((y + sign * error)[members] for sign in (-1, 1))
+                panel.fill_between(x[members], low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
             panel.plot(
                 x[members], y[members], style, color=colour, linewidth=1.8, marker="o" if len(members) < 3 else None,
                 zorder=3, label=None if number else label,
@@ -266,7 +269,7 @@ def _variance_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[st
     _curves(
         panel, profiles, labels,
         [None if s is None else s.log_variance for s in series],
-        [None if s is None else s.variance_se for s in series],
+        [None if s is None else s.variance_sd if s.variance_se is None else s.variance_se for s in series],
         name,
     )  # fmt: skip
 
@@ -276,7 +279,8 @@ def _correlation_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence
     for i, profile in enumerate(profiles):
         series = profile.forward["stream_out"]
         lowest = min(lowest, float(series.token_correlation.min()))
-        _draw(panel, profiles, i, labels[i], series.token_correlation, series.token_correlation_se)
+        bars = series.token_correlation_sd if series.token_correlation_se is None else series.token_correlation_se
+        _draw(panel, profiles, i, labels[i], series.token_correlation, bars)
     panel.set_title("Token correlation of the residual stream", fontsize=11)
     panel.set_ylim(1.05 * lowest, 1.03)
 
