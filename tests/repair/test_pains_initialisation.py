@@ -260,7 +260,7 @@ class TestDeepNorm:
         ("formula", "message"),
         [
             ("norm(alpha * x + f(x))", ""),
-            ("norm(x + alpha * f(x))", "layer 0 attention: the stream behind it is not skip"),
+            ("norm(x + alpha * f(x))", "layer 0 attention: the stream after it is not skip"),
             ("x + alpha * f(x)", r"layer 0 attention: its norm \(LayerNorm\) never ran"),
         ],
     )

@@ -73,7 +73,7 @@ def compare(
     from signalprop.cli.loading import architecture_of, load_model, model_batch
     from signalprop.errors import InputError
     from signalprop.prediction import check_fidelity
-    from signalprop.report import findings, tables
+    from signalprop.report import tables
     from signalprop.studies import study
 
     output.check_outputs(json_file, plot)
@@ -85,7 +85,7 @@ def compare(
         assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
         activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
     )  # fmt: skip
-    table: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
+    built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
     if opt.is_directory(arch) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
@@ -99,7 +99,7 @@ def compare(
     else:
         subject = opt.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
         place = opt.usable(device)
-        table.append((subject.scheme, subject))
+        built.append((subject.scheme, subject))
         found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]
     with output.progress("measuring") as step:
         result = study(
@@ -108,16 +108,12 @@ def compare(
         )  # fmt: skip
 
     def show() -> None:
-        output.echo_verdict(findings.headline(result.predicted), findings.warnings(result.measured))
-        output.echo_table(partial(tables.comparison_table, result), all_rows=all_rows)
-        output.echo(tables.agreement_table(result))
-        output.echo()
-        lines = [
-            *findings.summary(result.predicted),
-            *(f"{'note':<20}{note}" for note in result.measured.notes if note not in result.predicted.notes),
-            f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}",
-        ]
-        output.echo("\n".join(lines))
+        table, agreed = partial(tables.comparison_table, result), tables.agreement_table(result)
+        output.echo_profile(result.predicted, table, agreed, all_rows=all_rows, judged=result.measured)
+        for note in result.measured.notes:
+            if note not in result.predicted.notes:
+                output.echo(f"{'note':<20}{note}")
+        output.echo(f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}")
 
     output.deliver(
         json_file,
@@ -125,5 +121,5 @@ def compare(
         show,
         output.picture(plot, result),
         page=page,
-        items=lambda: [(result.predicted.scheme, result), *table],
+        items=lambda: [(result.predicted.scheme, result), *built],
     )

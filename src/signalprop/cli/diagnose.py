@@ -168,20 +168,21 @@ def diagnose(
         )
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
     asked = _Asked(
-        data,
-        field,
-        tokens,
-        seq_len,
-        batch_size,
-        seed,
-        dtype,
-        trust_remote_code,
-        skip_first,
-        expect or "",
-        device,
-        audio,
+        data=data,
+        field=field,
+        tokens=tokens,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        seed=seed,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        skip_first=skip_first,
+        expect=expect or "",
+        device=device,
+        audio=audio,
     )
-    more = _More(greedy if greedy or remove else None, _formats(cast), task, prune, save)
+    removals = greedy if greedy or remove else None
+    more = _More(remove=removals, cast=_formats(cast), task=task, prune=prune, save=save)
     kept, finish = None, None
     if against is not None and other is None:
         if stored is None:

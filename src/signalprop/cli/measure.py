@@ -67,7 +67,7 @@ def measure(
     """
     from signalprop.cli.loading import architecture_of, load_model, model_batch
     from signalprop.errors import InputError, require
-    from signalprop.report import findings, tables
+    from signalprop.report import tables
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient
 
@@ -110,8 +110,6 @@ def measure(
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))
 
     def show() -> None:
-        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
-        output.echo_table(partial(tables.profile_table, profile), all_rows=all_rows)
-        output.echo("\n".join(findings.summary(profile)))
+        output.echo_profile(profile, partial(tables.profile_table, profile), all_rows=all_rows)
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))

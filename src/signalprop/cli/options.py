@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from signalprop.data.batches import default_statistics, shortened
+from signalprop.data.batches import shortened
 from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.network.presets import PRESETS
 from signalprop.schemes import SCHEMES, Scheme, scheme
-from signalprop.schemes.default import default_scheme
+from signalprop.schemes.default import parametrized
 
 
 def _presets(typed: str) -> list[str]:
@@ -249,8 +249,7 @@ def parametrization(
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
-    made_by = scheme(scheme_name or default_scheme(architecture), **options)
-    return _scaled(made_by(architecture, default_statistics(architecture)), qk_scale)
+    return _scaled(parametrized(architecture, scheme_name or None, **options), qk_scale)
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:

@@ -184,30 +184,41 @@ def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
         print(f"report: {file.path}", file=sys.stderr)
 
 
-def echo_verdict(heading: Sequence[str], warnings: Sequence[str]) -> None:
-    """Print what stands over the numbers: what the result is of, and what it says."""
-    for line in heading:
+def echo_profile(
+    profile: Profile,
+    table: Callable[..., str],
+    *more: str,
+    all_rows: bool = False,
+    judged: Profile | None = None,
+) -> None:
+    """Print what a profile is of and the verdict, a table, and the profile's numbers.
+
+    Args:
+        table: makes it; of `errors` and, for all rows, `max_rows`. more: what stands between the table and the numbers.
+        judged: the profile that the verdict is of, where it is another one.
+    """
+    from signalprop.report import findings
+
+    for line in findings.headline(profile):
         echo(line)
+    warnings = findings.warnings(profile if judged is None else judged)
     for line in warnings:
         echo(f"{'warning':<20}{line}", style="bold red")
     if not warnings:
         echo(f"{'verdict':<20}nothing to warn of", style="bold green")
+    for text in (_fitting(table, all_rows), *more):
+        echo(f"\n{text}")
+    echo("\n" + "\n".join(findings.summary(profile)))
 
 
-def echo_table(table: Callable[..., str], *, all_rows: bool) -> None:
-    """Print a table of layers, without its standard errors where the terminal is too narrow for them.
-
-    Args:
-        table: makes it, of `errors` and, for all rows, `max_rows`.
-    """
+def _fitting(table: Callable[..., str], all_rows: bool) -> str:
+    """A table, without its standard errors where the terminal is too narrow for them."""
     rows = {"max_rows": None} if all_rows else {}
     text = table(**rows)
-    if sys.stdout is not None and sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns
-        text = table(errors=False, **rows) if max(map(len, text.splitlines())) > room else text
-    echo()
-    echo(text)
-    echo()
+    if sys.stdout is None or not sys.stdout.isatty():
+        return text
+    room = shutil.get_terminal_size().columns
+    return table(errors=False, **rows) if max(map(len, text.splitlines())) > room else text
 
 
 def report_file(

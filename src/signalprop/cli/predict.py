@@ -107,12 +107,10 @@ def predict(
 
 
 def _deliver_one(profile: Profile, all_rows: bool, json_file: str | None, plot: Path | None) -> None:
-    from signalprop.report import findings, tables
+    from signalprop.report import tables
 
     def show() -> None:
-        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
-        output.echo_table(partial(tables.profile_table, profile), all_rows=all_rows)
-        output.echo("\n".join(findings.summary(profile)))
+        output.echo_profile(profile, partial(tables.profile_table, profile), all_rows=all_rows)
 
     output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))
 

@@ -69,17 +69,11 @@ def _show_table(
 ) -> None:
     """The scheme's table (as JSON a parametrization), and under the text what theory predicts."""
     from signalprop.prediction import predict
-    from signalprop.report import findings
 
     table = opt.parametrization(architecture, changed, name, option)
 
     def show() -> None:
-        profile = predict(table)
-        output.echo_verdict(findings.headline(profile), findings.warnings(profile))
-        output.echo()
-        output.echo(str(table))
-        output.echo()
-        output.echo("\n".join(findings.summary(profile)))
+        output.echo_profile(predict(table), lambda **_: str(table))
 
     output.deliver(json_file, table.to_json, show)
 

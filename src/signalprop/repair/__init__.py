@@ -13,7 +13,6 @@ from signalprop.repair.groups import parameter_groups  # noqa: E402
 from signalprop.repair.initialisation import initialize  # noqa: E402
 from signalprop.repair.installation import apply  # noqa: E402
 from signalprop.repair.saved_models import load, save  # noqa: E402
-from signalprop.repair.sites import locate  # noqa: E402
 
 __all__ = [
     "Check",
@@ -24,7 +23,6 @@ __all__ = [
     "fold",
     "initialize",
     "load",
-    "locate",
     "parameter_groups",
     "save",
 ]

@@ -24,7 +24,7 @@ from signalprop.repair.installation import eps_bound
 from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Applied, Record, attached_vanilla, take_off, the_record
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
-from signalprop.repair.tape import Tape, arguments_for, like
+from signalprop.repair.tiny_pass import TinyPass, arguments_for, like
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
 
@@ -266,17 +266,17 @@ class _Folding:
             InputError: there is none.
         """
         why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
-        tape = Tape(keep_events=True)
+        tiny_pass = TinyPass(keep_events=True)
         leaves = [m for m in self.attached.model.modules() if next(m.children(), None) is None]
         norms = {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
-        tape.watch([*leaves, head])
-        tape.run(self.attached.model, arguments_for(self.attached, None))
-        entries = tape.inputs.get(id(head), [])
+        tiny_pass.watch([*leaves, head])
+        tiny_pass.run(self.attached.model, arguments_for(self.attached, None))
+        entries = tiny_pass.inputs.get(id(head), [])
         if len(entries) != 1:
-            raise tape.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
+            raise tiny_pass.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
         made = [
             (time, module)
-            for time, (module, side, tensor) in enumerate(tape.events)
+            for time, (module, side, tensor) in enumerate(tiny_pass.events)
             if side == "output" and id(module) in norms and _multiple(entries[0], tensor)
         ]
         if not made:
@@ -285,7 +285,7 @@ class _Folding:
         gains = getattr(norm, "weight", None)
         readers = [
             module
-            for module, side, tensor in tape.events[since + 1 :]
+            for module, side, tensor in tiny_pass.events[since + 1 :]
             if side == "input" and module is not head and next(module.parameters(), None) is not None
             and _multiple(entries[0], tensor)
         ]  # fmt: skip

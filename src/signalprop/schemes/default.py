@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.families import find
@@ -15,11 +17,13 @@ def default_scheme(architecture: Architecture) -> str:
     return "xavier" if find(architecture.family) is None else "huggingface"
 
 
-def parametrized(subject: str | Architecture | Parametrization, scheme_name: str | None = None) -> Parametrization:
+def parametrized(
+    subject: str | Architecture | Parametrization, scheme_name: str | None = None, **options: Any
+) -> Parametrization:
     """The parametrization of a preset, or of an architecture, by a scheme (default: `default_scheme`).
 
     Args:
-        subject: a preset's name, an Architecture, or a Parametrization, which stays as it is.
+        subject: a preset's name, an Architecture, or a Parametrization, which stays as it is. options: of the scheme.
 
     Raises:
         InputError: an unknown preset or scheme, or a scheme for a finished parametrization.
@@ -29,4 +33,5 @@ def parametrized(subject: str | Architecture | Parametrization, scheme_name: str
             raise InputError("a Parametrization already has its numbers; leave the scheme out, or give an Architecture")
         return subject
     a = Architecture.preset(subject) if isinstance(subject, str) else subject
-    return scheme(default_scheme(a) if scheme_name is None else scheme_name)(a, default_statistics(a))
+    made_by = scheme(default_scheme(a) if scheme_name is None else scheme_name, **options)
+    return made_by(a, default_statistics(a))

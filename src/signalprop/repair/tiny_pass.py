@@ -1,4 +1,4 @@
-"""One forward pass on a tiny batch, with the tensors that chosen modules read and gave out."""
+"""One forward pass on a tiny batch, with the tensors that chosen modules read and output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one
 
 
 @dataclass
-class Tape:
-    """What modules read and gave out in one forward pass, cloned (some models add in place), by the module's id.
+class TinyPass:
+    """What modules read and output in one forward pass, cloned (some models add in place), by the module's id.
 
     Attributes:
         replace: by id of a module: a function of its output that gives what the model goes on with instead.
