@@ -148,7 +148,7 @@ def diagnose(
 
     if len(model) > 1:
         raise InputError("diagnose runs one MODEL (several: --weights-only); --against sets another beside it")
-    (model,) = model
+    (source,) = model
 
     output.check_outputs(json_file, plot)
     page = output.report_file(report, no_report, json_file, REPORT)
@@ -156,9 +156,9 @@ def diagnose(
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if prune and save is None:
         raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    if is_stored(model) and (remove or greedy or cast or task or save or resume or audio):
+    if is_stored(source) and (remove or greedy or cast or task or save or resume or audio):
         raise InputError(
-            f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need the "
+            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need the "
             "model"
         )
     if expect not in (None, "lns"):
@@ -166,7 +166,7 @@ def diagnose(
             f"--expect {expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
             "against any scheme"
         )
-    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
+    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (source, against))
     asked = _Asked(
         data=data,
         field=field,
@@ -186,11 +186,11 @@ def diagnose(
     kept, finish = None, None
     if against is not None and other is None:
         if stored is None:
-            _ready(model, asked, more)  # what is wrong with it is told before the work on the other one
+            _ready(source, asked, more)  # what is wrong with it is told before the work on the other one
         other = _diagnosed(_ready(against, asked), asked)
     if stored is None:
-        kept = _kept(json_file, model, task, resume) if more.remove is not None or cast or task else None
-        subject = _ready(model, asked, more)
+        kept = _kept(json_file, source, task, resume) if more.remove is not None or cast or task else None
+        subject = _ready(source, asked, more)
         with _told_where(kept):
             found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy, kept)
         finish = subject.finish

@@ -189,7 +189,7 @@ def _wide(tensor: StoredTensor, seen: Seen | None) -> Statistics:
     )
 
 
-def _keep(kept: FloatArray, counts: NDArray[np.int64], cells: NDArray[np.uint32], numbers: NDArray[Any]) -> None:
+def _keep(kept: FloatArray, counts: NDArray[np.int64], cells: NDArray[Any], numbers: NDArray[Any]) -> None:
     """Write numbers into cells that hold fewer than `KEPT` so far (`counts`), in order, as many as there is room."""
     rare = np.flatnonzero(counts[cells] < KEPT)
     rare = rare[np.argsort(cells[rare], kind="stable")]

@@ -115,9 +115,9 @@ def read_series(sources: Sequence[str | Path], progress: Callable[[str, int, int
     def told(source: str | Path) -> Progress | None:
         return None if progress is None else lambda done, n: progress(str(source), done, n)
 
+    befores = [None, *sources[:-1]]
     found = [
-        read_weights(source, before, told(source))
-        for before, source in pairwise([None, *sources])
+        read_weights(source, before, told(source)) for source, before in zip(sources, befores, strict=True)
     ]  # fmt: skip
     tables = [{row.name: row for row in one.tensors} for one in found]
     common = set.intersection(*(set(table) for table in tables))
