@@ -159,8 +159,8 @@ def diagnose(
         raise InputError("--prune says which layers --save DIR leaves out; give --save")
     if is_stored(source) and (remove or greedy or cast or task or save or resume or audio):
         raise InputError(
-            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need the "
-            "model"
+            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need "
+            "the model"
         )
     if expect not in (None, "lns"):
         raise InputError(
