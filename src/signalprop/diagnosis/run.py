@@ -121,7 +121,9 @@ def diagnose(
                 kept=kept, progress=step("casts"),
             )  # fmt: skip
             if has_modules(mapping):
-                cast_rows = by_map(model, held[0], mapping, cast_rows, step("casts by map"))
+                cast_rows = by_map(
+                    model, held[0], mapping, cast_rows, skip_first=skip_first, progress=step("casts by map")
+                )
     record = record_of(model)
     found = Diagnosis(
         schema=SCHEMA,
