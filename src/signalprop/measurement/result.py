@@ -82,8 +82,9 @@ def check_reached(recorder: Pass) -> None:
     reached = [i in recorder.forward for i in range(len(recorder.plan.sites))]
     if not any(reached):
         raise InputError(
-            "no probe point was reached: the model did not run while the probe was attached, or it ran inside a "
-            "compiled function; run the step with torch.compiler.set_stance('force_eager'), or without torch.compile"
+            "no probe point was reached: the model did not run while the probe was attached, no gradient came back "
+            "to its stream, or it ran inside a compiled function; give the compiled model, or compiled=True, before "
+            "it first runs"
         )
     if not all(reached):
         raise InputError(

@@ -35,7 +35,10 @@ from signalprop.network.layout import layout
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.theory.bounds import growth_exponent
+from signalprop.watching.passes import Pass
+from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
+from signalprop.watching.taps import Groups, TapRecorder
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -59,10 +62,11 @@ class SignalMonitor:
 
     Sampled are the first step, and every step whose number (from 1) is a multiple of `every`. The forward and the
     backward pass of a sampled step are the training's own, seen through hooks that are off again before the next step;
-    of several passes (gradient accumulation) the first is seen; on a sampled step compiled code runs uncompiled. What
-    `also` asks for is measured on a fixed batch, in evaluation mode, with random states put back. Training is
-    not changed. In a distributed run rank 0 measures; parameters that are sharded (FSDP2) are read by all processes
-    together, so every one has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
+    of several passes (gradient accumulation) the first is seen. A compiled model is measured inside its graph, as by a
+    `Probe`. What `also` asks for is measured on a fixed batch, in evaluation mode and uncompiled, with random states
+    put back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
+    of the groups; parameters that are sharded (FSDP2) are read by all processes together. With groups, and for bands of
+    sharded parameters, every process has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
     Args:
         model: as for `measure`; compiled and DistributedDataParallel models too.
@@ -77,6 +81,7 @@ class SignalMonitor:
         start: what the weights were at the start of the training. Default: what they are at the first sample.
         skip_first: positions that statistics leave out at the start of every sequence of a decoder (there trained ones
             park activations thousands of times larger than all others); none in sequences of up to twice that length.
+        compiled, data_group, tokens_group: as for a `Probe`.
         mapping, scheme: as in `measure`. steps_done: steps before this run. prefix: of the numbers' names.
 
     Attributes:
@@ -104,6 +109,9 @@ class SignalMonitor:
         scheme: str = "",
         steps_done: int = 0,
         prefix: str = "signal",
+        compiled: bool | None = None,
+        data_group: Any = None,
+        tokens_group: Any = None,
     ) -> None:
         if every < 1:
             raise InputError(f"every is {every}; expected a number of steps from 1 up")
@@ -132,6 +140,16 @@ class SignalMonitor:
         self._writer, self._log, self._path, self._scheme = writer, log, jsonl, scheme
         self._file: TextIO | None = None
         self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
+        seen = self._arguments
+        self._groups = Groups(data_group, tokens_group)
+        self._recorders = Recorders(
+            self._attached,
+            compiled=compiled,
+            groups=self._groups,
+            begins=seen.see,
+            skip_first=skip_first if seen.reads_tokens and self._mapping.architecture.causal else 0,
+            reads=seen.names(self._model),
+        )
         if also and batch is None and not self._arguments.reads_tokens:
             raise InputError("what also= asks for needs batch= here, a signalprop.data.Batch that the model reads")
         if {"identity", "removal"} & set(also):
@@ -143,7 +161,7 @@ class SignalMonitor:
             )
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
             _opened(jsonl).close()
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | TapRecorder | None = None
         self._watch: Watch | None = None
         self._inputs: InputStatistics | None = None
         self._gathered: Parametrization | None = None
@@ -183,6 +201,7 @@ class SignalMonitor:
     def close(self) -> None:
         """Take all hooks off and close the file; harmless when there is nothing to do."""
         self.detach()
+        self._recorders.close()
         self._sampling = self._recorder = None
         self._close_file()
 
@@ -194,13 +213,13 @@ class SignalMonitor:
 
     def due(self, step: int) -> bool:
         """Whether the step of that number (from 1) is to be sampled."""
-        return (self.active or self._sharded()) and (not self._sampled or step % self.every == 0)
+        return (self.active or bool(self._groups) or self._sharded()) and (not self._sampled or step % self.every == 0)
 
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        if self.active:
-            self._recorder = Recorder(self._attached, backward=True, begins=self._arguments.see)
+        if self.active or self._groups:
+            self._recorder = self._recorders.recorder()
             self._recorder.attach()
         self._sampling = step
 
@@ -237,6 +256,10 @@ class SignalMonitor:
         self._gathered = self._weights() if self._sharded() and self._tolerances is not None else None
         if recorder is None:
             return None
+        recorder.finish()
+        if not self.active:
+            return None
+        self._arguments.keep(self._model, recorder.read())
         try:
             return self._numbers(recorder, step)
         except InputError as error:
@@ -280,7 +303,7 @@ class SignalMonitor:
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _numbers(self, recorder: Recorder, step: int) -> dict[str, float]:
+    def _numbers(self, recorder: Pass, step: int) -> dict[str, float]:
         problem = not_finite(recorder, tables(recorder)[0])
         if problem:
             return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
@@ -345,7 +368,7 @@ class SignalMonitor:
             self._say_once(f"no bands: {error}")
             return {}
 
-    def _not_finite(self, recorder: Recorder, problem: str, step: int) -> int:
+    def _not_finite(self, recorder: Pass, problem: str, step: int) -> int:
         """The layer where the signal is not finite first, after a warning."""
         table = tables(recorder)[0]
         bad = {i for i, values in table.items() if not np.isfinite(values).all()}

@@ -25,7 +25,7 @@ from signalprop.errors import InputError
 from signalprop.hooks import Handle, first_tensor, plainly_after, plainly_before, read_by, replaced
 from signalprop.watching.first_positions import DECODER
 from signalprop.watching.passes import Pass
-from signalprop.watching.reduction import Sums
+from signalprop.watching.reduction import Sums, single_is_enough
 
 # What a tap adds up, over passes and processes: the sum of squares, of |S_b|^2, of all, of n_b times sequence b's sum,
 # of the numbers n_b of real tokens and of their squares (see `Sums`); tokens of a sequence, features; 1.
@@ -80,7 +80,7 @@ class _Tap(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         found, *mask = ctx.saved_tensors
         own = _sums(gradient, mask[0] if ctx.masked else None, ctx.skip, ctx.group)
         return gradient, torch.stack([found, own]), None, None, None
@@ -109,7 +109,7 @@ def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
 
 def _whole(x: Tensor) -> Tensor:
     """A number of this process's tensors, or of a DTensor's over its mesh."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[no-any-return]
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 # --- hooks: traced into the graph -----------------------------------------------------------------------------------
@@ -272,6 +272,7 @@ class TapRecorder(Pass):
     def __init__(self, taps: Taps) -> None:
         super().__init__(taps.attached, backward=True)
         self._taps = taps
+        self._imprecise: list[int] = []
 
     def attach(self) -> None:
         """Let the taps add up."""
@@ -294,10 +295,19 @@ class TapRecorder(Pass):
                 squares, norms, total, weighted, count, count2, tokens, features, passes = row
                 if not passes:
                     continue
+                entries = count * features / passes or 1.0
+                if squares and not single_is_enough(squares / entries, total / entries):
+                    self._imprecise.append(index)
                 self.calls = max(self.calls, round(passes / members))
                 self.shapes.setdefault(sites[index].stack, (round(count / tokens), round(tokens / passes)))
                 five = [0.0, squares * scale * scale, norms * scale * scale, total * scale, weighted * scale]
                 found[index] = Sums(torch.tensor(five, dtype=torch.float64), count, count2, round(features / passes))
+
+    def notes(self) -> list[str]:
+        """As of any pass; and where sums in float32, which is all that a graph has, lost digits or range."""
+        said = [f"float32 sums inside the graph lost digits at {self.where(i)}; measure() has them"
+                for i in self._imprecise[:1]]  # fmt: skip
+        return [*super().notes(), *said]
 
 
 def refused(attached: Attached) -> str:
