@@ -3,6 +3,7 @@
     python -m benchmarks.reach               # what docs/reach.json does not hold yet, then the page
     python -m benchmarks.reach NAME ...      # these anew, then the page
     python -m benchmarks.reach --anew        # all of them: an hour of one core
+    python -m benchmarks.reach --weights     # of what it holds, what needs to know every weight
     python -m benchmarks.reach --page        # only the page
 
 Every model is small and random (`benchmarks.small_models`) and runs in a process of its own, with 30 seconds of
@@ -35,7 +36,7 @@ from benchmarks.other_models import OTHERS, other_model
 from benchmarks.reach_page import FILE, SCHEMES, write_page
 from benchmarks.small_configs import config_types, small_config
 from benchmarks.small_models import candidate_inputs, model_classes, small_model
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.families import find
 from signalprop.files.storage import read_json, write_json
 from signalprop.network.layout import PLACEMENTS, layer_ends, layer_starts, layout, stacks_of
@@ -99,9 +100,21 @@ def examined(name: str) -> Record:
         paths = record["measured"]["stacks"]
         if not record["measured"]["post"]:
             record["silenced"] = _attempt(lambda: silenced(copy.deepcopy(model), inputs, paths))
-        if record["measured"]["by"] == "table":  # of others it is not known what their weights are
-            record["predicted"] = _attempt(lambda: predicted(copy.deepcopy(model)))
+        record |= _of_weights(model, inputs)
     return record
+
+
+def _of_weights(model: nn.Module, inputs: dict[str, Any]) -> Record:
+    """What needs to know what every weight is: the numbers predicted, and drawn."""
+    found: Record = {"predicted": _attempt(lambda: predicted(copy.deepcopy(model), inputs))}
+    if "stream" in found["predicted"]:
+        found["initialised"] = _attempt(lambda: initialised(copy.deepcopy(model), inputs))
+    return found
+
+
+def of_weights(name: str) -> Record:
+    """The columns `predicted` and `initialised` of one model alone."""
+    return _of_weights(*built(name))
 
 
 def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) -> Record:
@@ -205,10 +218,33 @@ def silenced(model: nn.Module, inputs: dict[str, Any], paths: Collection[str]) -
     return {"identity": max(apart(one.leaving, one.entering) for one in boundaries(model, inputs) if one.path in paths)}
 
 
-def predicted(model: nn.Module) -> Record:
-    """Whether the model's own numbers can be read and predicted from: the stream after the last layer."""
-    profile = sp.predict(sp.read_parametrization(model), backward=False)
-    return {"stream": float(profile.forward["stream_out"].variance[-1])}
+def predicted(model: nn.Module, inputs: dict[str, Any]) -> Record:
+    """Whether it is known what every weight is, so that the model's own numbers can be read and predicted from.
+
+    `stream`, `measured`: the variance after the last layer.
+    """
+    mapping = require_roles(attach(model, None, inputs)).mapping
+    a, tokens = mapping.architecture, inputs.get("input_ids")
+    changes = {} if tokens is None else {"seq_len": tokens.shape[1]}
+    changes |= {"target_len": tokens.shape[1]} if tokens is not None and a.kind == "encoder-decoder" else {}
+    table = sp.read_parametrization(model, mapping, a.replace(**changes))
+    profile = sp.predict(table, backward=False)
+    with torch.no_grad():
+        there = sp.measure(model, inputs, mapping=mapping, backward=False)
+    last = [float(p.forward["stream_out"].variance[-1]) for p in (profile, there)]
+    return {"stream": last[0], "measured": last[1]}
+
+
+def initialised(model: nn.Module, inputs: dict[str, Any]) -> Record:
+    """Xavier's initialisation in the model: the largest relative difference of a weight's rms from what was asked."""
+    table = sp.apply(model, "xavier", data=inputs, seed=0)
+    drawn = sp.read_parametrization(model, require_roles(attach(model, None, inputs)).mapping)
+    off = [
+        float(np.max(np.abs(drawn.weights[role] - asked)[asked > 0] / asked[asked > 0]))
+        for role, asked in table.weights.items()
+        if (asked > 0).any()
+    ]
+    return {"weights": max(off)}
 
 
 def output_of(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -233,8 +269,8 @@ def _line(error: BaseException, kind: bool = True) -> str:
     return f"{type(error).__name__}: {text}" if kind else text
 
 
-def in_a_process(name: str) -> Record:
-    """`examined` in a fork of this process, with limits on time and memory."""
+def in_a_process(name: str, examined: Callable[[str], Record] = examined) -> Record:
+    """`examined` of a name, in a fork of this process, with limits on time and memory."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -265,6 +301,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="config types, or models of others")
     parser.add_argument("--anew", action="store_true", help="also what docs/reach.json holds already")
+    parser.add_argument(
+        "--weights", action="store_true", help="of what docs/reach.json holds, `predicted` and `initialised` alone"
+    )
     parser.add_argument("--page", action="store_true", help="run nothing")
     given = parser.parse_args()
     import transformers
@@ -282,11 +321,20 @@ def main() -> None:
     stored["versions"] = {"transformers": transformers.__version__, "torch": torch.__version__}
     models = stored["models"]
     todo = given.names or [name for name in known if given.anew or name not in models]
+    if given.weights:
+        todo = [name for name in given.names or models if "stacks" in models[name].get("measured", {})]
+    new: dict[str, Record] = {}
     for i, name in enumerate([] if given.page else todo):
-        models[name] = in_a_process(name)
-        print(f"{i + 1}/{len(todo)} {name}: {summary(models[name])}", flush=True)
-        if i % 20 == 19 or i + 1 == len(todo):
-            stored["models"] = {name: models[name] for name in known if name in models}
+        if given.weights:
+            held = {key: value for key, value in models[name].items() if key not in ("predicted", "initialised")}
+            new[name] = held | in_a_process(name, of_weights)
+            print(f"{i + 1}/{len(todo)} {name}: {new[name].get('predicted')}", flush=True)
+        else:
+            new[name] = in_a_process(name)
+            print(f"{i + 1}/{len(todo)} {name}: {summary(new[name])}", flush=True)
+        if i % 20 == 19 or i + 1 == len(todo):  # another run may have written meanwhile
+            models = {**(read_json(FILE)["models"] if Path(FILE).is_file() else {}), **new}
+            stored["models"] = models = {name: models[name] for name in known if name in models}
             write_json(FILE, stored)
     write_page(stored)
     print(Counter(summary(record).split(":")[0].split(" ")[0] for record in models.values()), file=sys.stderr)

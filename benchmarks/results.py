@@ -12,10 +12,11 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
-from signalprop_lab.training.grid import Sweep
+from signalprop_lab.training.grid import Sweep, load_sweep, shipped_sweeps
 from signalprop_lab.training.tables import SCHEMA, markdown_table, write_results_page
 
 FOLDER = Path("docs/results")
@@ -28,16 +29,45 @@ def store(directories: list[Path]) -> None:
         write_json(FOLDER / f"{results['sweep']['name']}.json", results)
 
 
+JUDGED_BY = ("title", "claim", "description", "reference", "verdict", "controls", "spread")  # no run depends on them
+
+
+def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
+    """Stored results with the words and the verdicts that their sweep has now, where it still is of these runs."""
+    name = f"sweep-{results['sweep']['name']}"
+    if name not in shipped_sweeps():
+        return results
+    then, now = Sweep(**results["sweep"]), load_sweep(name).sweep
+    if then.model_copy(update={field: getattr(now, field) for field in JUDGED_BY}) != now:
+        return results
+    return {**results, "sweep": now.to_json()}
+
+
 def pages() -> list[tuple[str, str, str]]:
     """Write the page of every stored sweep: their names, titles and verdicts."""
     found = []
     for file in sorted(FOLDER.glob("*.json")):
         results = read_json(file)
         if isinstance(results, dict) and results.get("schema") == SCHEMA:  # other benchmarks write pages of their own
+            results = judged_anew(results)
+            write_json(file, results)
             verdict = write_results_page(file, file.with_suffix(".md"))
             sweep = Sweep(**results["sweep"])
             found.append((file.stem, sweep.title or sweep.name, verdict))
     return found
+
+
+def counted() -> str:
+    """How many runs are stored, and how many of them are different: the same ones decide parts of several claims."""
+    keys = [
+        tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
+        for file in sorted(FOLDER.glob("*.json"))
+        if isinstance(results := read_json(file), dict) and results.get("schema") == SCHEMA
+        for row in results["rows"]
+    ]
+    return (
+        f"{len(keys)} runs of sweeps are stored; {len({*keys})} of them are different, and some decide several pages."
+    )
 
 
 def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -56,7 +86,8 @@ def index(found: list[tuple[str, str, str]]) -> str:
     """The page that lists the others."""
     rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
     text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
-    return f"# Results of training\n\n{text}\n\n{markdown_table(['what was trained', 'verdict on the claim'], rows)}\n"
+    table = markdown_table(["what was trained", "verdict on the claim"], rows)
+    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n"
 
 
 def main() -> None:

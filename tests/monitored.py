@@ -16,6 +16,10 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -31,6 +35,17 @@ def gpt2(n_layers: int = 3, **changes: Any) -> nn.Module:
     torch.manual_seed(0)
     common = {"n_embd": 32, "n_head": 2, "vocab_size": VOCABULARY, "n_positions": LENGTH}
     return GPT2LMHeadModel(GPT2Config(**common, n_layer=n_layers, bos_token_id=0, eos_token_id=0, **changes)).train()
+
+
+def llama(n_layers: int = 3, experts: int = 0, **changes: Any) -> nn.Module:
+    """Llama in training mode, or Mixtral with some experts."""
+    torch.manual_seed(0)
+    common = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    common |= {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "num_hidden_layers": n_layers, **changes}
+    if experts:
+        routed = MixtralConfig(**common, num_local_experts=experts, output_router_logits=True)
+        return MixtralForCausalLM(routed).train()
+    return LlamaForCausalLM(LlamaConfig(**common)).train()
 
 
 def sequences(n: int = 4, seed: int = 1) -> Tensor:
@@ -88,7 +103,7 @@ def train(model: nn.Module, steps: int, monitor: Any = None, *, lr: float = 1e-3
             loss.backward()
             losses.append(loss.item())
         if monitor is not None:
-            monitor.step()
+            monitor.step(loss)
         optimizer.step()
         optimizer.zero_grad()
     return losses

@@ -154,6 +154,7 @@ def _live(
         return measure(model, given[k], backward=backward, scheme="as is", architecture=a, skip_first=skip_first)
 
     measured = _measured(draw, len(given), progress)
+    measured = replace(measured, statistics={**measured.statistics, "networks": 1})
     table = read_parametrization(model, architecture=a)
     return table, pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
 

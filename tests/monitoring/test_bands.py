@@ -81,7 +81,7 @@ def test_watch_tells_every_layer_once(values: list[float], repeats: int) -> None
     first = watch.check(7, {"variance": values}, {})
     assert {k for item in first for k in item.layers} == wrong == watch.outside["variance"]
     for item in first:
-        assert item.text.startswith("step 7: signal variance behind layer") and "\n" not in item.text
+        assert item.text.startswith("step 7: signal variance after layer") and "\n" not in item.text
         worst = max(wrong, key=lambda k: abs(np.log(values[k])))
         assert abs(np.log(values[item.layer])) == abs(np.log(values[worst])) and item.value == values[item.layer]
     for step in range(repeats):
@@ -97,7 +97,7 @@ def test_either_band_counts_and_both_are_named() -> None:
     (found,) = watch.check(3, {"variance": [5.0, 5.0]}, today)
     assert found.layers == (1,)
     assert found.text == (
-        "step 3: signal variance behind layer 1 left the predicted band: 5 behind layer 1, weights at the start "
+        "step 3: signal variance after layer 1 left the predicted band: 5 at layer 1, earlier weights "
         "predict 1 to 10, today's 100 to 1e+03"
     )
     assert watch.check(4, {"speed": [1.0], "variance": [None, 5.0]}, {}) == []  # not known, not measured
@@ -107,4 +107,4 @@ def test_correlations_are_bounded_above() -> None:
     watch = Watch({"token_correlation": Band(np.full(3, -np.inf), np.full(3, 0.999))})
     (found,) = watch.check(1, {"token_correlation": [-0.5, 0.9995, 0.9999]}, {})
     assert found.layers == (1, 2) and found.layer == 2
-    assert "token correlation behind layers 1-2" in found.text and "at most 0.999" in found.text
+    assert "token correlation after layers 1-2" in found.text and "at most 0.999" in found.text

@@ -189,7 +189,10 @@ class TestGroups:
 
     def test_twins_are_told_apart_by_their_names(self) -> None:
         p = predicted("xavier")
-        assert section_of(document({"a": p, "b": p}), "signal")["groups"] == ["xavier", "xavier (b)"]
+        assert list(filter(None, section_of(document({"a": p, "b": p}), "signal")["groups"])) == [
+            "xavier",
+            "xavier (b)",
+        ]
 
     @settings(max_examples=30, deadline=None)
     @given(
@@ -201,9 +204,19 @@ class TestGroups:
     def test_labels_are_distinct(self, networks: list[tuple[str, int, str]]) -> None:
         items = [(f"f{k}", predicted(n, n_layers=d, norm_placement=p)) for k, (n, d, p) in enumerate(networks)]
         section = section_of(document(items), "signal")
-        assert len(set(section["groups"])) == len(section["groups"]) == len(items)
+        named = [k for k, name in enumerate(section["groups"]) if name]
+        assert len({section["groups"][k] for k in named}) == len(named) == len(items)
         chart = section["blocks"][0]
-        assert sorted(item["group"] for item in chart["series"]) == list(range(len(items)))
+        assert sorted(item["group"] for item in chart["series"]) == named
+        colours = {(section["groups"][k].split(",")[0].split(" ")[0].split("(")[0], k % 7) for k in named}
+        assert len(colours) == len({name for name, *_ in networks}), "one colour per scheme"
+
+    def test_caveats_stand_at_their_charts(self) -> None:
+        p = Profile.from_json({**predicted("xavier").to_json(), "notes": ["the gradient is rough", "all is rough"]})
+        content = document({"p": p})
+        assert content["notes"] == []
+        assert block_of(content, "gradient-variance")["caption"].endswith("the gradient is rough.")
+        assert block_of(content, "forward-variance")["caption"] == "all is rough."
 
 
 class TestSummary:
@@ -229,6 +242,32 @@ class TestSummary:
         assert (first["severity"], first["title"], first["texts"]) == ("fault", "dead heads", ["t", "likely cause: c"])
         assert first["cure"] == "a"
         assert second["severity"] == "good"
+
+    def test_of_a_comparison_the_agreement_comes_first(self) -> None:
+        p = predicted("xavier", n_layers=96, norm_placement="post")
+        first, second = document({"c": compare(p, as_measured(p))})["findings"]
+        assert (first["title"], first["severity"]) == ("prediction and measurement agree", "good")
+        assert "gradient variance 3.34 %" in first["texts"][0] and second["severity"] == "warning"
+        (first, _) = document({"c": compare(p, as_measured(predicted("noci", n_layers=96)))})["findings"]
+        assert first["title"] == "prediction and measurement differ"
+
+    def test_cards_that_repeat_are_folded(self) -> None:
+        items = [(f"n{k}", predicted("deepscalelm", n_layers=k)) for k in (1, 2, 3)]
+        (card,) = document(items)["findings"]
+        assert card["subject"] == "deepscalelm, 1 layers and 2 more" and len(card["more"]) == 3
+        assert len(document(items[:2])["findings"]) == 2
+
+    def test_a_diagnosis_names_the_one_layer_to_look_at(self) -> None:
+        layers = tuple({"layer": k, "stack": "decoder", "variance": 1.0} for k in range(3))
+        kinds = (("note", "flat", 0), ("warning", "loud", 1), ("fault", "scaled weights", 2))
+        verdicts = tuple({"severity": s, "kind": k, "layers": (n,), "text": "t"} for s, k, n in kinds)
+        d = Diagnosis(
+            schema="signalprop/diagnosis/1", model="m", family="f", n_parameters=1, verdicts=verdicts, signal=layers,
+            data={"source": "s", "sequences": 1, "tokens": 2, "length": 2, "skip_first": 0},
+        )  # fmt: skip
+        content = document({"d": d})
+        assert content["subtitle"] == "Look first at layer 2: scaled weights"
+        assert block_of(content, "layer-variance")["marks"] == [{"x": 2, "label": "layer 2: scaled weights"}]
 
     def test_a_run_that_diverged_says_so(self, tmp_path: Path) -> None:
         (card,) = document({"r": read_run(write_run(tmp_path / "r", status="diverged"))})["findings"]

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.attachment.live_model import unwrapped, without_adapters
 from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
@@ -178,7 +179,7 @@ class Attached:
 
     Attributes:
         outer: the model as it was given. model: without its wrappers. mapping, layout: of the model.
-        rows: one per sublayer. ends: embedding and head.
+        rows: one per sublayer. ends: embedding and head. arguments: of the forward, that the mapping was found with.
     """
 
     outer: nn.Module
@@ -187,6 +188,7 @@ class Attached:
     layout: Layout
     rows: tuple[AttachedRow, ...]
     ends: AttachedEnds
+    arguments: Dictionary[str, Any] | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -240,22 +242,19 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
             f"the mapping has {len(items)} sublayers, its architecture {len(table.kind)}; give one each, in order"
         )
     rows = tuple(_row(model, table, i, item) for i, item in enumerate(items))
-    return Attached(outer, model, mapping, table, rows, _ends(model, mapping))
+    return Attached(outer, model, mapping, table, rows, _ends(model, mapping), arguments)
 
 
 def require_roles(attached: Attached) -> Attached:
-    """The same, where it is known what the weights are.
+    """The same, where it is known what the weights are; of a mapping that was found, this is proved now.
 
     Raises:
-        InputError: the mapping was found, and knows the stream alone; the line begins with the remedy.
+        InputError: something of it cannot be proved; the line begins with the remedy, and names the weight.
     """
-    if attached.mapping.stream_only:
-        raise InputError(
-            "give mapping=, which says what every weight is (docs/measuring.md): no family knows "
-            f"{type(attached.model).__name__}, so its stream can be measured, but {attached.rows[0].label}: what its "
-            "weights are is not known"
-        )
-    return attached
+    if not attached.mapping.stream_only:
+        return attached
+    mapping = mapping_with_roles(attached.model, attached.arguments)
+    return attach(attached.outer, mapping, attached.arguments)
 
 
 def is_transposed(module: Any) -> bool:

@@ -37,7 +37,7 @@ def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = Non
 
 def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
     """The mapping that an anatomy of the model gives; see `mapping_found`."""
-    stacks = _taken(model, found)
+    stacks = taken(model, found)
     layers = [layer for stack in stacks for layer in stack.layers]
     for layer in layers:
         _check(layer, stacks, found)
@@ -54,11 +54,12 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
         arguments=_arguments(model, found),
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
+        found=True,
         stream_only=True,
     )
 
 
-def _taken(model: nn.Module, found: Anatomy) -> list[Stack]:
+def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
     """Encoder and decoder, or the largest stack alone."""
     both = list(found.stacks[:2])
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and len(both) == 2:

@@ -157,8 +157,8 @@ class Mapping:
             (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
             Of a layer that is no module of its own: its modules, in the order in which they run. Empty: not known.
-        notes: what readers of a result should know of the mapping. stream_only: it was found, and knows the stream and
-            the branches, not what their weights are.
+        notes: what readers of a result should know of the mapping. found: it was found in the model's numbers.
+        stream_only: it knows the stream and the branches, not what their weights are.
     """
 
     architecture: Architecture
@@ -175,6 +175,7 @@ class Mapping:
     decoder_padding: str = "decoder_attention_mask"
     layers: Sequence[Module | tuple[Module, ...]] = ()
     notes: tuple[str, ...] = ()
+    found: bool = False
     stream_only: bool = False
 
 

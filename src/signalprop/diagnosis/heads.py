@@ -36,18 +36,22 @@ class HeadSums:
     rows: float = 0.0
     variance: FloatArray = field(default_factory=lambda: np.zeros(0))
     entropy: FloatArray = field(default_factory=lambda: np.zeros(0))
+    largest: FloatArray = field(default_factory=lambda: np.zeros(0))  # over rows and keys
     outputs: Tensor | None = None  # (heads, d_head, d_head): second moments of what each head gives out
 
     def see_scores(self, scores: Tensor, seen: Tensor, keep: Tensor) -> None:
         """Scores (heads, rows, keys) of one sequence, the keys that each row sees, and the rows that count."""
         if self.rows == 0:
             self.variance, self.entropy = np.zeros(len(scores)), np.zeros(len(scores))
+            self.largest = np.full(len(scores), -np.inf)
         scores, seen = scores[:, keep], seen.expand_as(scores)[:, keep]
         counts = seen.sum(-1)
         rows = counts > 1  # a row of one key has nothing to choose from
         if not bool(rows.any()):
             return
         known = scores.masked_fill(~seen, 0.0)
+        largest = scores.masked_fill(~(seen & rows[..., None]), -math.inf).amax((1, 2))
+        self.largest = np.maximum(self.largest, largest.double().cpu().numpy())
         mean = known.sum(-1, keepdim=True) / counts[..., None].clamp(min=1)
         variance = ((known - mean).square() * seen).sum(-1) / counts.clamp(min=1)
         logs = torch.log_softmax(scores.masked_fill(~seen, -math.inf), -1).masked_fill(~seen, 0.0)
@@ -70,6 +74,10 @@ class HeadSums:
         """Mean entropy of a row of attention weights over that of equal weights."""
         return tuple(number(float(v) / self.rows) for v in self.entropy) if self.rows else ()
 
+    def largest_score(self) -> Numbers:
+        """Largest score: what QK-clip holds below a threshold (Kimi K2, 2025, section 2.1)."""
+        return tuple(number(float(v)) for v in self.largest) if self.rows else ()
+
     def shares(self, row: AttachedRow) -> Numbers:
         """What each head adds behind the output map, squared, over the sum of that over heads."""
         output = row.weights.get("output")
@@ -91,10 +99,12 @@ class Watch(TorchFunctionMode):
 
     Args:
         keep: the rows of a sublayer's stream that count, (batch, tokens).
+        outputs: also what the heads output.
     """
 
-    def __init__(self, keep: Callable[[int], Tensor | None]) -> None:
+    def __init__(self, keep: Callable[[int], Tensor | None], *, outputs: bool = True) -> None:
         super().__init__()
+        self._outputs = outputs
         self.seen: dict[int, HeadSums] = {}
         self._keep = keep
         self._row: int | None = None
@@ -111,7 +121,7 @@ class Watch(TorchFunctionMode):
         def ends(x: Tensor | None) -> None:
             self._row = None
             keep = self._keep(index)
-            if x is not None and keep is not None and x.shape[:-1].numel() == keep.numel():
+            if self._outputs and x is not None and keep is not None and x.shape[:-1].numel() == keep.numel():
                 heads = x.detach().reshape(*keep.shape, n_heads, -1)[keep]
                 self.seen.setdefault(index, HeadSums()).see_outputs(heads)
 

@@ -66,9 +66,10 @@ class LayerSignal(Value):
         gradient: variance of d loss / d stream behind the layer, relative to that behind the last one.
         outlier, first_outlier: largest |entry| of a token over the root mean square of the stream, without and within
             the first positions (over the same root mean square).
-        score_std: standard deviation of attention scores along a row, per head (position biases included). entropy: of
-            attention weights over that of equal weights, per head (1: equal). head_share: what each head adds, squared,
-            over the sum of that over heads. Self-attention only.
+        score_std: standard deviation of attention scores along a row, per head (position biases included).
+            largest_score: the largest of them, per head. entropy: of attention weights over that of equal weights, per
+            head (1: equal). head_share: what each head adds, squared, over the sum of that over heads. Self-attention
+            only.
         norm_factor: what the attention and the feed-forward read, over what the norms before them make of the stream by
             their own weights: the fixed factor that the norm carries (1 in an ordinary model).
     """
@@ -88,6 +89,7 @@ class LayerSignal(Value):
     outlier: Number = None
     first_outlier: Number = None
     score_std: Numbers = ()
+    largest_score: Numbers = ()
     entropy: Numbers = ()
     head_share: Numbers = ()
     norm_factor: Numbers = ()

@@ -26,18 +26,33 @@ from signalprop.theory.bounds import nearness, variance_range
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).
 _KERNEL_TOKENS = 128
 # Factors that bands are widened by: beyond what small healthy trainings used (docs/monitoring.md).
-TOLERANCES = {"variance": 1e4, "gradient": 100.0, "token_correlation": 3e3, "jacobian": 100.0}
+TOLERANCES = {
+    "variance": 1e4,
+    "gradient": 100.0,
+    "token_correlation": 3e3,
+    "jacobian": 100.0,
+    "score_std": 5.0,
+    "largest_score": 10.0,
+    "attention_entropy": 50.0,
+    "update": 1e4,
+    "expert_load": 100.0,
+}
 WORDS = {
-    "variance": "signal variance",
-    "gradient": "gradient variance (relative to the last layer's)",
-    "token_correlation": "token correlation",
-    "jacobian": "|J - I|",
+    "variance": "signal variance after",
+    "gradient": "gradient variance (relative to the last layer's) after",
+    "token_correlation": "token correlation after",
+    "jacobian": "|J - I| of",
+    "score_std": "deviation of attention scores in",
+    "largest_score": "largest attention score in",
+    "attention_entropy": "attention entropy (1: equal weights) in",
+    "update": "update over weights of",
+    "expert_load": "load of the expert with the least (1: an equal share) in",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Lowest and highest expected value (`low`, `high`) behind every layer; -inf and inf where none is predicted."""
+    """Lowest and highest expected value (`low`, `high`) of every layer; -inf and inf where none is predicted."""
 
     low: FloatArray
     high: FloatArray
@@ -51,6 +66,8 @@ class Band:
     def words(self, layer: int) -> str:
         """The band of a layer in words."""
         low, high = self.low[layer], self.high[layer]
+        if high == np.inf:
+            return f"at least {low:.3g}"
         return f"at most {high:.3g}" if low == -np.inf or low < -1 else f"{low:.3g} to {high:.3g}"
 
 
@@ -59,8 +76,8 @@ class Departure:
     """Layers whose signal has left its band, or is not finite.
 
     Attributes:
-        step: number of the optimizer step, from 1. quantity: of `WORDS`, or `finite`.
-        layers: those that left now, from 0, the encoder's first. layer: the worst of them; value: its value.
+        step: number of the optimizer step, from 1. quantity: of `WORDS`, or `finite`, or `loss`.
+        layers: those that left now, from 0, the encoder's first. layer: the worst of them (-1: none); value: its value.
         text: all of it in one line.
     """
 
@@ -72,6 +89,46 @@ class Departure:
     text: str
 
 
+def limits(
+    measured: Mapping[str, Sequence[float | None]],
+    tokens: int,
+    tolerances: Mapping[str, float],
+    first: Mapping[str, Sequence[float | None]] | None = None,
+) -> dict[str, Band]:
+    """Bands of what no weights predict, of every such quantity that was measured.
+
+    score_std: scores of standard deviation s = sqrt(2 log n) over n keys are where a softmax of random scores begins to
+    look at a few of them (the freezing of the random energy model, Giorlandino and Goldt 2025); largest_score: the
+    largest of n such scores, s sqrt(2 log n) = 2 log n. attention_entropy: against equal weights. update: against the
+    layer that moved most, and none as far as its own size. expert_load: against an equal share.
+
+    Args:
+        tokens: that attention can look at. first: what the first sample measured: scores may be three times as large as
+            there, where its entropy was inside (trained models with large biases).
+    """
+    factors = {**TOLERANCES, **tolerances}
+    extreme = 2 * np.log(max(tokens, 2))
+    most = max((value for value in measured.get("update", ()) if value is not None), default=0.0)
+    edges = {
+        "score_std": (-np.inf, np.sqrt(extreme) * factors["score_std"]),
+        "largest_score": (-np.inf, extreme * factors["largest_score"]),
+        "attention_entropy": (1 / factors["attention_entropy"], np.inf),
+        "update": (most / factors["update"], max(1.0, factors["update"] * 1e-4)),
+        "expert_load": (1 / factors["expert_load"], np.inf),
+    }
+    out = {
+        name: Band(*(np.full(len(measured[name]), edge) for edge in both))
+        for name, both in edges.items()
+        if name in measured
+    }
+    known = {name: np.array([np.nan if v is None else v for v in values]) for name, values in (first or {}).items()}
+    if "attention_entropy" in known and "attention_entropy" in out:
+        healthy = ~out["attention_entropy"].outside(known["attention_entropy"])
+        for name in {"score_std", "largest_score"} & out.keys():
+            out[name] = Band(out[name].low, np.fmax(out[name].high, np.where(healthy, 3 * known[name], np.nan)))
+    return out
+
+
 def bands(
     p: Parametrization,
     inputs: InputStatistics | None = None,
@@ -80,7 +137,7 @@ def bands(
     seq_len: int | None = None,
     target_len: int | None = None,
 ) -> dict[str, Band]:
-    """The band of every quantity behind every layer, for random weights of the sizes that a Parametrization holds.
+    """The band of every quantity after every layer, for random weights of the sizes that a Parametrization holds.
 
     variance: from branches uncorrelated with the stream to branches aligned with it (`variance_range`), widened by the
     tolerance on both sides; where that has no bounds (other norm placements), the prediction itself, widened. gradient,
@@ -144,7 +201,10 @@ def _predicted(p: Parametrization, inputs: InputStatistics | None) -> Profile:
 
 
 class Watch:
-    """Holds measured layers against the band at the start and against that of today's weights; tells each layer once.
+    """Holds measured layers against the band of earlier weights and against that of today's; tells each layer once.
+
+    The variance may go where the weights of every sample so far that was inside would let it: healthy weights grow a
+    hundredfold under Muon. A jump between two samples, and branches that all point one way, leave the bands still.
 
     Args:
         start: the bands of the weights at the start.
@@ -156,28 +216,39 @@ class Watch:
         self._told: dict[str, set[int]] = {}
 
     def check(
-        self, step: int, measured: Mapping[str, Sequence[float | None]], now: Mapping[str, Band]
+        self,
+        step: int,
+        measured: Mapping[str, Sequence[float | None]],
+        now: Mapping[str, Band],
+        fixed: Mapping[str, Band] | None = None,
     ) -> list[Departure]:
-        """Layers that are outside a band and were not before, one Departure per quantity."""
+        """Layers that are outside a band and were not before, one Departure per quantity.
+
+        Args:
+            now: the bands of today's weights. fixed: those that no weights predict (see `limits`).
+        """
         found = []
         for quantity, numbers in measured.items():
-            start, today = self.start.get(quantity), now.get(quantity)
+            bound = (fixed or {}).get(quantity)
+            start, today = (self.start.get(quantity), now.get(quantity)) if bound is None else (bound, None)
             if start is None:
                 continue
             values = np.array([np.nan if value is None else value for value in numbers])
             wrong = start.outside(values) | (False if today is None else today.outside(values))
             self.outside[quantity] = set(np.flatnonzero(wrong).tolist())
+            if quantity == "variance" and today is not None and not wrong.any():
+                self.start[quantity] = Band(np.fmin(start.low, today.low), np.fmax(start.high, today.high))
             new = sorted(self.outside[quantity] - self._told.setdefault(quantity, set()))
             if not new:
                 continue
             self._told[quantity] |= set(new)
             worst = max(new, key=lambda k: _distance(quantity, float(values[k]), start, today, k))
-            expected = f"weights at the start predict {start.words(worst)}"
+            expected = f"{'earlier weights predict' if bound is None else 'expected'} {start.words(worst)}"
             if today is not None:
                 expected += f", today's {today.words(worst)}"
             text = (
-                f"step {step}: {WORDS[quantity]} behind {named(new)} left the predicted band: {values[worst]:.3g} "
-                f"behind layer {worst}, {expected}"
+                f"step {step}: {WORDS[quantity]} {named(new)} left the {'predicted ' if bound is None else ''}band: "
+                f"{values[worst]:.3g} at layer {worst}, {expected}"
             )
             found.append(Departure(step, quantity, tuple(new), worst, float(values[worst]), text))
         return found
@@ -187,10 +258,10 @@ def _distance(quantity: str, value: float, start: Band, today: Band | None, k: i
     """How far a value is outside, in units that compare layers: logarithms (of 1 - r for a correlation)."""
     if quantity == "token_correlation":
         return value
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         log = float(np.log(value)) if value > 0 else -np.inf
         bands = [band for band in (start, today) if band is not None]
-        return max(max(float(np.log(band.low[k])) - log, log - float(np.log(band.high[k]))) for band in bands)
+        return max(float(np.fmax(np.log(band.low[k]) - log, log - np.log(band.high[k]))) for band in bands)
 
 
 def named(layers: Sequence[int]) -> str:

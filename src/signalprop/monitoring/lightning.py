@@ -51,6 +51,7 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
         self._path, self._options = model, options
         self.monitor: SignalMonitor | None = None
         self._attached: int | None = None
+        self._loss: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Find the model."""
@@ -63,6 +64,15 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
         if self.monitor is not None and step != self._attached and self.monitor.due(step):
             self._attached = step
             self.monitor.attach(step)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Keep the loss."""
+        self._loss = loss.detach()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Keep how every layer moves."""
+        if self.monitor is not None and trainer.is_global_zero:
+            self.monitor.record(trainer.global_step + 1, self._loss)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Read what the pass showed, and log it."""

@@ -28,13 +28,14 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
-from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, named
+from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, limits, named
+from signalprop.monitoring.experts import ExpertLoad
+from signalprop.monitoring.layer_numbers import per_layer, summary
+from signalprop.monitoring.movement import Jump, Movement
 from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import layout
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
-from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.passes import Pass
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
@@ -44,8 +45,8 @@ Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
 # Sequences of the first sampled step that are kept, for what is measured on a fixed batch and for input statistics.
 _KEPT_SEQUENCES = 2
-# Layers from which on an exponent of growth means something.
-_GROWTH_LAYERS = 6
+# Steps that are kept for a loss that jumps.
+_RING = 64
 
 
 class SignalMonitor:
@@ -54,8 +55,9 @@ class SignalMonitor:
     ```python
     with SignalMonitor(model, every=50, writer=SummaryWriter("runs/1")) as monitor:
         for batch in loader:
-            model(**batch).loss.backward()
-            monitor.step()  # after the backward pass; the numbers on sampled steps, None on the others
+            loss = model(**batch).loss
+            loss.backward()
+            monitor.step(loss)  # after the backward pass; the numbers on sampled steps, None on the others
             optimizer.step()
             optimizer.zero_grad()
     ```
@@ -68,12 +70,17 @@ class SignalMonitor:
     of the groups; parameters that are sharded (FSDP2) are read by all processes together. With groups, and for bands of
     sharded parameters, every process has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
+    Of every step the loss and each layer's gradient and update are kept for a while. When the loss jumps, a warning
+    names the layer that moved first, and `jsonl` gets those steps.
+
     Args:
         model: as for `measure`; compiled and DistributedDataParallel models too.
         every: steps from one sample to the next.
         writer: something with `add_scalar(name, value, step)`, such as a TensorBoard SummaryWriter. jsonl: a file that
-            gets one line of JSON per sample, behind those that it has. log: called with (numbers, step).
-        also: any of attention, rank, alignment, outliers, identity, removal, casts.
+            gets one line of JSON per sample, after those that it has. log: called with (numbers, step), such as
+            `wandb.log` or `mlflow.log_metrics`.
+        also: any of attention, rank, alignment, outliers, identity, removal, casts. Default: attention, where the model
+            reads one sequence of tokens.
         batch: what `also` is measured on. Default: the first 2 sequences of the first sampled step, of
             a model that reads one sequence of tokens.
         tolerance: factors by which quantities may leave what the theory predicts: by name, in place of those of
@@ -82,6 +89,7 @@ class SignalMonitor:
         skip_first: positions that statistics leave out at the start of every sequence of a decoder (there trained ones
             park activations thousands of times larger than all others); none in sequences of up to twice that length.
         compiled, data_group, tokens_group: as for a `Probe`.
+        ring: steps that are kept for a loss that jumps; 0: none, and no updates.
         mapping, scheme: as in `measure`. steps_done: steps before this run. prefix: of the numbers' names.
 
     Attributes:
@@ -100,11 +108,12 @@ class SignalMonitor:
         writer: Any = None,
         jsonl: str | Path | None = None,
         log: Log | None = None,
-        also: Sequence[str] = (),
+        also: Sequence[str] | None = None,
         batch: Batch | None = None,
         tolerance: float | Dictionary[str, float] | None = TOLERANCES,
         start: Parametrization | None = None,
         skip_first: int = 4,
+        ring: int = _RING,
         mapping: Mapping | None = None,
         scheme: str = "",
         steps_done: int = 0,
@@ -122,9 +131,10 @@ class SignalMonitor:
                 f"tolerance is {tolerance}; expected a factor above 1, such factors by name ({', '.join(TOLERANCES)}), "
                 "or None"
             )
-        if skip_first < 0 or steps_done < 0:
-            raise InputError(f"skip_first is {skip_first} and steps_done {steps_done}; expected 0 or more")
-        also = (also,) if isinstance(also, str) else tuple(also)
+        if skip_first < 0 or steps_done < 0 or ring < 0:
+            raise InputError(f"skip_first is {skip_first}, steps_done {steps_done} and ring {ring}; expected 0 or more")
+        self._asked = also is not None
+        also = (also,) if isinstance(also, str) else tuple(also or ())
         unknown = [name for name in also if name not in REQUESTS]
         if unknown:
             raise InputError(f"unknown request {unknown[0]!r}; also= takes {', '.join(REQUESTS)}")
@@ -150,6 +160,8 @@ class SignalMonitor:
             skip_first=skip_first if seen.reads_tokens and self._mapping.architecture.causal else 0,
             reads=seen.names(self._model),
         )
+        if not self._asked and (batch is not None or self._arguments.reads_tokens):
+            self.also = ("attention",)
         if also and batch is None and not self._arguments.reads_tokens:
             raise InputError("what also= asks for needs batch= here, a signalprop.data.Batch that the model reads")
         if {"identity", "removal"} & set(also):
@@ -163,12 +175,15 @@ class SignalMonitor:
             _opened(jsonl).close()
         self._recorder: Recorder | TapRecorder | None = None
         self._watch: Watch | None = None
+        self._first: dict[str, Sequence[float | None]] = {}
         self._inputs: InputStatistics | None = None
         self._gathered: Parametrization | None = None
         self._sampling: int | None = None
         self._sampled = False
         self._inside = False
         self._said: set[str] = set()
+        self._experts = ExpertLoad(self._attached)
+        self._movement = self._moving(ring)
 
     # --- a bare loop -------------------------------------------------------------------------------------------------
 
@@ -183,14 +198,18 @@ class SignalMonitor:
         self._inside = False
         self.close()
 
-    def step(self) -> dict[str, float] | None:
+    def step(self, loss: Any = None) -> dict[str, float] | None:
         """End a step, after its backward pass and before the optimizer's: the numbers if it was sampled, else None.
+
+        Args:
+            loss: of the step, a number or a tensor, to see where it jumps.
 
         Raises:
             InputError: not inside the `with` block.
         """
         if not self._inside:
             raise InputError("the monitor is not attached; use it as `with SignalMonitor(model) as monitor:`")
+        self.record(self.steps + 1, loss)
         numbers = self.end()
         self.steps += 1
         if numbers is not None:
@@ -203,6 +222,8 @@ class SignalMonitor:
         self.detach()
         self._recorders.close()
         self._sampling = self._recorder = None
+        if self._movement is not None:
+            self._jumped(self._movement.look())
         self._close_file()
 
     def _attach_if_due(self) -> None:
@@ -215,18 +236,30 @@ class SignalMonitor:
         """Whether the step of that number (from 1) is to be sampled."""
         return (self.active or bool(self._groups) or self._sharded()) and (not self._sampled or step % self.every == 0)
 
+    def record(self, step: int, loss: Any = None) -> None:
+        """Keep how every layer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
+
+        Args:
+            loss: of the step, a number or a tensor.
+        """
+        if self._movement is not None:
+            self._jumped(self._movement.record(step, loss))
+
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
         if self.active or self._groups:
             self._recorder = self._recorders.recorder()
             self._recorder.attach()
+            if isinstance(self._recorder, Recorder):  # inside a graph nobody counts
+                self._experts.attach()
         self._sampling = step
 
     def detach(self) -> None:
         """Take the hooks off; what they saw stays for `end`."""
         if self._recorder is not None:
             self._recorder.detach()
+        self._experts.detach()
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:
@@ -280,16 +313,16 @@ class SignalMonitor:
                 self._say_once(f"step {step}: the writer failed ({type(error).__name__}: {error})", key="writer")
         if self._path is not None:
             told = [item.text for item in self.warnings if item.step == step]
-            self._write_line(json.dumps({"step": step, **numbers, "warnings": told}, allow_nan=False) + "\n", step)
+            self._write_line({"step": step, **numbers, "warnings": told}, step)
         if self._log is not None:
             self._log(dict(numbers), step)
 
-    def _write_line(self, line: str, step: int) -> None:
+    def _write_line(self, line: dict[str, Any], step: int) -> None:
         assert self._path is not None
         try:
             if self._file is None:
                 self._file = _opened(self._path)
-            self._file.write(line)
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
             self._file.flush()
         except (InputError, OSError) as error:
             self._say_once(f"step {step}: not written to {self._path}: {error}", key="jsonl")
@@ -311,7 +344,7 @@ class SignalMonitor:
         if profile.gradient is None:
             self._say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
         with _random_states_kept(self._model):
-            layers = per_layer(profile) | self._requested(step)
+            layers = per_layer(profile) | self._moved() | self._experts.loads() | self._requested(step)
         out = {
             f"{self.prefix}/layer_{k:0{len(str(len(values) - 1))}d}/{quantity}": float(value)
             for quantity, values in layers.items()
@@ -328,14 +361,35 @@ class SignalMonitor:
         if not self.also:
             return {}
         if self._sharded():
-            self._say_once(f"{', '.join(self.also)} not measured: the parameters are sharded over processes")
+            if self._asked:
+                self._say_once(f"{', '.join(self.also)} not measured: the parameters are sharded over processes")
             return {}
         try:
             batch = self._batch or self._arguments.batch()
             return measured_on(self._model, self._mapping, batch, self.also, self._arguments.skip_first)
         except InputError as error:
-            self._say_once(f"step {step}: {', '.join(self.also)} not measured: {error}")
+            if self._asked:
+                self._say_once(f"step {step}: {', '.join(self.also)} not measured: {error}")
             return {}
+
+    def _moving(self, ring: int) -> Movement | None:
+        """What keeps the last steps; None where no layers are named, or their weights are sharded."""
+        if not ring or not self.active or not self._attached.layers or self._sharded():
+            return None
+        parts = [layer if isinstance(layer, (tuple, list)) else (layer,) for layer in self._attached.layers]
+        return Movement([[p for part in layer for p in part.parameters()] for layer in parts], ring)
+
+    def _moved(self) -> Layers:
+        values = [] if self._movement is None else self._movement.update()
+        return {"update": values} if any(v is not None for v in values) else {}
+
+    def _jumped(self, jumps: Sequence[Jump]) -> None:
+        """Tell of losses that jumped, and write the steps before them."""
+        for jump in jumps:
+            layer, layers = (-1, ()) if jump.layer is None else (jump.layer, (jump.layer,))
+            self._tell([Departure(jump.step, "loss", layers, layer, jump.loss, jump.text)])
+            if self._path is not None:
+                self._write_line({"step": jump.step, "jump": jump.to_json(), "warnings": [jump.text]}, jump.step)
 
     def _check(self, step: int, profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -> int:
         """Warn of what has newly left its band; how many numbers are outside."""
@@ -344,7 +398,9 @@ class SignalMonitor:
             start = self._given or self._gathered or self._weights()
             self._watch = Watch({} if start is None else self._bands(start, profile))
         weights = (self._gathered or self._weights()) if self._watch.start else None
-        found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile))
+        self._first = self._first or dict(layers)
+        fixed = limits(layers, profile.architecture.seq_len, self._tolerances or {}, self._first)
+        found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile), fixed)
         self._tell(found)
         return sum(len(held) for held in self._watch.outside.values())
 
@@ -383,7 +439,7 @@ class SignalMonitor:
     def _tell(self, found: Sequence[Departure]) -> None:
         for item in found:
             # once weights are NaN, so is every later signal
-            key = "finite" if item.quantity == "finite" else f"{item.quantity} {named(item.layers)}"
+            key = {"finite": "finite", "loss": item.text}.get(item.quantity, f"{item.quantity} {named(item.layers)}")
             if key not in self._said:
                 self._said.add(key)
                 self.warnings.append(item)
@@ -393,42 +449,6 @@ class SignalMonitor:
         if (key or text) not in self._said:
             self._said.add(key or text)
             LOGGER.warning(text)
-
-
-def per_layer(profile: Profile) -> dict[str, list[float | None]]:
-    """Variance, token correlation, gradient and branch share of every layer of a measured Profile."""
-    members = groups(layout(profile.architecture))
-    ends = [group[-1] for group in members]
-    stream = profile.forward["stream_out"]
-    met = profile.forward["stream_in"].variance
-    with np.errstate(divide="ignore", invalid="ignore"):
-        added = profile.sensitivity_ratios * met
-        shares = [float(added[group].sum() / met[group[0]]) for group in members]
-    out: dict[str, list[float | None]] = {
-        "variance": stream.variance[ends].tolist(),
-        "token_correlation": stream.token_correlation[ends].tolist(),
-        "branch_share": list(shares),
-    }
-    if profile.gradient is not None:
-        out["gradient"] = profile.gradient["stream_out"].variance[ends].tolist()
-    return out
-
-
-def summary(profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -> dict[str, float]:
-    """What sums all layers up, by name."""
-    rows = layout(profile.architecture)
-    variance = np.array(layers["variance"], np.float64)
-    out = {
-        "input_variance": float(profile.input["variance"]),
-        "sensitivity": profile.sensitivity()["mean"],
-        "largest_variance": float(variance.max()),
-        "largest_token_correlation": max(value for value in layers["token_correlation"] if value is not None),
-    }
-    if len(variance) >= _GROWTH_LAYERS and rows.stack.min() == rows.stack.max() and (variance > 0).all():
-        out["growth_exponent"] = growth_exponent(variance)
-    if profile.gradient is not None:
-        out["gradient_ratio"] = float(profile.gradient["stream_in"].variance[0])
-    return {name: value for name, value in out.items() if math.isfinite(value)}
 
 
 def _other_rank() -> bool:

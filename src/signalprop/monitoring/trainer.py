@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from signalprop.errors import require
@@ -41,6 +42,7 @@ class SignalCallback(TrainerCallback):
         self._model = trainer.model
         self.monitor = self._made()
         self._numbers: dict[str, float] | None = None
+        self._loss: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Follow the Trainer to another model (`model_init` makes one for every training)."""
@@ -53,13 +55,12 @@ class SignalCallback(TrainerCallback):
         return SignalMonitor(self._model, **{"compiled": compiled, **self._options})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Have the step's first pass sampled."""
-        step = state.global_step + 1
-        if self.monitor.due(step):
-            self._sample_next(step)
+        """Have the step's first pass seen, and sampled where it is its turn."""
+        self._see_next(state.global_step + 1)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Read what the pass showed, while the weights are those of the pass."""
+        self.monitor.record(state.global_step + 1, self._loss)
         self._numbers = self.monitor.end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -73,20 +74,21 @@ class SignalCallback(TrainerCallback):
         """Leave nothing open."""
         self.monitor.close()
 
-    def _sample_next(self, step: int) -> None:
+    def _see_next(self, step: int) -> None:
         """The Trainer tells callbacks nothing of an error in a step, so the hooks live inside the step itself."""
         held = vars(self._trainer)
         own, inner = "training_step" in held, self._trainer.training_step
 
-        def sampled(*args: Any, **kwargs: Any) -> Any:
+        def seen(*args: Any, **kwargs: Any) -> Any:
             if own:
                 held["training_step"] = inner
             else:
                 del held["training_step"]
-            with self.monitor.sampling(step):
-                return inner(*args, **kwargs)
+            with self.monitor.sampling(step) if self.monitor.due(step) else nullcontext():
+                self._loss = inner(*args, **kwargs)
+            return self._loss
 
-        held["training_step"] = sampled
+        held["training_step"] = seen
 
     def _report(self, numbers: dict[str, float]) -> None:
         """Through `Trainer.log`, with the callbacks that print left out and the loss's own turn to be logged kept."""

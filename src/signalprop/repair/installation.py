@@ -108,7 +108,7 @@ def apply(
         raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
     attached = attach(model, mapping, data if isinstance(data, dict) else None)
     if initialize or mode == "absorbed":
-        require_roles(attached)
+        attached = require_roles(attached)
     if torch.backends.mha.get_fastpath_enabled() and any(
         isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
     ):
@@ -116,7 +116,7 @@ def apply(
             "call torch.backends.mha.set_fastpath_enabled(False) first: in evaluation PyTorch computes an "
             "nn.TransformerEncoderLayer from its weights, past its modules, which carry the multipliers"
         )
-    if attached.mapping.stream_only:  # found in the vanilla model; nothing looks for it again
+    if attached.mapping.found:  # in the vanilla model; nothing looks for it again
         mapping = attached.mapping
     architecture = attached.mapping.architecture
     _refuse_multipliers(attached)

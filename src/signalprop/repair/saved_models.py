@@ -19,7 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, first_line, refusing, require
@@ -290,6 +290,8 @@ def load(
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
+            attached = require_roles(attached)
+        if attached.mapping.found and attached.mapping.architecture != table.architecture:
             raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
         record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
         record.kept = document.weights == "kept"

@@ -97,7 +97,7 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
     if numbers:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
-    with _as_it_was(model):
+    with as_it_was(model):
         try:
             finder = Finder(model, record(model, given))
         except InputError:
@@ -131,7 +131,7 @@ def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
+def as_it_was(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; afterwards modes and random states are as before."""
     before = [(module, module.training) for module in model.modules()]
     states = torch.get_rng_state(), random.getstate()

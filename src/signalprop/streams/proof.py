@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.hooks import Hooks, Site
+from signalprop.hooks import Hooks, Site, first_tensor
 from signalprop.streams.anatomy import Branch, Layer, Multiplier, Seen, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
@@ -48,14 +48,19 @@ def prove(
         norms |= {stack.final_norm: None} if stack.final_norm is not None else {}
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
     wanted |= {Seen(path, side) for path in norms for side in both}
-    tensors = _tensors(model, arguments, wanted)
+    tensors, _ = tensors_of_pass(model, arguments, wanted)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
-    return proved, tuple(_norm(model, path, tensors) for path in norms)
+    return proved, tuple(norm_of(model, path, tensors) for path in norms)
 
 
-def _tensors(model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen]) -> dict[Seen, Tensor]:
-    """Copies of the wanted tensors of a pass; of one that the pass does not meet there is none."""
+def tensors_of_pass(
+    model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen]
+) -> tuple[dict[Seen, Tensor], Tensor | None]:
+    """Copies of the wanted tensors of a pass, and its first output.
+
+    Of a tensor that the pass does not meet there is none; of a module that runs more often than said, the first.
+    """
     points = sorted({(seen.path, seen.side, seen.call) for seen in wanted})
     calls: dict[tuple[str, str], int] = {}
     for seen in wanted:  # those of a norm are not counted
@@ -69,8 +74,8 @@ def _tensors(model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen
     hooks = Hooks(model)
     hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)
     with hooks, torch.no_grad():
-        model(**arguments)
-    return {seen: found[point] for seen in wanted if (point := (seen.path, seen.side, seen.call)) in found}
+        output = first_tensor(model(**arguments))
+    return {seen: found[p] for seen in wanted if (p := (seen.path, seen.side, seen.call)) in found}, output
 
 
 def _layer(layer: Layer, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> Layer:
@@ -117,20 +122,20 @@ def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
     return parameters[factor.parameter].detach().double() if factor.parameter else factor.value
 
 
-def _norm(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
+def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
     """Which norm it is, by its numbers: of all kinds and offsets the one that comes nearest."""
     x, y = tensors.get(Seen(path, "input")), tensors.get(Seen(path, "output"))
     if x is None or y is None or x.shape != y.shape:
         return Norm(path, "unknown", None, None)
     module, wide, given = model.get_submodule(path), x.double(), y.double()
-    own = [float(value) for name in _EPSILONS if isinstance(value := getattr(module, name, None), float)]
+    own = epsilon(module)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     if any(isinstance(held, Tensor) and held.shape != x.shape[-held.ndim :] for held in (weight, bias)):
         return Norm(path, "unknown", None, None)  # over channels that are not last
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
     centred = wide - wide.mean(-1, keepdim=True)
     tries = []
-    for (kind, base), eps in product((("layernorm", centred), ("rmsnorm", wide)), own[:1] or _USUAL):
+    for (kind, base), eps in product((("layernorm", centred), ("rmsnorm", wide)), _USUAL if own is None else (own,)):
         normed = base / (base.square().mean(-1, keepdim=True) + eps).sqrt()
         gains: list[tuple[float | None, Any]] = [(None, 1.0)]
         if isinstance(weight, Tensor):
@@ -145,6 +150,12 @@ def _norm(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Nor
     if not error <= limit:
         return Norm(path, "unknown", None, error)
     return Norm(path, kind, offset, error)  # type: ignore[arg-type]
+
+
+def epsilon(norm: nn.Module) -> float | None:
+    """What a norm adds under its root, where it says so."""
+    own = [float(value) for name in _EPSILONS if isinstance(value := getattr(norm, name, None), float)]
+    return own[0] if own else None
 
 
 _EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")

@@ -22,6 +22,9 @@ def sweep(
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
     ] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Run nothing: print the runs, and which of the paper's effects they can see.")
+    ] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the sweeps that come with the package.")] = False,
 ) -> None:
     """Train every run of a sweep: schemes, sizes, learning rates, seeds.
@@ -46,11 +49,15 @@ def sweep(
         raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
-    from signalprop_lab.training.sweep import SWEEP, prepare
+    from signalprop_lab.training.sweep import SWEEP, least_runs, prepare
     from signalprop_lab.training.sweep import sweep as run
     from signalprop_lab.training.tables import results_table, store_of, writers
+    from signalprop_lab.training.verdicts import foresight
 
     grid = load_sweep(source)
+    if plan:
+        output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *foresight(grid.sweep)]))
+        return
     folder = out or Path("sweeps") / grid.sweep.name
     if table_only and not (folder / SWEEP).is_file():
         raise InputError(f"there are no runs in {folder}; start them without --table-only, or name --out")

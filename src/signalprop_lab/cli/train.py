@@ -90,16 +90,26 @@ def train(
 
 
 def _list(json_file: str | None) -> None:
-    from signalprop_lab.training.recipe import SCHEMA, read_yaml, shipped
+    """What comes with the package: where it reads, how much, and what it is for."""
+    from signalprop_lab.training.recipe import SCHEMA, load_recipe, read_yaml, shipped
+    from signalprop_lab.training.sources import needs_network
 
-    found = {name: read_yaml(name) for name in shipped()}
+    recipes = {name: load_recipe(name) for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA}
     rows = {
-        name: " ".join(str(data.get("description", "")).split())
-        for name, data in found.items()
-        if data.get("schema", SCHEMA) == SCHEMA
+        name: {
+            "reads": recipe.data.source,
+            "network": needs_network(recipe.data),
+            "examples": recipe.budget.steps * recipe.budget.batch_size,
+            "description": " ".join(recipe.description.split()),
+        }
+        for name, recipe in recipes.items()
     }
-    width = max(map(len, rows), default=0) + 2
-    lines = [f"{name:<{width}}{text}" for name, text in rows.items()]
+    width = 2 + max(map(len, rows))
+    reads = 2 + max(len(str(row["reads"])) for row in rows.values())
+    lines = [f"{'recipe':<{width}}{'reads':<{reads}}{'network':<9}{'examples':>9}  what for"]
+    for name, row in rows.items():
+        network = "yes" if row["network"] else "no"
+        lines.append(f"{name:<{width}}{row['reads']:<{reads}}{network:<9}{row['examples']:>9.2g}  {row['description']}")
     output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
 
 
@@ -112,7 +122,7 @@ def _print(result: object, folder: Path) -> None:
         "steps": f"{result.steps}",
         "training loss": _nats(result.train_loss, result.status),
         "validation loss": f"{_nats(result.eval_loss, result.status)} (best guess without input: {result.chance:.4f})",
-        **{name: f"{value:.4f}" for name, value in result.scores.items()},
+        **{name: "-" if value is None else f"{value:.5g}" for name, value in result.scores.items()},
         "parameters": f"{result.parameters:,}"
         + ("" if result.trained_parameters == result.parameters else f", {result.trained_parameters:,} trained"),
         "throughput": "-" if result.throughput is None else f"{result.throughput:,.0f} {result.unit}/s",

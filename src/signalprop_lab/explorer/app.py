@@ -34,7 +34,7 @@ from signalprop.network.presets import PRESETS
 from signalprop.report.html.page import embedded
 from signalprop.schemes import SCHEMES
 from signalprop_lab.explorer.curves import MOST, report, shown, takes_long
-from signalprop_lab.explorer.settings import Settings, of_preset, read
+from signalprop_lab.explorer.settings import Settings, of_preset, read, starts
 
 HOSTS = ["127.0.0.1", "localhost"]
 PATIENCE = 10.0  # seconds that a request's head may take to arrive, and its body again
@@ -224,6 +224,9 @@ def _page() -> str:
         schemes=_choices({name: f"{name}: {cls.summary}" for name, cls in sorted(SCHEMES.items())}),
         activations=_choices({name: name for name in names}),
         presets=_choices({name: name for name in PRESETS}),
+        starts="\n".join(
+            f'<li><a href="{html.escape(where)}">{html.escape(text)}</a></li>' for text, where in starts().items()
+        ),
         data=embedded(
             {
                 "start": start.model_dump(),

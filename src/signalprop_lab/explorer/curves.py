@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
+from signalprop.kernels.grid import grid_for
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
@@ -35,24 +36,27 @@ class Predicted(NamedTuple):
 
 
 class _Network(NamedTuple):
-    """The numbers of a network, its data, and the fidelity that is right for it, with the reason."""
+    """The numbers of a network, its data, the fidelity that is right for it, with the reason, and how long rows are."""
 
     table: Parametrization
     inputs: InputStatistics
     needed: Fidelity
     why: str
+    followed: int
 
     @property
     def size(self) -> int:
-        """Sublayers times squared length."""
-        return self.table.n_sublayers * self.table.architecture.seq_len**2
+        """Sublayers times the square of the positions that token kernels follow."""
+        return self.table.n_sublayers * self.followed**2
 
 
 @lru_cache(maxsize=64)
 def _network(settings: Settings) -> _Network:
     table = settings.table()
     inputs = default_statistics(table.architecture)
-    return _Network(table, inputs, *cheapest(table, inputs))
+    grid = grid_for(table, inputs)
+    followed = table.architecture.seq_len if grid is None else len(grid.n)
+    return _Network(table, inputs, *cheapest(table, inputs), followed)
 
 
 @lru_cache(maxsize=64)

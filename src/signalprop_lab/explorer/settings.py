@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 from pydantic import Field
 
@@ -13,6 +15,7 @@ from signalprop.files.validation import Value
 from signalprop.network.architecture import Architecture, Kind, Placement
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
+from signalprop.schemes.default import default_scheme
 
 _NETWORK = ("kind", "n_layers", "d_model", "n_heads", "norm_placement", "activation", "seq_len", "dropout")
 _OPTIONS = ("k", "alpha")
@@ -35,7 +38,7 @@ class Settings(Value):
         kind, n_layers, d_model, n_heads, norm_placement, activation, seq_len, dropout: as in `Architecture`.
         scheme: its name. k, alpha: its options of these names; None: the scheme's own default (or it has none).
         qk_scale: factor on the standard deviation of query and key weights.
-        fidelity: `moments`, which takes milliseconds, or `auto`, which takes token kernels where moments are wrong.
+        fidelity: `auto`, which takes token kernels where moments are wrong, or `moments`, which takes milliseconds.
     """
 
     preset: str = "tgs"
@@ -51,7 +54,7 @@ class Settings(Value):
     k: float | None = Field(default=None, ge=-1e6, le=1e6)
     alpha: float | None = Field(default=None, ge=-1e6, le=1e6)
     qk_scale: float = Field(default=1.0, ge=1e-3, le=1e3)
-    fidelity: Literal["moments", "auto"] = "moments"
+    fidelity: Literal["auto", "moments"] = "auto"
 
     def options(self) -> dict[str, float]:
         """Options of the scheme that are not left to its defaults."""
@@ -131,13 +134,36 @@ def read(data: Any) -> Settings:
 
 
 def of_preset(name: str) -> dict[str, Any]:
-    """Where the controls of the network stand for a preset.
+    """Where the controls of the network stand for a preset, and its own initialisation.
 
     Raises:
         InputError: there is no such preset.
     """
     a = Architecture.preset(name)
-    return {field: getattr(a, field) for field in _NETWORK}
+    return {field: getattr(a, field) for field in _NETWORK} | {"scheme": default_scheme(a)}
+
+
+def starts() -> dict[str, str]:
+    """Where it is good to start: the address of the page's state, by what is to be seen there."""
+    deep, wide = Settings(n_layers=192), Settings(norm_placement="pre")
+    models = {name: Settings(preset=name, **of_preset(name)) for name in ("gpt2", "llama-7b")}
+    return {
+        "192 post-norm layers: Xavier, DeepScaleLM": address(deep.model_copy(update={"scheme": "deepscalelm"}), [deep]),
+        "pre- or post-norm": address(wide, [Settings()]),
+        "GPT-2 as it starts": address(models["gpt2"]),
+        "Llama 7B as it starts": address(models["llama-7b"]),
+        "too large queries and keys": address(wide.model_copy(update={"qk_scale": 3.0}), [wide]),
+        "no norms": address(Settings(n_layers=24, norm_placement="none")),
+    }
+
+
+def address(current: Settings, pinned: Sequence[Settings] = ()) -> str:
+    """The fragment of the page's address that says this state."""
+
+    def words(settings: Settings) -> list[tuple[str, Any]]:
+        return [(name, f"{v:g}" if isinstance(v, float) else v) for name, v in settings if v is not None]
+
+    return "#" + urlencode([*words(current), *(("pin", urlencode(words(item))) for item in pinned)])
 
 
 def labels(several: list[Settings]) -> list[str]:

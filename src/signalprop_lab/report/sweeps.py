@@ -18,13 +18,13 @@ from signalprop.report.html.parts import Part
 from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, read_run
 from signalprop_lab.report.training import thinned
-from signalprop_lab.training import tables
+from signalprop_lab.training import tables, verdicts
+from signalprop_lab.training.cells import Summary, state_of, summaries
 from signalprop_lab.training.grid import SEPARATOR, Sweep
-from signalprop_lab.training.tables import Summary
 
 RESULTS = "results.json"
 _STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
-_SEVERITIES = {tables.CONFIRMED: "good", tables.CONTRADICTED: "warning"}
+_SEVERITIES = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
 _NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
 _LARGEST = 1e150  # score of a run, whose square is still a number
@@ -74,7 +74,7 @@ def of_results(data: Any, root: Path) -> Swept:
     """
     swept = Swept(_checked(data), root=root)
     best = {}
-    for item in tables.summaries(swept.store):
+    for item in summaries(swept.store):
         if not item.rows:  # only runs that did not tune have ended
             continue
         folder = _folder(swept, item.rows[0])
@@ -133,7 +133,7 @@ def sweep_sections(items: Mapping[str, Swept], beside: Path | None = None) -> li
     """
     out = []
     for k, swept in enumerate(items.values()):
-        cells = tables.summaries(swept.store)
+        cells = summaries(swept.store)
         if cells:
             out += [_result_section(f"sweep-{k}", swept, cells), _runs_section(f"sweep-{k}-runs", swept, cells, beside)]
     return out
@@ -149,11 +149,11 @@ def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
             *(["Not told apart: " + "; ".join(line[2:] for line in close) + "."] if close else []),
         ]
     )
-    found = tables.verdicts(store)
-    verdicts = [
+    found = verdicts.verdicts(store)
+    claim = [
         blocks.table(
             "Verdict on the claim", ["claim", "verdict", "numbers"],
-            [[tables.claim_of(check), kind, told] for check, kind, told in found], left=3,
+            [[verdicts.claim_of(check), kind, told] for check, kind, told in found], left=3,
         )
     ] if found else []  # fmt: skip
     methods = [*dict.fromkeys(item.labels[0] for item in cells)]
@@ -166,7 +166,7 @@ def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
     lead = " ".join(part for part in (sweep.claim, sweep.description) if part)
     return blocks.section(
         key, sweep.title or sweep.name,
-        [chart, *verdicts, blocks.table("Result", header, rows, left=len(sweep.axes), caption=caption)],
+        [chart, *claim, blocks.table("Result", header, rows, left=len(sweep.axes), caption=caption)],
         lead=lead, groups=methods, sources=[("mean", "points")], places=places,
     )  # fmt: skip
 
@@ -178,7 +178,7 @@ def _means(
 
     A single other axis whose labels are numbers is drawn to scale.
     """
-    others = [*sweep.axes][1:]
+    others = sweep.compared[1:]
     combinations = [*dict.fromkeys(item.labels[1:] for item in cells)]
     if others:
         scale = [_as_number(labels[0]) for labels in combinations] if len(others) == 1 else [None]
@@ -196,7 +196,7 @@ def _means(
         places.append(blocks.place([at[item.labels[1:]] + shift for item in own], [item.name for item in own]))
         errors = [math.nan if item.error is None else item.error for item in own]
         curves.append(blocks.series(k, 0, k, [item.mean for item in own], error=errors))
-    return places, curves, SEPARATOR.join(others) or next(iter(sweep.axes)), ticks
+    return places, curves, SEPARATOR.join(others) or sweep.compared[0], ticks
 
 
 def _runs_section(key: str, swept: Swept, cells: Sequence[Summary], beside: Path | None) -> Block:
@@ -261,7 +261,7 @@ def _runs(swept: Swept, beside: Path | None) -> Block:
     for row in swept.store["rows"]:
         rows.append(
             [
-                str(row["cell"]), *([f"{row[column]:g}"] if column else []), str(row["seed"]), tables.state_of(row),
+                str(row["cell"]), *([f"{row[column]:g}"] if column else []), str(row["seed"]), state_of(row),
                 number(row["score"]), number(row.get("seconds")), _link(swept, row, beside),
             ]
         )  # fmt: skip
@@ -310,9 +310,9 @@ def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
     """A card per sweep: the verdict on its claim, part by part, and what is best."""
     out: list[Block] = []
     for swept in items.values():
-        found = tables.verdicts(swept.store)
-        overall = tables.overall([kind for _, kind, _ in found])
-        texts = [f"{tables.claim_of(check).rstrip('.')}: {kind}" for check, kind, _ in found]
+        found = verdicts.verdicts(swept.store)
+        overall = verdicts.overall([kind for _, kind, _ in found])
+        texts = [f"{verdicts.claim_of(check).rstrip('.')}: {kind}" for check, kind, _ in found]
         n, failed = len(swept.store["rows"]), len(swept.store["failed"])
         texts.append(f"{n} runs" + (f", {failed} more failed with an error" if failed else ""))
         out.append(

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -113,12 +113,14 @@ class Check(Value):
         claim: in words.
         less: of two cells the one whose score the paper has lower, then the other.
         by: what the difference has to exceed: `spread` (two standard errors), or a number (and two standard errors).
+        effect: the paper's own difference in the unit of the score, which the runs should be able to see.
         trains: cells whose runs all end below chance. fails: cells whose runs all diverge or stall.
     """
 
     claim: str = ""
     less: _Names | None = None
     by: Literal["spread"] | float = "spread"
+    effect: float | None = Field(None, gt=0)
     trains: _Names | None = None
     fails: _Names | None = None
 
@@ -147,6 +149,8 @@ class Sweep(Value):
         base: a recipe that comes with the package, a path, or the recipe itself.
         axes: every combination of their values is a cell; a value sets keys of the recipe, such as `model.scheme`.
         skip: combinations that are left out; an axis that is not named is any.
+        best_of: axes that are tuned, as `tune` is, and not compared: of the cells that differ in nothing else, the
+            first seed's best one stands for all, and only it runs the other seeds.
         tune: what every cell tunes for itself; none: nothing.
         seeds: at least one. seeds_at: `best`: the first seed tunes, the others run at its best value; `all`: all
             of them run everywhere.
@@ -154,6 +158,9 @@ class Sweep(Value):
         prune: which runs are stopped early; none: those that diverge.
         keep: of a run that is over: `numbers`, or `models` (the trained one and the last checkpoints): takes room.
         reference: published numbers. verdict: what the paper's claim comes to.
+        controls: cells that train in the paper; one that does not here makes every part of the claim void that compares
+            it. spread: standard deviation of the score between seeds that is expected, from earlier runs; it tells
+            beforehand which differences the sweep can see.
     """
 
     schema_: Literal["signalprop/sweep/1"] = Field(alias="schema")
@@ -164,6 +171,7 @@ class Sweep(Value):
     base: str | dict[str, Any]
     axes: Annotated[dict[_Label, _Labelled], BeforeValidator(_text_keys), Field(min_length=1)]
     skip: Annotated[tuple[_Place, ...], BeforeValidator(_as_tuple)] = ()
+    best_of: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     tune: Tune | None = None
     seeds: Annotated[tuple[int, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=100)] = (0,)
     seeds_at: Literal["best", "all"] = "best"
@@ -173,6 +181,8 @@ class Sweep(Value):
     keep: Literal["numbers", "models"] = "numbers"
     reference: Reference | None = None
     verdict: Annotated[tuple[Check, ...], BeforeValidator(_as_tuple)] = ()
+    controls: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    spread: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -189,12 +199,20 @@ class Sweep(Value):
         self._check_keys()
         for place in self.skip:
             _check_place(self.axes, place)
-        names = set(self.names())
+        for axis in self.best_of:
+            if axis not in self.axes:
+                raise ValueError(f"best_of: there is no axis {axis!r}; axes are {', '.join(self.axes)}")
+        if not self.compared:
+            raise ValueError("best_of names every axis; nothing is left that could be compared")
+        if self.best_of and self.seeds_at == "all":
+            raise ValueError("best_of is decided by the first seed; it does not go with seeds_at: all")
+        names = {self.compared_name(labels) for labels in self.labels()}
         if not names:
             raise ValueError("skip leaves out every cell")
         told = [
             *(self.reference.cells if self.reference else ()),
             *(cell for check in self.verdict for cell in check.cells),
+            *self.controls,
         ]
         for name in told:
             if name not in names:
@@ -224,6 +242,19 @@ class Sweep(Value):
             for labels in itertools.product(*self.axes.values())
             if not any(_matches(dict(zip(self.axes, labels, strict=True)), place) for place in self.skip)
         ]
+
+    @property
+    def compared(self) -> list[str]:
+        """Axes that are not tuned."""
+        return [axis for axis in self.axes if axis not in self.best_of]
+
+    def compared_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """Of a cell's labels those of the axes that are compared."""
+        return tuple(label for axis, label in zip(self.axes, labels, strict=True) if axis not in self.best_of)
+
+    def compared_name(self, labels: Sequence[str]) -> str:
+        """Under which a cell is compared: its name, without the labels of what is tuned."""
+        return SEPARATOR.join(self.compared_labels(labels))
 
     def names(self) -> list[str]:
         """Of the cells: their labels with ` / ` between."""

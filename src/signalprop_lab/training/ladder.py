@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from signalprop_lab.training.grid import Tune
+from signalprop_lab.training.grid import SEPARATOR, Sweep, Tune
 
 # Mantissas that people choose rungs by, and how many rungs tell that they did.
 _SERIES = (((1.0, 3.0), 2), ((1.0, 2.0, 5.0), 3), ((1.0, 2.0, 3.0, 5.0), 4))
@@ -100,3 +100,37 @@ def wanted(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "a
             if best == edge and used < tune.extend:
                 return [Run(further(numbers, up=up), seed, 1) for seed in tuning]
     return [Run(best, seed, 2) for seed in seeds if (best, seed) not in costs]
+
+
+def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[Run]]:
+    """By cell: the runs that it lacks, as far as can be told now.
+
+    Args:
+        costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, none runs more seeds
+            before the ladders of all are done, and then only the best one does.
+    """
+    found = {name: wanted(sweep.tune, sweep.seeds, sweep.seeds_at, runs) for name, runs in costs.items()}
+    for names in alternatives(sweep).values():
+        tuning = [name for name in names if any(run.stage < 2 for run in found[name])]
+        for name in names if len(names) > 1 else ():
+            if tuning or name != best_of(sweep, names, costs):
+                found[name] = [run for run in found[name] if run.stage < 2]
+    return found
+
+
+def alternatives(sweep: Sweep) -> dict[tuple[str, ...], list[str]]:
+    """By the labels that are compared: the cells of which the best one stands for all (`Sweep.best_of`)."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for labels in sweep.labels():
+        found.setdefault(sweep.compared_labels(labels), []).append(SEPARATOR.join(labels))
+    return found
+
+
+def best_of(sweep: Sweep, names: Sequence[str], costs: Mapping[str, Costs]) -> str:
+    """The cell of the least cost of the first seed at its best rung; the first one of equals."""
+    return min(
+        names,
+        key=lambda name: min(
+            [cost for (_, seed), cost in costs[name].items() if seed == sweep.seeds[0]], default=math.inf
+        ),
+    )

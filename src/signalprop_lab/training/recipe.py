@@ -194,17 +194,19 @@ class Schedule(Value):
 
     Attributes:
         kind: after the warm-up. warmup: steps (1 or more), or a share of all steps (below 1).
-        final: what cosine and linear end at.
+        final: what cosine, linear and wsd end at. decay: share of all steps over which wsd (warm-up, stable, decay)
+            falls linearly at the end.
     """
 
-    kind: Literal["cosine", "linear", "constant", "inverse-sqrt"] = "cosine"
+    kind: Literal["cosine", "linear", "constant", "inverse-sqrt", "wsd"] = "cosine"
     warmup: float = Field(0.1, ge=0)
     final: float = Field(0.0, ge=0, le=1)
+    decay: float = Field(0.2, gt=0, le=1)
 
     @model_validator(mode="after")
     def _no_floor(self) -> Self:
-        if self.final and self.kind not in ("cosine", "linear"):
-            raise ValueError(f"final belongs to cosine and linear; {self.kind} has none")
+        if self.final and self.kind not in ("cosine", "linear", "wsd"):
+            raise ValueError(f"final belongs to cosine, linear and wsd; {self.kind} has none")
         return self
 
 
@@ -214,11 +216,14 @@ class Budget(Value):
     Attributes:
         steps: optimizer steps. batch_size: sequences (or images, ...) per step, over all processes.
         micro_batch: per process and pass; default: as many as there are (no gradient accumulation).
+        until_learning: end as soon as the run has left the plateau at chance (`plateau.left_at`), for studies of when
+            that happens.
     """
 
     steps: int = Field(500, ge=1)
     batch_size: int = Field(16, ge=1)
     micro_batch: int | None = Field(None, ge=1)
+    until_learning: bool = False
 
 
 class Cadence(Value):
@@ -267,7 +272,9 @@ class Recipe(Value):
         model, data, optimizer, schedule, budget, cadence, parallel: sections, field by field in docs/training.md.
         seed: of weights, order of the data, masks and dropout.
         precision: of the arithmetic; weights and optimizer stay float32.
-        compile: torch.compile. schema_: version of the format.
+        compile: torch.compile. gradient_checkpointing: layers are computed again in the backward pass, for less memory.
+        report_to: loggers of transformers beside our own files, such as wandb or mlflow; each has to be installed.
+        schema_: version of the format.
     """
 
     schema_: Literal["signalprop/recipe/1"] = Field("signalprop/recipe/1", alias="schema")
@@ -283,7 +290,14 @@ class Recipe(Value):
     parallel: Parallel = Field(default_factory=lambda: Parallel.model_validate({}))
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
+    gradient_checkpointing: bool = False
+    report_to: tuple[str, ...] = ()
     seed: int = Field(0, ge=0, le=2**32 - 1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, data: Any) -> Any:
+        return _with_tuples(data, "report_to")
 
     def to_json(self) -> dict[str, Any]:
         """Every field, as JSON and YAML have it."""

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,11 @@ from signalprop_lab.training.checkpoints import alone, clear_leftovers, fill_wei
 from signalprop_lab.training.examples import Ordered, Prepared, as_batch, collate
 from signalprop_lab.training.guard import Diverged, Guard, Interrupts
 from signalprop_lab.training.networks import Network, network_of
+from signalprop_lab.training.plateau import EndsWhenLearning, left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told
 from signalprop_lab.training.recipe import Recipe, load_recipe, parse, read_yaml
 from signalprop_lab.training.tasks import prepare
-from signalprop_lab.training.trainer import RecipeTrainer, training_arguments
+from signalprop_lab.training.trainer import RecipeTrainer, recompute_layers, training_arguments
 
 __all__ = ["Result", "train"]
 
@@ -59,7 +60,8 @@ class Result:
         chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
         parameters, trained_parameters: counts. seconds: of training, over all restarts.
         throughput: tokens (or images, ...) per second, median over the logged stretches. unit: of what.
-        scores: what else was measured on validation data. folded: why there is no folded checkpoint, or "".
+        scores: what else was measured on validation data, and `plateau_steps`, the step at which the run had left the
+            plateau at chance (None: not yet; `plateau.left_at`). folded: why there is no folded checkpoint, or "".
     """
 
     name: str
@@ -74,7 +76,7 @@ class Result:
     seconds: float
     throughput: float | None
     unit: str
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float | None] = field(default_factory=dict)
     folded: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -113,7 +115,8 @@ def train(
         recipe: a Recipe, a YAML file, or the name of one that comes with the package. settings: `key=value`.
         out: the run's directory (docs/training.md says what is in it).
         resume: go on from the last whole checkpoint, or from the start where there is none; a finished run is left
-            as it is. Without it, a directory that holds a run is refused.
+            as it is, unless the recipe now has more steps and nothing else is new: then it goes on, with the schedule
+            of all the steps. Without it, a directory that holds a run is refused.
         keep_going: asked with (step, loss) whenever the loss is logged; False ends the run.
         progress: a bar on stderr. final: write the trained model (and the folded one).
 
@@ -150,6 +153,10 @@ def _open(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
         if not resume:
             raise InputError(f"{folder} holds a run already; go on with --resume, or choose a new directory")
         before = parse(read_yaml(written))
+        if _prolongs(before, recipe):
+            if last_good(folder / "checkpoints") is None:
+                raise InputError(f"{folder} has no checkpoint that {recipe.budget.steps} steps could go on from")
+            return None
         if before != recipe:
             raise InputError(
                 f"{folder} holds a run of another recipe ({_difference(before, recipe)}); choose a new one"
@@ -161,6 +168,12 @@ def _open(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
     elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
         raise InputError(f"{folder} holds files that are no run; choose a new directory")
     return None
+
+
+def _prolongs(before: Recipe, now: Recipe) -> bool:
+    """Whether two recipes differ in nothing but that the second one takes more steps."""
+    longer = now.budget.steps > before.budget.steps
+    return longer and before.model_copy(update={"budget": now.budget}) == now
 
 
 def _difference(one: Recipe, other: Recipe) -> str:
@@ -197,6 +210,8 @@ class _Run:
         self.counts = network.parameter_count()
         self.main = first()
         by_first(self._describe)  # before the Trainer makes its directory: only a recipe tells that it is a run's
+        if recipe.gradient_checkpointing:
+            recompute_layers(network)
         self.trainer = RecipeTrainer(network, recipe, prepared, args=arguments)
         _quiet(self.trainer)
         self.metrics = folder / "metrics.jsonl"
@@ -213,6 +228,8 @@ class _Run:
             batch = as_batch(collate(examples, prepared.pads), prepared.source)
             signal = Signal(network, batch, Lines(folder / "signal.jsonl"), recipe.cadence.signal, self.guard)
             callbacks.append(signal)
+        if recipe.budget.until_learning:
+            callbacks.append(EndsWhenLearning(self.metrics, self.trainer.chance))
         self.veto = Veto(keep_going) if keep_going is not None else None
         callbacks += [self.veto] if self.veto else []
         self.progress = Progress(recipe.name, per_step, unit, signal) if progress and self.main else None
@@ -319,11 +336,25 @@ class _Run:
                 if key.startswith("eval_")
                 and key not in ("eval_loss", "eval_runtime")
                 and not key.endswith("_per_second")
-            },
+            }
+            | self._of_text(eval_loss)
+            | {"plateau_steps": left_at(lines, self.trainer.chance)},
             folded=folded,
         )
         write_json(self.folder / "result.json", result.to_json())
         return result
+
+    def _of_text(self, loss: float) -> dict[str, float | None]:
+        """A language model's loss (nats a token) in the units of others: perplexity, and bits per byte of UTF-8, which
+        does not depend on the tokenizer."""
+        if self.recipe.task not in ("causal-lm", "masked-lm") or not math.isfinite(loss):
+            return {}
+        scores: dict[str, float | None] = {"perplexity": math.exp(min(loss, 700.0))}
+        if self.recipe.task == "causal-lm":
+            asked = self.trainer.asked
+            n_bytes = len(self.prepared.tokenizer.decode(asked.tolist()).encode())
+            scores["bits_per_byte"] = loss * len(asked) / math.log(2) / max(n_bytes, 1)
+        return scores
 
     def _describe(self) -> None:
         make_folder(self.folder)
@@ -449,7 +480,7 @@ def environment() -> dict[str, Any]:
     return {
         "versions": versions,
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores",
         "device": device,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -460,8 +491,25 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
+    """The git revision of the signalprop that runs, with `-dirty` where its files have been changed since; None: it is
+    installed, not a clone. The current directory may be a user's own repository, and does not count."""
+    here = Path(__file__).resolve()
+    git = ["git", "-C", str(here.parent)]
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=False)
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10)
+        if tracked.returncode:
+            return None  # it lies in somebody's repository, as a virtual environment may
+        described = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+        done = subprocess.run(described, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    with suppress(OSError, UnicodeDecodeError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

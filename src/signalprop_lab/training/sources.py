@@ -58,6 +58,8 @@ def validation_place(data: Data) -> Place | None:
         place = Place(data.source, name)
     elif Path(name).exists() or ("/" in name and is_hub_name(name)):
         place = Place(name, data.split)
+    elif not (Path(data.source).exists() or data.source in _BUILT_IN or is_hub_name(data.source)):
+        raise InputError(f"there is no {data.source}; name your data with --set data.source=PATH")
     else:
         raise InputError(
             f"data.validation is {name!r}; there is no such file, and {data.source} has no split of that name; "
@@ -68,6 +70,12 @@ def validation_place(data: Data) -> Place | None:
             f"data.validation is {name!r}, which is the training data; give another source, split or share"
         )
     return place
+
+
+def needs_network(data: Data) -> bool:
+    """Whether a recipe's data, or its tokenizer, come from the hub."""
+    path = data.tokenizer.path or ""
+    return is_hub_name(data.source) or (is_hub_name(path) and not path.startswith("runs/"))
 
 
 def _has_splits(source: Path, *names: str) -> bool:

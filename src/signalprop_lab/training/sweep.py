@@ -27,7 +27,7 @@ from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
 from signalprop_lab.training.claims import Claim, Entry, Runs
 from signalprop_lab.training.grid import Grid, Point, load_sweep
-from signalprop_lab.training.ladder import best_rung, rungs, wanted
+from signalprop_lab.training.ladder import best_rung, rungs, wanted_of_cells
 from signalprop_lab.training.recipe import Recipe
 from signalprop_lab.training.tables import duration
 
@@ -78,10 +78,9 @@ def costs(grid: Grid, entries: Sequence[Entry]) -> Costs:
 
 def open_points(grid: Grid, found: Costs) -> list[Point]:
     """Runs that the sweep lacks, as far as can be told now: first the ladder of every cell, then beyond, then seeds."""
-    sweep = grid.sweep
     ordered = []
-    for i, cell in enumerate(grid.cells):
-        for j, run in enumerate(wanted(sweep.tune, sweep.seeds, sweep.seeds_at, found[cell])):
+    for i, (cell, runs) in enumerate(wanted_of_cells(grid.sweep, found).items()):
+        for j, run in enumerate(runs):
             ordered.append(((run.stage, j, i), Point(cell, run.rate, run.seed)))
     return [point for _, point in sorted(ordered, key=lambda item: item[0])]
 
@@ -215,11 +214,16 @@ def outstanding(grid: Grid, found: Costs) -> dict[str, int]:
     """By cell, how many runs there are still to do, if no ladder has to be extended further."""
     sweep = grid.sweep
     left = {}
-    for cell, runs in found.items():
-        n_rungs = len(rungs(sweep.tune, runs))
-        all_in_all = n_rungs * len(sweep.seeds) if sweep.seeds_at == "all" else n_rungs + len(sweep.seeds) - 1
-        left[cell] = max(all_in_all - len(runs), len(wanted(sweep.tune, sweep.seeds, sweep.seeds_at, runs)))
+    for cell, wanted in wanted_of_cells(sweep, found).items():
+        n_rungs, n_seeds = len(rungs(sweep.tune, found[cell])), len(sweep.seeds)
+        all_in_all = n_rungs * n_seeds if sweep.seeds_at == "all" else n_rungs + (n_seeds - 1) * (not sweep.best_of)
+        left[cell] = max(all_in_all - len(found[cell]), len(wanted))
     return left
+
+
+def least_runs(grid: Grid) -> int:
+    """How many runs the whole sweep takes, if no ladder has to be extended."""
+    return sum(outstanding(grid, costs(grid, [])).values())
 
 
 def expected_seconds(entries: Sequence[Entry], left: Mapping[str, int]) -> float:

@@ -13,20 +13,26 @@ import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import finite, read_json, write_bytes, write_json, write_text
+from signalprop_lab.training.cells import (
+    STALLED,
+    Row,
+    Store,
+    Summary,
+    error_of_difference,
+    pooled_variance,
+    result_text,
+    summaries,
+)
 from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.grid import SEPARATOR, Check, Grid, Point, Sweep
-from signalprop_lab.training.ladder import best_rung, on_edge, wanted
+from signalprop_lab.training.verdicts import claim_of, foresight, overall, same_functions, verdicts
 
 SCHEMA = "signalprop/results/1"
-STALLED = 0.02  # nats: a run that ends less than this below chance has learnt nothing of its input
-Row = Mapping[str, Any]
-Store = Mapping[str, Any]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -115,193 +121,7 @@ def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[], None]]:
     }
 
 
-# --- cells ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The runs of a cell at its best rung.
-
-    Attributes:
-        labels: of the axes. rate: the best rung. edge: it is the outermost one. rows: its runs, by seed.
-        complete: nothing is left to run. tried: cost by rung, the mean over the seeds that tuned.
-        scores: of the runs that finished.
-    """
-
-    name: str
-    labels: tuple[str, ...]
-    rate: float | None
-    edge: bool
-    rows: tuple[Row, ...]
-    complete: bool
-    tried: Mapping[float | None, float]
-    scores: tuple[float, ...]
-
-    @property
-    def states(self) -> list[str]:
-        """Of every run at the best rung: `trained`, `stalled`, `diverged` or `pruned`."""
-        return [state_of(row) for row in self.rows]
-
-    @property
-    def failed(self) -> bool:
-        """Whether a run has no score."""
-        return len(self.scores) < len(self.rows)
-
-    @property
-    def mean(self) -> float:
-        """Of the scores of finished runs."""
-        return statistics.fmean(self.scores) if self.scores else math.nan
-
-    @property
-    def variance(self) -> float | None:
-        """Between seeds, unbiased; None for fewer than two."""
-        return statistics.variance(self.scores) if len(self.scores) > 1 else None
-
-    @property
-    def error(self) -> float | None:
-        """Standard error of the mean."""
-        return None if self.variance is None else math.sqrt(self.variance / len(self.scores))
-
-
-def state_of(row: Row) -> str:
-    """`diverged` (a loss was not finite), `pruned`, `stalled` (ends at chance or above), else `trained`."""
-    if row["status"] != "finished" or row["score"] is None:
-        return "pruned" if row["status"] == "pruned" else "diverged"
-    loss, chance = row.get("eval_loss"), row.get("chance")
-    return "stalled" if loss is not None and chance is not None and loss > chance - STALLED else "trained"
-
-
-def summaries(store: Store) -> list[Summary]:
-    """Of every cell that has a run."""
-    sweep = Sweep(**store["sweep"])
-    found = []
-    for labels in sweep.labels():
-        name = SEPARATOR.join(labels)
-        rows = {(_rate(sweep, row), row["seed"]): row for row in store["rows"] if row["cell"] == name}
-        if not rows:
-            continue
-        costs = {place: sweep.cost_of(row) for place, row in rows.items()}
-        choice = (sweep.tune, sweep.seeds, sweep.seeds_at, costs)
-        best = best_rung(*choice)
-        chosen = tuple(rows[best, seed] for seed in sweep.seeds if (best, seed) in rows)
-        tuning = sweep.seeds if sweep.seeds_at == "all" else sweep.seeds[:1]
-        by_rate = {
-            rate: statistics.fmean([costs[rate, seed] for seed in tuning if (rate, seed) in costs])
-            for rate in sorted({rate for rate, seed in costs if seed in tuning}, key=lambda rate: rate or 0)
-        }
-        scores = tuple(float(row["score"]) for row in chosen if row["score"] is not None)
-        found.append(Summary(name, labels, best, on_edge(*choice), chosen, not wanted(*choice), by_rate, scores))
-    return found
-
-
-def _rate(sweep: Sweep, row: Row) -> float | None:
-    return None if sweep.tune is None else row[sweep.tune.column]
-
-
-def pooled_variance(items: Sequence[Summary]) -> float | None:
-    """Between seeds of a cell, over all cells whose runs all trained; None: no cell has two."""
-    chosen = [item for item in items if item.variance is not None and set(item.states) == {"trained"}]
-    freedom = sum(len(item.scores) - 1 for item in chosen)
-    return sum((len(item.scores) - 1) * (item.variance or 0.0) for item in chosen) / freedom if freedom else None
-
-
-def error_of_difference(one: Summary, other: Summary, pooled: float | None) -> float | None:
-    """Standard error of the difference of two means.
-
-    Two seeds may agree by chance, so a cell's variance counts as no less than the pooled one.
-    """
-    total = 0.0
-    for item in (one, other):
-        known = [variance for variance in (item.variance, pooled) if variance is not None]
-        if not known or not item.scores:
-            return None
-        total += max(known) / len(item.scores)
-    return math.sqrt(total)
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
-
-CONFIRMED, CONTRADICTED, INVISIBLE = "confirmed", "contradicted", "not visible at this scale"
-OPEN, NONE = "runs are missing", "no verdict"
-
-
-def verdict(check: Check, items: Mapping[str, Summary], sweep: Sweep, pooled: float | None) -> tuple[str, str]:
-    """What the results say to one part of the claim, and the numbers behind it."""
-    if any(name not in items or not items[name].complete for name in check.cells):
-        return OPEN, ", ".join(name for name in check.cells if name not in items or not items[name].complete)
-    if check.less is not None:
-        return _less(check, items[check.less[0]], items[check.less[1]], sweep, pooled)
-    wrong = []
-    for item in (items[name] for name in check.cells):
-        good = [state for state in item.states if (state == "trained") == (check.trains is not None)]
-        if len(good) < len(item.rows):
-            wrong.append(item)
-    told = "; ".join(f"{item.name}: {counted(item)}" for item in (wrong or [items[name] for name in check.cells]))
-    return (CONTRADICTED if wrong else CONFIRMED), told
-
-
-def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: float | None) -> tuple[str, str]:
-    worst = math.inf if sweep.direction == "minimize" else -math.inf
-    a, b = (worst if item.failed else item.mean for item in (one, other))
-    told = f"{one.name}: {result_text(one)}; {other.name}: {result_text(other)}"
-    if math.isinf(a) and math.isinf(b):
-        return NONE, f"neither trains; {told}"
-    if math.isinf(a) or math.isinf(b):
-        return (CONFIRMED if a < b else CONTRADICTED), told
-    if {*one.states, *other.states} == {"stalled"}:
-        return INVISIBLE, f"neither leaves chance; {told}"
-    error = error_of_difference(one, other, pooled)
-    if error is None:
-        return NONE, f"the spread between seeds is not known; {told}"
-    told += f"; difference {b - a:+.4f}, standard error {error:.4f}"
-    least = 2 * error if check.by == "spread" else max(2 * error, check.by)
-    if b - a > least:
-        return CONFIRMED, told
-    return (CONTRADICTED if a - b > 2 * error else INVISIBLE), told
-
-
-def verdicts(store: Store) -> list[tuple[Check, str, str]]:
-    """Of every part of the claim: the verdict, and the numbers behind it."""
-    sweep = Sweep(**store["sweep"])
-    items = summaries(store)
-    by_name, pooled = {item.name: item for item in items}, pooled_variance(items)
-    return [(check, *verdict(check, by_name, sweep, pooled)) for check in sweep.verdict]
-
-
-def overall(found: Sequence[str]) -> str:
-    """The verdict on the whole claim."""
-    kinds = set(found)
-    if not kinds or kinds == {NONE}:
-        return NONE
-    if OPEN in kinds:
-        return OPEN
-    if len(kinds) == 1:
-        return found[0]
-    counts = Counter(found)
-    return ", ".join(
-        f"{counts[kind]} of {len(found)} {kind}" for kind in (CONFIRMED, INVISIBLE, CONTRADICTED, NONE) if counts[kind]
-    )
-
-
 # --- text -------------------------------------------------------------------------------------------------------------
-
-
-def counted(item: Summary) -> str:
-    """How many runs of a cell did what."""
-    counts = Counter(item.states)
-    return ", ".join(f"{n} of {len(item.rows)} {state}" for state, n in counts.items())
-
-
-def result_text(item: Summary) -> str:
-    """A cell's mean and standard error over its seeds, and what went wrong."""
-    bad = Counter(state for state in item.states if state != "trained")
-    words = [state if n == len(item.rows) else f"{n} of {len(item.rows)} {state}" for state, n in bad.items()]
-    if not item.scores:
-        return ", ".join(words) or "-"
-    text = f"{item.mean:.4f}" + (f" ± {item.error:.4f}" if item.error is not None else "")
-    if len(item.scores) == 1:
-        words.append("1 seed")
-    return f"{text} ({', '.join(words)})" if words else text
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -340,12 +160,12 @@ def results_rows(store: Store) -> Cells:
     sweep, items = Sweep(**store["sweep"]), summaries(store)
     pooled = pooled_variance(items)
     best = {key: ranked[0] for key, group in groups(items) if (ranked := _ranked(group, sweep))}
-    header = [*sweep.axes, *([sweep.tune.column] if sweep.tune else []), sweep.score]
+    header = [*sweep.compared, *sweep.best_of, *([sweep.tune.column] if sweep.tune else []), sweep.score]
     header += ["train_loss"] * (sweep.score != "train_loss") + ["from best"]
     header += [sweep.reference.label] if sweep.reference is not None else []
     lines = []
     for item in items:
-        line = list(item.labels)
+        line = [*item.labels, *item.tuned.values()]
         if sweep.tune is not None:
             line.append(f"{item.rate:g}" + (" (edge)" if item.edge else ""))
         line.append(result_text(item) + ("" if item.complete else " (runs missing)"))
@@ -429,6 +249,9 @@ def page(store: Store) -> str:
     close = not_told_apart(store)
     if close:
         parts += ["Not told apart (less than two standard errors between them):", "\n".join(close)]
+    same = same_functions(summaries(store))
+    if same:
+        parts.append(wrapped("The same function, equal to the last digit at every seed: " + "; ".join(same) + "."))
     if found:
         parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(map(_verdict_line, found))]
     if sweep.tune is not None and store["rows"]:
@@ -440,15 +263,6 @@ def page(store: Store) -> str:
 def _verdict_line(found: tuple[Check, str, str]) -> str:
     check, kind, told = found
     return f"- {claim_of(check).rstrip('.')}: **{kind}** ({told})"
-
-
-def claim_of(check: Check) -> str:
-    """A part of the claim in words."""
-    if check.claim:
-        return check.claim
-    if check.less is not None:
-        return f"{check.less[0]} ends below {check.less[1]}"
-    return f"{', '.join(check.cells)}: {'every run trains' if check.trains is not None else 'no run trains'}"
 
 
 def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
@@ -463,6 +277,8 @@ def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
             else ""
         )
         lines.append(f"- {sweep.tune.key}: tuned for every cell by {sweep.score}: {ladder}{more}")
+    if sweep.best_of:
+        lines.append(f"- {', '.join(sweep.best_of)}: tuned likewise; the best one stands for the cell")
     where = "at the best value" if sweep.seeds_at == "best" and sweep.tune is not None else "everywhere"
     lines.append(f"- seeds {', '.join(map(str, sweep.seeds))}, {where}")
     if sweep.prune is not None:
@@ -470,6 +286,7 @@ def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
             f"- runs are stopped after {sweep.prune.after:.0%} of the steps when their training loss is "
             f"{sweep.prune.worse_by:g} nats above the best of their cell"
         )
+    lines += [f"- {line}" for line in foresight(sweep)]
     rows = store["rows"]
     seconds = sum(row.get("seconds") or 0.0 for row in rows)
     statuses = Counter(row["status"] for row in rows)
@@ -500,16 +317,17 @@ def legend(store: Store, sweep: Sweep) -> str:
         low, high = min(chances), max(chances)
         shown = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
         text += (
-            f"Stalled: the validation loss ends above {STALLED:g} below chance (entropy of the labels: {shown} nats). "
+            f"On the plateau: the validation loss has not come {STALLED:g} below chance (entropy of the labels: "
+            f"{shown} nats) by the end of the run. "
         )
     if sweep.tune is not None:
         text += "Edge: the best value is the outermost one that was tried; a better one may lie beyond. "
-    along = next(iter(sweep.axes))
-    text += f"From best: against the best {along} of the same {' and '.join([*sweep.axes][1:]) or 'sweep'}; "
+    along, *others = sweep.compared
+    text += f"From best: against the best {along} of the same {' and '.join(others) or 'sweep'}; "
     pooled = pooled_variance(summaries(store))
-    text += "≈: less than two standard errors of the difference"
+    text += "≈: less than two standard errors of the difference, paired by seed"
     if pooled is not None:
-        text += f" (a standard deviation between seeds counts as at least {math.sqrt(pooled):.4f}, pooled over cells)"
+        text += f" (its standard deviation between seeds counts as at least {math.sqrt(pooled):.4f}, pooled over cells)"
     return text + "."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from signalprop_lab.training.examples import (
     token_accuracy,
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
-from signalprop_lab.training.recipe import Data, Recipe, architecture_of
+from signalprop_lab.training.recipe import Data, Recipe, architecture_of, shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import Classified, classified, training_place
 from signalprop_lab.training.tokenized import Ids, tokenized
@@ -43,8 +44,12 @@ def prepare(recipe: Recipe) -> Prepared:
     """The data of a recipe: read, split, tokenized or scaled, and what they decide of a model.
 
     Raises:
-        InputError: data that cannot be read, or too little of them.
+        InputError: data that cannot be read, or too little of them; an earlier run that is not there yet.
     """
+    for path in (recipe.model.pretrained, recipe.data.tokenizer.path):
+        earlier = Path(path or "").parts[1:2]
+        if path and path.startswith("runs/") and not Path(path).exists() and {*earlier} & {*shipped()}:
+            raise InputError(f"{recipe.name} goes on from {path}; first run signalprop train {earlier[0]}")
     made: dict[str, Callable[[Recipe], Prepared]] = {
         "causal-lm": _causal_lm,
         "masked-lm": _masked_lm,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,18 +28,22 @@ from signalprop_lab.training import checkpoints  # noqa: E402
 from signalprop_lab.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
 from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
 from signalprop_lab.training.networks import Network  # noqa: E402
-from signalprop_lab.training.processes import told  # noqa: E402
+from signalprop_lab.training.processes import first, told  # noqa: E402
 from signalprop_lab.training.recipe import Recipe, Schedule  # noqa: E402
 
 
 def rate_factor(step: int, steps: int, schedule: Schedule) -> float:
     """Share of the peak learning rate at a step (from 0).
 
-    Warm-up is linear and reaches the peak after its last step; cosine and linear end at `final` after the last step.
+    Warm-up is linear and reaches the peak after its last step; cosine, linear and wsd end at `final` after the last
+    step, wsd in a straight line over the last `decay` of the steps.
     """
     warmup = schedule.warmup if schedule.warmup >= 1 else round(schedule.warmup * steps)
     if step < warmup:
         return (step + 1) / warmup
+    if schedule.kind == "wsd":
+        falling = round(schedule.decay * steps)
+        return schedule.final + (1 - schedule.final) * min(1.0, max(steps - step, 0) / falling)
     passed = (step - warmup) / max(steps - warmup, 1)
     if schedule.kind == "cosine":
         return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * min(passed, 1.0)))
@@ -76,6 +82,7 @@ class RecipeTrainer(Trainer):
 
     Attributes:
         passes: of the step that is being done. last_norm: of the gradient of the step, before it is clipped.
+        asked: validation labels, in order. chance: loss of the best guess of them that reads no input, nats.
         goes_on_from: the checkpoint that the run starts from, or None.
     """
 
@@ -86,13 +93,21 @@ class RecipeTrainer(Trainer):
         self.goes_on_from: Path | None = None
         self._begun = time.perf_counter()
         self._earlier_seconds = 0.0
+        asked_for, there = recipe.cadence.validation_examples, len(prepared.validation)
+        if there < asked_for and first():
+            print(
+                f"signalprop: only {there:,} of the {asked_for:,} validation examples that cadence.validation_examples "
+                "asks for are there, and the validation loss is the noisier; hold out more with data.validation",
+                file=sys.stderr,
+            )
         validation = Ordered(
             prepared.validation,
-            min(recipe.cadence.validation_examples, len(prepared.validation)),
+            min(asked_for, there),
             0,
             shuffle=False,
         )
         asked = np.concatenate([np.ravel(validation[i]["labels"]) for i in range(len(validation))])
+        self.asked = asked[asked != IGNORED]
         self.chance = prepared.chance(asked)
         # mean number of labels, so that a mean over examples is the mean over labels
         self._labels_per_example = float(np.sum(asked != IGNORED)) / len(validation)
@@ -298,7 +313,8 @@ def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Netw
         bf16=recipe.precision == "bf16",
         fp16=recipe.precision == "fp16",
         use_cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
-        report_to=[],
+        report_to=list(_installed(recipe.report_to)),
+        run_name=recipe.name,
         remove_unused_columns=False,
         label_names=["labels"],
         disable_tqdm=True,
@@ -309,7 +325,32 @@ def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Netw
     )
 
 
+def _installed(loggers: Sequence[str]) -> Sequence[str]:
+    from transformers.integrations import get_available_reporting_integrations  # type: ignore[attr-defined]
+
+    known: list[str] = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    for name in loggers:
+        if name not in known:
+            raise InputError(
+                f"report_to names {name!r}, which transformers does not know or is not installed; available: "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+    return loggers
+
+
+def recompute_layers(network: Network) -> None:
+    """Have the layers compute their activations again in the backward pass."""
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in _layers(network):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
 def _layer_classes(network: Network) -> list[str]:
     """Names of the classes that FSDP shards as units: those of the layers."""
+    return sorted({type(layer).__name__ for layer in _layers(network)})
+
+
+def _layers(network: Network) -> list[nn.Module]:
     paths = [path for item in network.mapping.layers for path in (item if isinstance(item, tuple) else (item,))]
-    return sorted({type(find(network.base, path, "layer")).__name__ for path in paths})
+    return [find(network.base, path, "layer") for path in paths]

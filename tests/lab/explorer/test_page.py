@@ -65,11 +65,12 @@ def assert_drawn(page: Page, s: Settings, name: str) -> None:
 @pytest.mark.slow
 def test_every_control_redraws_the_prediction(page: Page) -> None:
     assert_drawn(page, Settings(), "xavier")
+    choose(page, fidelity="moments")
+    state = Settings(fidelity="moments")
     changes: dict[str, Any] = {
         "n_layers": 12, "d_model": 128, "n_heads": 8, "kind": "decoder", "norm_placement": "pre", "activation": "silu",
         "seq_len": 64, "dropout": 0.3, "scheme": "deepscalelm", "k": 1.5, "alpha": 0.75, "qk_scale": 2,
     }  # fmt: skip
-    state = Settings()
     for name, value in changes.items():
         choose(page, **{name: value})
         state = Settings(**{**state.model_dump(), name: value})
@@ -91,16 +92,17 @@ def test_a_preset_sets_the_controls(page: Page) -> None:
     choose(page, preset="gpt2")
     state = read({"preset": "gpt2", **of_preset("gpt2")})
     assert text(page, "command") == state.command()
-    assert_drawn(page, state, "xavier")
+    assert state.scheme == "huggingface" and predicted(state).profile.fidelity == "kernel"
+    assert_drawn(page, state, "huggingface")
     assert page.run("[...document.querySelectorAll('.pair')].every((p) => p.lastChild.value === "
                     "p.firstChild.getAttribute('aria-valuetext'))")  # fmt: skip
     choose(page, n_layers=6)
-    assert_drawn(page, state.model_copy(update={"n_layers": 6}), "xavier")
+    assert_drawn(page, state.model_copy(update={"n_layers": 6}), "huggingface")
 
 
 @pytest.mark.slow
 def test_token_kernels_follow_their_draft_and_only_the_last_ones(page: Page) -> None:
-    choose(page, kind="decoder", n_layers=24, seq_len=48)
+    choose(page, fidelity="moments", kind="decoder", n_layers=24, seq_len=48)
     page.run(
         "(() => { const f = document.getElementById('controls').elements; f.fidelity.value = 'auto';"
         " f.fidelity.dispatchEvent(new Event('input', {bubbles: true})); })()"
@@ -128,6 +130,52 @@ def test_a_pin_stays_while_the_curve_moves_on(page: Page) -> None:
     page.click("#pins button")
     settle(page)
     assert set(heights(page, "forward-variance")) == {"xavier"}
+
+
+def inks(page: Page) -> dict[str, str]:
+    """Colours of the curves, by name."""
+    return page.run(
+        "Object.fromEntries(document.querySelector('#forward-variance .plot').data"
+        ".filter((t) => !(t.line.color || '').startsWith('rgba(0,0,0,0)')).map((t) => [t.name, t.line.color]))"
+    )
+
+
+@pytest.mark.slow
+def test_a_curve_keeps_its_colour(page: Page) -> None:
+    first = inks(page)["xavier"]
+    page.click("#pin")
+    settle(page)
+    choose(page, n_layers=12)
+    page.click("#pin")
+    settle(page)
+    choose(page, n_layers=6)
+    before = inks(page)
+    assert before["xavier, 48 layers"] == first and len(set(before.values())) == 3
+    page.click("#pins button")  # the first of the pinned ones
+    settle(page)
+    after = inks(page)
+    assert {name: before[name] for name in after} == after
+
+
+def test_the_address_is_the_state(page: Page, address: str) -> None:
+    """It opens elsewhere as it is here; the back button leads to where the controls were."""
+    page.click("#starts a")
+    page.wait("document.querySelectorAll('#pins li').length === 2")
+    settle(page)
+    names = {"deepscalelm (now)", "xavier"}
+    assert set(heights(page, "gradient-variance")) == names
+    shared = page.run("location.href")
+    choose(page, n_layers=12)
+    page.wait("location.hash.includes('n_layers=12')")
+    page.open(shared)
+    assert set(heights(page, "gradient-variance")) == names
+    assert text(page, "command") == Settings(n_layers=192, scheme="deepscalelm").command()
+    choose(page, n_layers=6)
+    page.wait("location.hash.includes('n_layers=6')")
+    page.run("history.back()")
+    page.wait("document.getElementById('command').textContent.includes('--layers 192')")
+    page.open(address)
+    assert text(page, "command") == Settings().command()
 
 
 def test_printing_leaves_the_labels_of_the_axes(page: Page) -> None:
@@ -236,6 +284,9 @@ def test_narrow_and_dark(tab: Page, address: str, width: int, dark: bool) -> Non
         " e.closest('figure').getBoundingClientRect().right + 1).length"
     )
     assert outside == 0
+    if width < 600:  # the curves before the controls
+        top = "document.querySelector('{}').getBoundingClientRect().top"
+        assert tab.run(top.format("#charts")) < min(500, tab.run(top.format("#controls")))
     back = tab.run("getComputedStyle(document.body).backgroundColor")
     assert sum(int(part) for part in back[4:-1].split(",")) < 180
     assert tab.messages == []

@@ -7,6 +7,7 @@ import io
 import json
 import shlex
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 from signalprop.results.profile import Profile
+from signalprop.schemes.default import parametrized
 from signalprop_lab.explorer.curves import predicted, report, shown, takes_long
-from signalprop_lab.explorer.settings import Settings, labels, of_preset, read
+from signalprop_lab.explorer.settings import Settings, labels, of_preset, read, starts
 
 EXAMPLES = [
     Settings(n_layers=5),
@@ -137,11 +139,11 @@ class TestShown:
         assert not any("decides" in note for note in predicted(EXAMPLES[0]).notes)
 
     def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
-        s = Settings(kind="decoder", n_layers=192, fidelity="auto")
+        s = Settings(kind="decoder", n_layers=400, fidelity="auto")
         with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
             predicted(s)
         longest = int(str(refused.value).partition("at most ")[2].split()[0])
-        assert 2 * 192 * longest**2 <= 6_500_000 < 2 * 192 * (longest + 1) ** 2
+        assert 2 * 400 * longest**2 <= 6_500_000 < 2 * 400 * (longest + 1) ** 2
         assert predicted(s.model_copy(update={"fidelity": "moments"})).profile.fidelity == "moments"
 
     def test_a_draft_has_the_names_of_what_follows(self) -> None:
@@ -178,9 +180,22 @@ class TestShown:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_the_network_of_that_name(name: str) -> None:
+    """And opens with its own initialisation."""
     s = read({"preset": name, **of_preset(name)})
     assert s.architecture() == Architecture.preset(name)
+    assert s.table().scheme == parametrized(name).scheme and s.fidelity == "auto"
+    s = s.model_copy(update={"fidelity": "moments"})
     assert predicted(s).profile.architecture.n_layers == s.n_layers
+
+
+@pytest.mark.parametrize("where", starts().values(), ids=list(starts()))
+def test_where_to_start_is_an_address_of_settings(where: str) -> None:
+    said = dict(parse_qsl(where[1:]))
+    pins = [dict(parse_qsl(words)) for name, words in parse_qsl(where[1:]) if name == "pin"]
+    for words in ({k: v for k, v in said.items() if k != "pin"}, *pins):
+        strings = {k: v for k, v in words.items() if isinstance(getattr(Settings(), k), str)}
+        numbers = {k: float(v) if "." in v else int(v) for k, v in words.items() if k not in strings}
+        assert takes_long(read({**strings, **numbers})) is (words["kind"] == "decoder")
 
 
 class TestReading:
@@ -214,7 +229,7 @@ class TestReading:
             ({"preset": "nonsense"}, "unknown preset"),
             ({"activation": "nonsense"}, "activation"),
             ({"k": 2.0}, "no option 'k'"),
-            ({"scheme": "e-spa"}, "choose fidelity auto"),
+            ({"scheme": "e-spa", "fidelity": "moments"}, "choose fidelity auto"),
             ({"scheme": "huggingface"}, "family"),
             ({"scheme": "deepscalelm", "k": -3.0}, "k"),
         ],
@@ -234,5 +249,5 @@ class TestReading:
     def test_of_two_presets_only_what_is_not_their_own_is_named(self) -> None:
         gpt2 = read({"preset": "gpt2", **of_preset("gpt2"), "seq_len": 64})
         bert = read({"preset": "bert-base", **of_preset("bert-base")})
-        assert labels([gpt2, bert]) == ["xavier, gpt2, 64 tokens", "xavier, bert-base"]
-        assert labels([gpt2, bert.model_copy(update={"n_layers": 24})])[1] == "xavier, bert-base, 24 layers"
+        assert labels([gpt2, bert]) == ["huggingface, gpt2, 64 tokens", "huggingface, bert-base"]
+        assert labels([gpt2, bert.model_copy(update={"n_layers": 24})])[1] == "huggingface, bert-base, 24 layers"

@@ -18,6 +18,7 @@ from signalprop.files.storage import write_json
 from signalprop.report.html import document, read, write_report
 from signalprop_lab.report.sweeps import Swept, of_results
 from signalprop_lab.training import tables
+from signalprop_lab.training.cells import summaries
 
 pytest.importorskip("plotly")
 RATES, SEEDS, DEPTHS = (0.001, 0.01), (0, 1), ("4", "16")
@@ -47,7 +48,7 @@ def results(**changes: Any) -> dict[str, Any]:
         "seeds": list(SEEDS),
         "seeds_at": "all",
         "verdict": [
-            {"claim": "Scaled ends lower", "less": ["scaled / 16", "plain / 16"]},
+            {"claim": "Scaled trains", "trains": ["scaled / 4", "scaled / 16"]},
             {"claim": "Plain trains", "trains": ["plain / 4"]},
         ],
         **changes,
@@ -108,7 +109,7 @@ class TestResult:
     def test_means_and_errors_are_those_of_the_tables(self, root: Path) -> None:
         section = section_of(document(read(root)), "sweep-0")
         chart = blocks_of(section)["sweep-0-means"]
-        by_name = {item.name: item for item in tables.summaries(results())}
+        by_name = {item.name: item for item in summaries(results())}
         heights = {name: y for curve in drawn(section, chart).values() for name, y in curve.items()}
         assert heights.keys() == by_name.keys()
         for series in chart["series"]:
@@ -128,14 +129,14 @@ class TestResult:
         for row in (found["Result"]["header"], *found["Result"]["rows"]):
             assert any([cell.strip() for cell in line.split("|")[1:-1]] == row for line in markdown.splitlines())
         assert [row[:2] for row in found["Verdict on the claim"]["rows"]] == [
-            ["Scaled ends lower", "confirmed"],
+            ["Scaled trains", "confirmed"],
             ["Plain trains", "confirmed"],
         ]
 
     def test_the_card_says_the_verdict(self, root: Path) -> None:
         (card,) = document(read(root))["findings"]
         assert (card["severity"], card["title"], card["subject"]) == ("good", "claim: confirmed", "both")
-        data = results(verdict=[{"claim": "no", "less": ["plain / 4", "scaled / 4"]}])
+        data = results(verdict=[{"claim": "no", "fails": ["scaled / 4"]}])
         (card,) = document({"s": of_results(data, root)})["findings"]
         assert (card["severity"], card["title"]) == ("warning", "claim: contradicted")
         data["failed"] = [{"cell": "plain / 4", "rate": 0.1, "seed": 0, "error": "no\nmemory"}]
@@ -262,7 +263,7 @@ class TestInABrowser:
             "Object.fromEntries(document.querySelector('#sweep-0-means .plot').data.filter((t) => t.error_y)"
             ".map((t) => [t.name, [...t.error_y.array]]))"
         )
-        by_name = {item.name: item for item in tables.summaries(results())}
+        by_name = {item.name: item for item in summaries(results())}
         for method in METHODS:
             wanted = [2 * (by_name[f"{method} / {depth}"].error or 0) for depth in DEPTHS]
             assert bars[method] == pytest.approx(wanted)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signalprop_lab.training.grid import Tune
-from signalprop_lab.training.ladder import best_rung, further, on_edge, rungs, wanted
+from signalprop_lab.training.grid import Sweep, Tune
+from signalprop_lab.training.ladder import best_rung, further, on_edge, rungs, wanted, wanted_of_cells
 
 LADDERS = {
     "1, 3": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
@@ -110,3 +110,28 @@ def test_without_tuning_there_are_only_seeds() -> None:
 
 def test_the_inner_rung_comes_first() -> None:
     assert [run.rate for run in wanted(Tune(values=(1.0, 3.0, 10.0)), (0, 1), "best", {})] == [3.0, 1.0, 10.0]
+
+
+def test_of_alternatives_only_the_best_one_runs_more_seeds() -> None:
+    sweep = Sweep(
+        schema="signalprop/sweep/1",
+        name="warm-up",
+        base="bytes-decoder",
+        axes={"method": {"a": {}, "b": {}}, "warm-up": {"short": {}, "long": {}}},
+        best_of=["warm-up"],
+        tune={"values": [0.1, 0.3]},
+        seeds=[0, 1, 2],
+    )
+    least = {"a / short": 3.0, "a / long": 2.0, "b / short": 1.0, "b / long": 1.0}
+    costs: dict[str, dict] = {name: {} for name in least}
+    order = []
+    while open_runs := [(name, run) for name, runs in wanted_of_cells(sweep, costs).items() for run in runs]:
+        name, run = open_runs[0]
+        costs[name][run.rate, run.seed] = least[name] + run.rate
+        order.append((name, run.seed))
+    assert {name: len(runs) for name, runs in costs.items()} == {
+        "a / short": 2, "a / long": 4, "b / short": 4, "b / long": 2,
+    }  # fmt: skip
+    first_seed_of = {method: [name for name, seed in order if name[0] == method and seed == 0] for method in "ab"}
+    for method, ladder in first_seed_of.items():
+        assert [name for name, _ in order if name[0] == method][:4] == ladder  # all ladders before any other seed

@@ -27,7 +27,7 @@ from signalprop_lab.training.recipe import (
 from signalprop_lab.training.run import train
 
 RECIPES = [name for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA]
-SMALL = [name for name in RECIPES if name.endswith(("-small", "-digits")) and name != "vit-small"]
+SMALL = [name for name in RECIPES if name.endswith("-small")]
 
 # Millions of parameters as the papers print them: TGS Tables 4 and 8, Table 9; the shapes of The Curse of Depth as its
 # configurations give them. TGS rounds, and pads the vocabulary of its BERT to a multiple of 128.
@@ -100,7 +100,7 @@ def test_bert_grid_keeps_its_compute_and_its_tokens() -> None:
         ("bert-12x1024", "bert-48x512", "bert-192x256", "bert-768x128"),
         ("bert-24x1024", "bert-96x512", "bert-384x256"),
         ("gpt-12x1024", "gpt-48x512"),
-        ("vit-small", "vit-small-48x192"),
+        ("vit-imagenet-12x384", "vit-imagenet-48x192"),
     )
     for names in grids:
         recipes = [load_recipe(name) for name in names]

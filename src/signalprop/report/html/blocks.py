@@ -19,6 +19,7 @@ from signalprop.network.moments import FloatArray
 Block = dict[str, Any]
 Cell = str | Block  # of a table: a text, or a `link`
 Scale = Literal["linear", "log", "signed"]
+COLOURS = 7  # of groups, as in assets/charts.js
 Style = Literal["line", "dashed", "dotted", "mixed", "points"]
 
 _DIGITS = 8

@@ -41,10 +41,29 @@ def document(
     return {
         "title": title or _title(names),
         "subtitle": next(filter(None, subtitles), ""),
-        "findings": sorted(cards, key=lambda card: _SEVERITIES.index(card["severity"])),
+        "findings": folded(
+            sorted(cards, key=lambda card: (not card.get("first"), _SEVERITIES.index(card["severity"])))
+        ),
         "notes": list(dict.fromkeys(note for part, own in found for note in part.notes(own))),
         "sections": sections,
     }
+
+
+def folded(cards: Sequence[Block]) -> list[Block]:
+    """Cards of one severity and title as one, from three on: its subject counts them, `more` holds what they say."""
+    alike: dict[tuple[str, str], list[Block]] = {}
+    for card in cards:
+        alike.setdefault((card["severity"], card["title"]), []).append(card)
+    out: list[Block] = []
+    for several in alike.values():
+        if len(several) < 3:
+            out += several
+            continue
+        more = [f"{card['subject']}: {' '.join(card['texts'])}" for card in several]
+        cures = {card["cure"] for card in several}
+        subject = f"{several[0]['subject']} and {len(several) - 1} more"
+        out.append({**several[0], "subject": subject, "texts": [], "more": more, "cure": cures.pop() * (not cures)})
+    return out
 
 
 def _by_part(named: Sequence[tuple[str, Item]]) -> list[tuple[Part, Items]]:

@@ -31,6 +31,9 @@ def diagnosis_section(items: Mapping[str, Diagnosis]) -> Block:
     """Charts per layer, the angular matrix, removals and casts."""
     found, names = list(items.values()), names_of(items)
     drawn = [*_signal(found), *_identity(found), *_removals(found), *_greedy(found)]
+    for chart in drawn:
+        if chart["x"] == "layer":
+            chart["marks"] = [{"x": k, "label": label} for k, label in worst(items).values()]
     used = {series["source"] for chart in drawn for series in chart["series"]}
     sources = [source for k, source in enumerate(_SOURCES) if k in used]
     for chart in drawn:
@@ -231,6 +234,23 @@ def _tables(items: Sequence[Diagnosis], names: Sequence[str]) -> list[Block]:
     return out
 
 
+def worst(items: Mapping[str, Diagnosis]) -> dict[str, tuple[int, str]]:
+    """By name, the one layer to look at first, and what it is called: the first of the gravest verdict's."""
+    out = {}
+    for name, d in zip(names_of(items), items.values(), strict=True):
+        grave = [v for severity in ("fault", "warning") for v in d.verdicts if v.severity == severity and v.layers]
+        if grave and grave[0].layers[0] < len(d.signal):
+            k = grave[0].layers[0]
+            out[name] = (k, f"layer {d.signal[k].layer}: {grave[0].kind}")
+    return out
+
+
+def _subtitle(items: Mapping[str, Diagnosis]) -> str:
+    found = worst(items)
+    return "; ".join(f"{name}: look first at {what}" if len(items) > 1 else f"Look first at {what}"
+                     for name, (_, what) in found.items())  # fmt: skip
+
+
 def diagnosis_findings(items: Mapping[str, Diagnosis]) -> list[Block]:
     """A card per verdict; one that says so where nothing stands out."""
     out: list[Block] = []
@@ -272,6 +292,7 @@ PART = Part(
     sections=_sections,
     cards=diagnosis_findings,
     names=names_of,
+    subtitle=_subtitle,
     notes=lambda items: [note for found in items.values() for note in found.notes],
     readers={SCHEMA: lambda source, data: {source.stem: Diagnosis.from_json(data)}, _PAIR: _pair},
 )

@@ -100,6 +100,9 @@ def _card(item: Mapping[str, Any]) -> str:
     severity = item["severity"]
     texts = "".join(f"<p>{html.escape(_sentence(text))}</p>" for text in item["texts"])
     cure = f'<p class="cure"><b>What would help:</b> {html.escape(item["cure"])}</p>' if item["cure"] else ""
+    if item.get("more"):
+        lines = "".join(f"<li>{html.escape(_sentence(text))}</li>" for text in item["more"])
+        texts += f"<details><summary>Each of the {len(item['more'])}</summary><ul>{lines}</ul></details>"
     return (
         f'<li class="card {severity}"><span class="icon" aria-hidden="true">{_ICONS[severity]}</span>'
         f'<div><h3><span class="severity">{severity}</span> {html.escape(item["title"])}'

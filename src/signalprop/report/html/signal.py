@@ -125,22 +125,59 @@ def title_of(curves: Sequence[Curve]) -> str:
 # --- charts ------------------------------------------------------------------------------------------------------
 
 
-def signal_section(curves: Sequence[Curve]) -> Block:
-    """Variance, gradient, token correlation and sensitivity over depth."""
+def signal_section(curves: Sequence[Curve], *, by_scheme: bool = False) -> Block:
+    """Variance, gradient, token correlation and sensitivity over depth.
+
+    Args:
+        by_scheme: all groups of one scheme have its colour, and caveats stand at the charts that they are about; else
+            every group has a colour of its own, and caveats are left out.
+    """
     groups = list(dict.fromkeys(curve.group for curve in curves))
+    if by_scheme:
+        groups = _by_scheme({curve.group: curve.profile.scheme for curve in curves})
     sources = list(
         dict.fromkeys(curve.source for curve in sorted(curves, key=lambda c: c.profile.source, reverse=True))
     )
     places, at = places_of(curves)
+    drawn = charts(curves, groups, sources, at)
     return blocks.section(
         "signal",
         "The signal over depth",
-        charts(curves, groups, sources, at),
-        lead="After every sublayer. A band is two standard errors to either side.",
+        _with_caveats(drawn, notes(curves)) if by_scheme else drawn,
+        lead="After every sublayer. A band is two standard errors to either side; of a prediction, two standard "
+        "deviations of one network.",
         groups=groups,
         sources=[(source, _style(source, k)) for k, source in enumerate(sources)],
         places=places,
     )
+
+
+def _by_scheme(schemes: Mapping[str, str]) -> list[str]:
+    """Groups in places that give those of one scheme one colour (its kinds of line go on); "" where nobody stands.
+
+    Args:
+        schemes: of every group.
+    """
+    order, taken = list(dict.fromkeys(schemes.values())), dict[int, str]()
+    for group, name in schemes.items():
+        place = order.index(name)
+        while place in taken:
+            place += blocks.COLOURS
+        taken[place] = group
+    return [taken.get(k, "") for k in range(max(taken, default=-1) + 1)]
+
+
+# Which chart a caveat is about, by a word that it has; else it is about the first.
+_ABOUT = {"gradient": "gradient-variance", "correlation": "token-correlation"}
+
+
+def _with_caveats(drawn: Sequence[Block], caveats: Sequence[str]) -> list[Block]:
+    out = [dict(chart) for chart in drawn]
+    places = {chart["id"]: chart for chart in out}
+    for caveat in caveats if out else ():
+        about = next((key for word, key in _ABOUT.items() if word in caveat and key in places), out[0]["id"])
+        places[about]["caption"] = " ".join(filter(None, [places[about]["caption"], f"{caveat}."]))
+    return out
 
 
 def _style(source: str, k: int) -> Style:
@@ -156,11 +193,11 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
         p, ids = curve.profile, (groups.index(curve.group), sources.index(curve.source), k)
         gap = _borders(p)
         stream = p.forward["stream_out"]
-        forward.append(_log(ids, gap, stream.log_variance, stream.variance_se))
+        forward.append(_log(ids, gap, stream.log_variance, _first(stream.variance_se, stream.variance_sd)))
         if p.gradient is not None:
             inner = p.gradient["stream_in"]
-            gradient.append(_log(ids, gap, inner.log_variance, inner.variance_se))
-        se = stream.token_correlation_se
+            gradient.append(_log(ids, gap, inner.log_variance, _first(inner.variance_se, inner.variance_sd)))
+        se = _first(stream.token_correlation_se, stream.token_correlation_sd)
         correlation.append(
             blocks.series(*ids, _split(stream.token_correlation, gap), error=None if se is None else _split(se, gap))
         )
@@ -175,7 +212,7 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
                      marks=marks),
         blocks.chart("gradient-variance", "Variance of the gradient", gradient, x="layer", y="variance, last = 1",
                      scale=_scale([c.profile.gradient["stream_in"].log_variance for c in curves if c.profile.gradient]),
-                     positive=True, marks=marks, caption="Relative to that behind the last sublayer."),
+                     positive=True, marks=marks, caption="Relative to that after the last sublayer."),
         blocks.chart("token-correlation", "Token correlation of the residual stream", correlation, x="layer",
                      y="correlation", limits=(min(0.0, 1.05 * lowest), 1.03), marks=marks,
                      caption="1: all tokens have become the same vector."),
@@ -184,6 +221,11 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
                      caption="Layers far below 1 / depth hardly matter; the sum is the network's sensitivity."),
     ]  # fmt: skip
     return [item for item in made if item["series"]]
+
+
+def _first(measured: FloatArray | None, predicted: FloatArray | None) -> FloatArray | None:
+    """Standard errors of a measurement, or the scatter of a prediction."""
+    return predicted if measured is None else measured
 
 
 def _log(ids: tuple[int, int, int], gap: list[int], logs: FloatArray, se: FloatArray | None) -> Block:
@@ -263,13 +305,17 @@ def agreement_block(items: Mapping[str, Comparison], curves: Sequence[Curve]) ->
     rows = [
         [
             labels[id(item.predicted)], a.quantity, "-" if a.r_squared is None else f"{a.r_squared:.4f}",
-            percent(a.median), percent(a.percentile_95), percent(a.standard_error),
+            percent(a.median), percent(a.percentile_95), f"{100 * a.signed:+.1f} %", percent(a.standard_error),
+            "-" if a.z is None else f"{a.z:.1f}",
         ]
         for item in items.values()
         for a in item.agreements
     ]  # fmt: skip
-    header = ["scheme", "quantity", "R² (log)", "median error", "95th percentile", "measured ± se"]
-    caption = "Relative errors over sublayers; of a correlation, over at least 0.1."
+    header = ["scheme", "quantity", "R² (log)", "median error", "95th percentile", "mean", "measured ± se", "rms z"]
+    caption = (
+        "Errors over sublayers: ln of the ratio; of a correlation the difference, over at least 0.1. z: over what "
+        "networks of this width scatter by, about 1 where nothing else is left."
+    )
     return (
         blocks.table("Agreement of prediction and measurement", header, rows, left=2, caption=caption) if rows else None
     )
@@ -331,6 +377,31 @@ def signal_findings(curves: Sequence[Curve]) -> list[Block]:
     return out
 
 
+def agreement_findings(items: Mapping[str, Comparison], curves: Sequence[Curve]) -> list[Block]:
+    """A card per comparison that comes before all others: how well prediction and measurement agree."""
+    labels = {id(curve.profile): curve.group for curve in curves}
+    out = []
+    for item in items.values():
+        median = {a.quantity: a.median for a in item.agreements}
+        said = [f"{quantity} {percent(value)}" for quantity, value in median.items() if quantity in _TOLD]
+        seeds = item.measured.n_seeds or 1
+        text = f"median error over layers: {', '.join(said)}; {seeds} network{'s' * (seeds > 1)} measured"
+        worst = max((value for quantity, value in median.items() if quantity in _TOLD), default=math.nan)
+        agree = worst < _AGREE
+        out.append(
+            {
+                "severity": "good" if agree else "note",
+                "title": "prediction and measurement agree" if agree else "prediction and measurement differ",
+                "subject": labels[id(item.predicted)], "texts": [text], "cure": "", "first": True,
+            }
+        )  # fmt: skip
+    return out
+
+
+# What the card of a comparison tells of, and up to which median error it says that the two agree.
+_TOLD, _AGREE = ("forward variance", "forward token correlation", "gradient variance"), 0.2
+
+
 def _kind(warning: str) -> str:
     """The short name of a warning: what stands before its colon, less the article."""
     return warning.partition(":")[0].removeprefix("the ")
@@ -386,7 +457,7 @@ def _sections(items: Items, _: Path | None) -> list[Block]:
     curves = curves_of(items)
     agreement = agreement_block({name: item for name, item in items.items() if isinstance(item, Comparison)}, curves)
     numbers = [glance_block(curves), *([] if agreement is None else [agreement])]
-    return [signal_section(curves), blocks.section("numbers", "In numbers", numbers)]
+    return [signal_section(curves, by_scheme=True), blocks.section("numbers", "In numbers", numbers)]
 
 
 def _comparison(source: Path, data: dict[str, Any]) -> dict[str, Any]:
@@ -402,12 +473,18 @@ def _several(_: Path, data: dict[str, Any]) -> dict[str, Any]:
     return {f"{p.scheme}, {depth_in_words([p.architecture])}": p for p in profiles}
 
 
+def _cards(items: Items) -> list[Block]:
+    curves = curves_of(items)
+    compared = {name: item for name, item in items.items() if isinstance(item, Comparison)}
+    return [*agreement_findings(compared, curves), *signal_findings(curves)]
+
+
 PART = Part(
     types=(Profile, Comparison),
     sections=_sections,
-    cards=lambda items: signal_findings(curves_of(items)),
+    cards=_cards,
     names=lambda items: list(dict.fromkeys(curve.group for curve in curves_of(items))),
-    notes=lambda items: notes(curves_of(items)),
+    notes=lambda _: [],  # they stand at the charts
     subtitle=lambda items: title_of(curves_of(items)),
     readers={
         profile.SCHEMA: lambda source, data: {source.stem: Profile.from_json(data)},

@@ -11,6 +11,9 @@
   const { start, options, presets, most } = JSON.parse(part("data").textContent);
   const form = part("controls");
   const pinned = [];
+  const inks = []; // the colour of every pinned curve: the one that it had when it was pinned
+  let ink = 0; // and of the current one
+  let walking = 0; // the timer after which the state goes into the address
   const section = { groups: [], sources: [], places: [] };
   const view = { groups: [], sources: [] };
   const figures = new Map();
@@ -71,16 +74,64 @@
       for (const name of ["k", "alpha"]) form.elements[name].value = "";
       offerOptions();
     }
-    if (event.target.name === "preset") {
-      for (const [name, value] of Object.entries(presets[event.target.value])) form.elements[name].value = value;
-      for (const follow of sliders) follow();
-    }
+    if (event.target.name === "preset") put({ ...settings(), k: null, alpha: null, ...presets[event.target.value] });
     asked(event.timeStamp);
+  }
+
+  /** Move the controls there. */
+  function put(values) {
+    for (const [name, value] of Object.entries(values)) form.elements[name].value = value ?? "";
+    for (const follow of sliders) follow();
+    offerOptions();
+  }
+
+  // --- the address ---------------------------------------------------------------------------------------------
+
+  function inWords(values) {
+    return new URLSearchParams(Object.entries(values).filter(([, value]) => value !== null)).toString();
+  }
+
+  /** The state of the page behind its address: controls, and what is pinned. */
+  function address() {
+    return `#${[inWords(settings()), ...pinned.map((item) => new URLSearchParams({ pin: inWords(item) }))].join("&")}`;
+  }
+
+  /** Settings from such words; what is not said is as at the start. */
+  function fromWords(words) {
+    const said = new URLSearchParams(words);
+    return Object.fromEntries(Object.entries(start).map(([name, value]) => {
+      if (!said.has(name)) return [name, value];
+      return [name, form.elements[name].type === "number" ? Number(said.get(name)) : said.get(name)];
+    }));
+  }
+
+  /** Go where the address says; colours are those that the curves had there, if that is known. */
+  function restore(known) {
+    const said = location.hash.slice(1);
+    const pins = [...new Set(new URLSearchParams(said).getAll("pin"))].slice(0, most - 1);
+    pinned.splice(0, pinned.length, ...pins.map(fromWords));
+    inks.splice(0, inks.length, ...(known?.inks.length === pins.length ? known.inks : pins.map((_, k) => k + 1)));
+    ink = inks.includes(known?.ink ?? 0) ? free() : known?.ink ?? 0;
+    put(fromWords(said));
+  }
+
+  /** Once the controls rest, the address says where they are: one step of the browser's back button. */
+  function remember() {
+    clearTimeout(walking); // a slider that moves is one step
+    walking = setTimeout(() => {
+      if (address() !== location.hash) history.pushState({ ink, inks: [...inks] }, "", address());
+    }, 2 * REST);
+  }
+
+  /** A colour that no pinned curve has. */
+  function free() {
+    return Array.from({ length: most }, (_, k) => k).find((k) => !inks.includes(k));
   }
 
   /** There is something to ask, since then. */
   function asked(since) {
     changedAt ??= since;
+    remember();
     root.dataset.state = "busy";
     if (!asking) ask();
     else if (asking.slow) asking.abort.abort(); // nobody waits for what has changed since
@@ -113,20 +164,20 @@
   }
 
   async function ask() {
-    const begun = changedAt, current = settings();
+    const begun = changedAt, current = settings(), order = [ink, ...inks];
     const draft = !shown || !same(shown.settings, current); // pins alone change nothing that takes long
     changedAt = null;
     asking = { abort: new AbortController(), slow: false };
     const { signal } = asking.abort;
     try {
       let answer = await post("/curves", { current, pinned, draft }, signal);
-      if (answer.section) await show({ ...answer, settings: current }, begun);
+      if (answer.section) await show({ ...answer, settings: current, order }, begun);
       if (answer.pending && changedAt === null) {
         asking.slow = true;
         if (!answer.section) wait();
         await rest(signal);
         answer = await post("/curves", { current, pinned, draft: false }, signal);
-        await show({ ...answer, settings: current }, begun);
+        await show({ ...answer, settings: current, order }, begun);
       }
     } catch (error) {
       if (error.name !== "AbortError") refuse(error.message);
@@ -145,12 +196,12 @@
   async function show(answer, begun) {
     shown = answer;
     problem("");
-    Object.assign(section, shown.section);
+    Object.assign(section, coloured(shown.section, shown.order));
     view.groups = section.groups.map(() => true);
     view.sources = section.sources.map(() => true);
     const drawn = shown.section.blocks.map(update); // all stand in their places before the first is drawn, and measured
     await Promise.all(drawn.map((figure) => figure.refresh()));
-    // Behind the next frame the curves are on screen.
+    // After the next frame the curves are on screen.
     await new Promise((done) => { requestAnimationFrame(() => setTimeout(done)); });
     if (begun !== null) timed(begun);
     part("python").textContent = shown.python;
@@ -161,6 +212,14 @@
     part("says").replaceChildren(...lines.map(([kind, text]) => element("li", { class: kind }, text)));
     listPins();
     speak(`${shown.label}, ${shown.settings.n_layers} layers: ${lines.map(([, text]) => text).join("; ")}`);
+  }
+
+  /** A section whose k-th curve has the colour order[k]; a colour that nobody has is a group without a name. */
+  function coloured(given, order) {
+    const groups = Array.from({ length: most }, () => "");
+    given.groups.forEach((name, k) => { groups[order[k]] = name; });
+    for (const block of given.blocks) for (const series of block.series) series.group = order[series.group];
+    return { ...given, groups };
   }
 
   /** Say how long it took from the change to the screen; kept as a measure of the browser's, too. */
@@ -223,17 +282,18 @@
   }
 
   function listPins() {
-    const names = section.groups.slice(1);
-    const now = element("li", {}, charts.swatch("var(--group-0)", "line"), section.groups[0]);
+    const names = shown.order.slice(1).map((k) => section.groups[k]);
+    const now = element("li", {}, charts.swatch(`var(--group-${shown.order[0]})`, "line"), section.groups[shown.order[0]]);
     now.style.paddingRight = ".75rem";
     part("pins").replaceChildren(...(names.length ? [now] : []), ...names.map((name, k) => {
       const remove = element("button", { type: "button", "aria-label": `Unpin ${name}` }, "✕");
       remove.addEventListener("click", () => {
         pinned.splice(k, 1);
+        inks.splice(k, 1);
         part("pin").focus();
         asked(performance.now());
       });
-      return element("li", {}, charts.swatch(`var(--group-${k + 1})`, "line"), name, remove);
+      return element("li", {}, charts.swatch(`var(--group-${shown.order[k + 1]})`, "line"), name, remove);
     }));
     part("pin").disabled = pinned.length + 2 > most || isPinned() || shown.pending;
   }
@@ -273,12 +333,22 @@
 
   // --- start ---------------------------------------------------------------------------------------------------
 
-  for (const [name, value] of Object.entries(start)) form.elements[name].value = value ?? "";
   for (const field of form.querySelectorAll("[data-steps]")) withSlider(field);
-  offerOptions();
+  restore(history.state);
+  history.replaceState({ ink, inks: [...inks] }, "", address());
+  addEventListener("popstate", (event) => {
+    if (location.hash && !location.hash.includes("=")) return; // a place on the page
+    restore(event.state);
+    asked(performance.now());
+  });
   form.addEventListener("input", changed);
   form.addEventListener("submit", (event) => event.preventDefault());
-  part("pin").addEventListener("click", () => { pinned.push(shown.settings); asked(performance.now()); });
+  part("pin").addEventListener("click", () => {
+    pinned.push(shown.settings);
+    inks.push(ink);
+    ink = free();
+    asked(performance.now());
+  });
   part("download").addEventListener("click", download);
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
   const redraw = () => { for (const { figure } of figures.values()) figure.refresh(); };

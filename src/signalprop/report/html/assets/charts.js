@@ -133,7 +133,7 @@ const charts = (() => {
       x: place.x, y: kept(series, height.kind, () => place.x.map((_, i) => height.of(series, i))), type: "scatter", name,
       mode: style === "points" || few ? "lines+markers" : "lines",
       line: { color: style === "points" ? `${ink}80` : ink, width: style === "points" || style === "dotted" ? 1.2 : 2, dash: DASHES[style] },
-      marker: { color: ink, size: 6, symbol: SYMBOLS[series.group % SYMBOLS.length], maxdisplayed: MARKERS },
+      marker: { color: ink, size: 6, symbol: SYMBOLS[(series.group + Math.floor(series.group / GROUPS)) % SYMBOLS.length], maxdisplayed: MARKERS },
       text: kept(series, "text", () => place.x.map((_, i) => `${name}: ${format.value(series, i)}`)),
       customdata: kept(place, "names", () => place.names.map(format.plain)),
       ...(bars && series.error ? { error_y: { array: series.error.map((error) => BAND * (error || 0)), color: ink, thickness: 1.4, width: 4 } } : {}),

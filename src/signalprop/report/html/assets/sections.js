@@ -14,8 +14,9 @@ const sections = (() => {
     return button;
   }
 
-  function choices(label, names, samples, states, changed) {
-    const buttons = names.map((name, k) => toggle(name, samples[k], (pressed) => { states[k] = pressed; changed(); }));
+  /** Buttons, each with its sample; a name that is empty is nobody's. */
+  function choices(label, names, sample, states, changed) {
+    const buttons = names.flatMap((name, k) => (name ? [toggle(name, sample(k), (pressed) => { states[k] = pressed; changed(); })] : []));
     return element("div", { class: "choices", role: "group", "aria-label": label }, ...buttons);
   }
 
@@ -35,12 +36,11 @@ const sections = (() => {
   function controls(section, view, changed) {
     const parts = [];
     if (section.groups.length) {
-      const samples = section.groups.map((_, k) => charts.swatch(`var(--group-${k % charts.GROUPS})`, charts.roundStyle(k)));
-      parts.push(choices("Show", section.groups, samples, view.groups, changed));
+      parts.push(choices("Show", section.groups, (k) => charts.swatch(`var(--group-${k % charts.GROUPS})`, charts.roundStyle(k)), view.groups, changed));
     }
     if (section.sources.length > 1) {
-      const samples = section.sources.map((source) => charts.swatch("currentColor", source.style));
-      parts.push(choices("Lines", section.sources.map((source) => source.name), samples, view.sources, changed));
+      const sample = (k) => charts.swatch("currentColor", section.sources[k].style);
+      parts.push(choices("Lines", section.sources.map((source) => source.name), sample, view.sources, changed));
     }
     if (section.slider && section.slider.values.length > 1) parts.push(slider(section, view, changed));
     return parts.length ? element("div", { class: "controls" }, ...parts) : null;

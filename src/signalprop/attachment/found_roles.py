@@ -1,0 +1,215 @@
+"""The Mapping of a found model with its weights: the roles of every branch, and the two ends, proved by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.found import mapping_of_anatomy, taken
+from signalprop.attachment.found_ends import embedding_of, head_of
+from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.streams.anatomy import Branch, Stack
+from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
+from signalprop.streams.proof import epsilon
+from signalprop.streams.replay import Replayed
+from signalprop.streams.roles import prove_roles
+
+_DROPOUTS = ("hidden_dropout_prob", "resid_pdrop", "hidden_dropout", "residual_dropout", "dropout", "dropout_rate")
+_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attn_pdrop", "attention_dropout", "dropout_rate")
+
+
+def mapping_with_roles(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Mapping:
+    """The mapping of a model that no family knows, with what every weight is: three small forward passes.
+
+    Args:
+        model: in single precision (replays in half precision would prove anything).
+        arguments: of its forward; default: made up.
+
+    Raises:
+        InputError: a sum, a norm, a role or the embedding that is not proved; the line names the weight.
+    """
+    given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
+    found = anatomy(model, given)
+    mapping = mapping_of_anatomy(model, replace(found, invented=arguments is None))
+    stacks = taken(model, found)
+    branches = [branch for stack in stacks for branch in stack.branches]
+    labels = [f"{layer.path} {b.sort.replace('_', '-')}" for s in stacks for layer in s.layers for b in layer.branches]
+    _refuse(model, found, stacks, labels)
+    device = next(model.parameters()).device
+    given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+    with as_it_was(model):
+        proof = prove_roles(model, given, stacks, found.norms)
+    for label, replayed in zip(labels, proof.branches, strict=True):
+        if not isinstance(replayed, Replayed):
+            raise unknown_weights(model, f"{label}: {replayed}")
+    known = [one for one in proof.branches if isinstance(one, Replayed)]
+    fields = _fields(model, found, stacks, branches, known)
+    embedding, more = embedding_of(model, given, stacks, proof)
+    if isinstance(embedding, str):
+        raise unknown_weights(model, f"embedding: {embedding}")
+    head, last, note = head_of(model, stacks, proof, embedding, {**fields, **more})
+    a = mapping.architecture
+    try:
+        whole = a.replace(**{**fields, **more, **last})
+    except ValueError as error:
+        raise unknown_weights(model, f"its layers are not those of one Architecture ({error})") from None
+    items = [_item(item, one, whole) for item, one in zip(mapping.sublayers, known, strict=True)]
+    offsets = {norm.offset for norm in found.norms if norm.offset is not None}
+    return replace(
+        mapping,
+        architecture=whole,
+        sublayers=items,
+        embedding=embedding,
+        head=head,
+        gain_offset=offsets.pop() if offsets else 0.0,
+        notes=(*_notes(found, known), *note),
+        stream_only=False,
+    )
+
+
+def unknown_weights(model: nn.Module, why: str) -> InputError:
+    """The one line for a model whose stream is known and whose weights are not."""
+    return InputError(
+        "give mapping=, which says what every weight is (docs/measuring.md); of "
+        f"{type(model).__name__} only the stream is known: {why}"
+    )
+
+
+def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: Sequence[str]) -> None:
+    """Raise InputError where replays could not prove anything."""
+    if not found.numbers:
+        raise unknown_weights(model, "what its weights are is proved by numbers, which the meta device does not hold")
+    half = next((n for n, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4), None)
+    if half is not None:
+        raise unknown_weights(model, f"what its weights are is proved in single precision; {half} has less, so give "
+                                     "model.float()")  # fmt: skip
+    if len({layer.path for stack in stacks for layer in stack.layers}) < sum(len(s.layers) for s in stacks):
+        raise unknown_weights(model, f"{stacks[0].layers[0].path} serves several layers")
+    for label, branch in zip(labels, (b for s in stacks for b in s.branches), strict=True):
+        if not branch.proved:
+            raise unknown_weights(model, f"{label}: its sum is not proved: {branch.caveat or 'it is another'}")
+    for layer in (layer for stack in stacks for layer in stack.layers):
+        if len({branch.placement for branch in layer.branches}) > 1:
+            raise unknown_weights(model, f"{layer.path}: the norms of its branches stand at different places")
+    unknown = next((norm.path for norm in found.norms if norm.kind == "unknown"), None)
+    if unknown is not None:
+        raise unknown_weights(model, f"{unknown} is a norm of an unknown kind")
+    for what in ("kind", "offset"):
+        values = {getattr(norm, what) for norm in found.norms} - {None}
+        if len(values) > 1:
+            raise unknown_weights(model, f"its norms differ in {what}: {', '.join(map(str, sorted(values)))}")
+
+
+def _item(item: SublayerMap, known: Replayed, a: Architecture) -> SublayerMap:
+    """A sublayer with its weights."""
+    norms = known.norms or (None, None)
+    weights: dict[str, Weight] = {
+        role: path if rows is None else (path, rows) for role, (path, rows) in known.weights.items()
+    }
+    scale = None if known.shape is None or abs(known.shape.scale / a.score_scale - 1) < 1e-6 else known.shape.scale
+    return replace(item, weights=weights, score_scale=scale, query_norm=norms[0], key_norm=norms[1])
+
+
+def _fields(
+    model: nn.Module, found: Anatomy, stacks: Sequence[Stack], branches: Sequence[Branch], known: Sequence[Replayed]
+) -> dict[str, Any]:
+    """What the replays say of the architecture; layers that differ are refused."""
+    modules: dict[str, Any] = dict(model.named_modules())
+    attentions = [one for one in known if one.shape is not None]
+    shapes = [one.shape for one in attentions if one.shape is not None]
+    feeds = [one for one in known if one.shape is None]
+    own = [one.shape for one in attentions if one.shape is not None and not one.across]
+
+    def only(what: str, values: Sequence[Any], usual: Any) -> Any:
+        different = list(dict.fromkeys(values))
+        if len(different) > 1:
+            raise unknown_weights(model, f"its layers differ in {what}: {', '.join(map(str, different[:4]))}")
+        return different[0] if different else usual
+
+    def width(one: Replayed, role: str) -> int:
+        path, rows = one.weights[role]
+        weight = modules[path].weight
+        size = weight.shape[1 if type(modules[path]).__name__ == "Conv1D" else 0]
+        return int(size) if rows is None else len(torch.arange(size)[rows])
+
+    def biased(roles: tuple[str, ...]) -> bool:
+        paths = (path for one in known for role, (path, _) in one.weights.items() if role in roles)
+        return any(isinstance(getattr(modules[path], "bias", None), Tensor) for path in paths)
+
+    heads = only("heads", [s.heads for s in shapes], 1)
+    rotations = [s.rotation for s in own if s is not None and s.rotation is not None]
+    causal = only("masks", [s.causal for s in own[-len(stacks[-1].layers) :]], False)
+    norms = [modules[norm.path] for norm in found.norms]
+    fields: dict[str, Any] = {
+        "kind": "encoder-decoder" if len(stacks) > 1 else "decoder" if causal else "encoder",
+        "n_heads": heads,
+        "n_kv_heads": only("heads of keys", [s.kv_heads for s in shapes], heads),
+        "d_head": only("features of a head", [width(one, "query") // heads for one in attentions], stacks[0].width),
+        "d_ff": only("features inside", [width(one, "up") for one in feeds], 4 * stacks[0].width),
+        "gated": only("gates", [one.gated for one in feeds], False),
+        "activation": only("activations", [one.activation for one in feeds], "gelu"),
+        "attention_scale": None,
+        "qk_norm": only("norms of queries", [_qk_norm(one) for one in attentions], False),
+        "bias": biased(("output", "up", "down")),
+        "qkv_bias": biased(("query", "key", "value")),
+        "norm": next((norm.kind for norm in found.norms), "layernorm"),
+        "norm_bias": any(isinstance(getattr(module, "bias", None), Tensor) for module in norms),
+        "norm_eps": next((e for module in norms if (e := epsilon(module)) is not None), 1e-5),
+        "positions": "none",
+        "dropout": _dropout(model, branches, modules),
+        "attention_dropout": _setting(model, _ATTENTION_DROPOUTS),
+        "family": None,
+    }
+    if any(layer.branches[-1].parallel for stack in stacks for layer in stack.layers):
+        fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
+    if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:
+        fields["attention_scale"] = shapes[0].scale
+    if windows := [s.window for s in own if s is not None and s.window]:
+        fields["window"] = min(windows)
+    if rotations:
+        n = len(rotations[0].frequencies)
+        base = rotations[0].frequencies[1] ** -n if n > 1 else 10_000.0
+        fields |= {"positions": "rotary", "rotary_base": max(1.0, float(f"{base:.6g}"))}
+        fields["rotary_fraction"] = 2 * n / fields["d_head"]
+    elif any(s is not None and s.slopes for s in own):
+        fields["positions"] = "alibi"
+    elif any(s is not None and s.table for s in own):
+        fields["positions"] = "relative"
+    return fields
+
+
+def _qk_norm(one: Replayed) -> bool | str:
+    return False if not one.norms else True if one.per_head else "whole"
+
+
+def _setting(model: nn.Module, names: tuple[str, ...]) -> float:
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    values = (getattr(text, name, None) for name in names)
+    return next((float(value) for value in values if isinstance(value, (int, float)) and 0 <= value < 1), 0.0)
+
+
+def _dropout(model: nn.Module, branches: Sequence[Branch], modules: Dictionary[str, Any]) -> float:
+    """Of branches: what the modules say; where none does, the configuration."""
+    rates = [modules[path].p for b in branches for path in b.modules if isinstance(modules[path], nn.Dropout)]
+    return float(max(rates)) if rates else _setting(model, _DROPOUTS)
+
+
+def _notes(found: Anatomy, known: Sequence[Replayed]) -> list[str]:
+    notes = [
+        f"{found.model}: the stream was found by following additions, and what its weights are proved by replaying "
+        f"{len(known)} branches (largest error {max(one.error for one in known):.1e}); how the model was initialised "
+        "is not known"
+    ]
+    turns = {one.shape.rotation for one in known if one.shape is not None and not one.across}
+    if len(turns) > 1:
+        notes.append("its layers rotate queries and keys differently; the first rotation stands for all")
+    return notes

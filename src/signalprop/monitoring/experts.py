@@ -1,0 +1,80 @@
+"""How many tokens every expert of a layer gets, in the pass that a monitor watches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.attached import Attached
+from signalprop.hooks import Hooks
+
+# Tokens that an equal share must be before no token at all means something (1 in 500 million by chance).
+_SHARE = 20
+
+
+class ExpertLoad:
+    """Counts the expert indices (tokens, k) that modules with `num_experts` are called with: transformers' layout.
+
+    Args:
+        attached: the model, with the layers that its mapping names.
+    """
+
+    def __init__(self, attached: Attached) -> None:
+        self._outer = attached.outer
+        self._found = [_experts(layer) for layer in attached.layers]
+        self._counts: dict[int, Tensor] = {}
+        self._hooks: Hooks | None = None
+
+    def attach(self) -> None:
+        """Count from here on, the first pass through every layer; nothing where there are no experts."""
+        self._counts.clear()
+        if any(module is not None for module in self._found):
+            self._hooks = Hooks(self._outer)
+            for k, module in enumerate(self._found):
+                if module is not None:
+                    self._hooks.before(module, lambda _, args, kwargs, k=k: self._see(k, args, kwargs))
+            self._hooks.attach()
+
+    def detach(self) -> None:
+        """Take the hooks off; harmless when there are none."""
+        if self._hooks is not None:
+            self._hooks.detach()
+            self._hooks = None
+
+    def loads(self) -> dict[str, list[float | None]]:
+        """Least (and whose) and largest load of experts, by layer; 1: an equal share; nothing where none was seen."""
+        if not self._counts:
+            return {}
+        shares = [self._shares(k) for k in range(len(self._found))]
+        return {
+            "expert_load": [None if s is None else float(s.min()) for s in shares],
+            "least_loaded_expert": [None if s is None else float(s.argmin()) for s in shares],
+            "largest_expert_load": [None if s is None else float(s.max()) for s in shares],
+        }
+
+    def _shares(self, k: int) -> Tensor | None:
+        counts = self._counts.get(k)
+        if counts is None or counts.sum() < _SHARE * len(counts):
+            return None
+        return counts.double() * len(counts) / counts.sum()
+
+    def _see(self, k: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        module = self._found[k]
+        chosen = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and _indices(x)), None)
+        if module is not None and chosen is not None and k not in self._counts:
+            n = int(module.num_experts)  # type: ignore[arg-type]
+            self._counts[k] = torch.bincount(chosen.detach().flatten().long().clamp(0, n), minlength=n + 1)[:n].cpu()
+
+
+def _indices(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool) and x.ndim == 2
+
+
+def _experts(layer: Any) -> nn.Module | None:
+    """The module of a layer that holds its experts and is called with indices of them."""
+    parts = layer if isinstance(layer, (tuple, list)) else (layer,)
+    found = [m for part in parts for m in part.modules() if isinstance(getattr(m, "num_experts", None), int)]
+    return next((m for m in found if type(m).__name__.endswith("Experts")), None)

@@ -1,0 +1,245 @@
+"""What the weights of a found model are: every branch replayed from its maps, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping as Dictionary
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
+from signalprop.streams.proof import Norm, tensors_of_pass
+from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, feed_forward
+
+LIMIT = 64 * torch.finfo(torch.float32).eps  # of a branch computed in float32, over its largest entry
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Of every branch, in the order of the stream, its roles or the one line why they are not known.
+
+    Attributes:
+        tensors: what the pass showed of maps, norms, tables and the stream. output: the model's.
+    """
+
+    branches: tuple[Replayed | str, ...]
+    tensors: Dictionary[Seen, Tensor]
+    output: Tensor | None
+
+
+def is_map(module: nn.Module) -> bool:
+    """Whether a module is a linear map, stored as (outputs, inputs) or, as transformers' Conv1D, transposed."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
+
+
+def prove_roles(
+    model: nn.Module, arguments: Dictionary[str, Any], stacks: list[Stack], norms: tuple[Norm, ...]
+) -> Proof:
+    """Replay every branch of the stacks; one forward pass.
+
+    Args:
+        model: in evaluation mode, float32. stacks: of two the second reads what the first gives. norms: that were
+            proved.
+    """
+    modules = dict(model.named_modules())
+    maps = [path for path, module in modules.items() if is_map(module)]
+    small = [
+        path for path, m in modules.items()
+        if isinstance(m, nn.Embedding) or (path and not any(True for _ in m.children()) and not is_map(m))
+    ]  # fmt: skip
+    sides: tuple[Literal["input", "output"], ...] = ("input", "output")
+    wanted = {Seen(path, side) for path in [*maps, *small] for side in sides}
+    for branch in (branch for stack in stacks for branch in stack.branches):
+        wanted |= {seen for seen in (branch.stream_in, branch.stream_out, branch.output) if seen is not None}
+        wanted |= {Seen(path, "output") for path in (branch.norm, branch.post_norm) if path is not None}
+    tensors, output = tensors_of_pass(model, arguments, wanted)
+    proved = {norm.path for norm in norms if norm.kind != "unknown"}
+    replay = _Replay(model, tensors, maps, proved)
+    found: list[Replayed | str] = []
+    memory = None
+    for stack in stacks:
+        found += [replay.branch(layer, branch, memory) for layer in stack.layers for branch in layer.branches]
+        memory = replay.end(stack)
+    return Proof(tuple(found), tensors, output)
+
+
+class _Replay:
+    """Replays branches; shapes that were proved are tried first in the next layer."""
+
+    def __init__(self, model: nn.Module, tensors: Dictionary[Seen, Tensor], maps: list[str], norms: set[str]) -> None:
+        self.model, self.tensors, self.maps, self.norms = model, tensors, maps, norms
+        self.like: dict[tuple[str, bool], Replayed] = {}
+        self.linear: dict[str, float] = {}
+        self.tokens = 0
+
+    def at(self, path: str, side: Any) -> Tensor | None:
+        """What a module reads or outputs, (tokens, features), float64."""
+        found = self.tensors.get(Seen(path, side))
+        return None if found is None or not found.is_floating_point() else _flat(found)
+
+    def seen(self, place: Seen | None) -> Tensor | None:
+        """A tensor of the stream, (tokens, features), float64."""
+        return _flat(self.tensors[place]) if place is not None and place in self.tensors else None
+
+    def end(self, stack: Stack) -> Tensor | None:
+        """The stream after a stack, and after its final norm."""
+        if stack.final_norm is not None:
+            return self.at(stack.final_norm, "output")
+        return self.seen(stack.branches[-1].stream_out)
+
+    def branch(self, layer: Layer, branch: Branch, memory: Tensor | None) -> Replayed | str:
+        """The roles of one branch, or the one line why they are not known."""
+        why = self._unusual(layer, branch)
+        if why:
+            return why
+        entry = self._entry(branch)
+        given = self._given(branch)
+        if entry is None or given is None:
+            return f"what {branch.module} reads or outputs was not seen"
+        self.tokens = len(entry)
+        own = [path for path in self.maps if path.startswith(f"{layer.path}.")]
+        seen = [(path, self.at(path, "input"), self.at(path, "output")) for path in own]
+        ran = [Map(path, x, y) for path, x, y in seen if x is not None and y is not None]
+        last = next((m for m in ran if _same(m.gave, given)), None)
+        if last is None:
+            return f"{branch.module} does not end in a linear map"
+        maps = [m for m in ran if _same(m.read, entry)]
+        others = [] if memory is None else [m for m in ran if _same(m.read, memory)]
+        limit = LIMIT
+        across = bool(others) and branch.sort == "attention" and len(maps) == 1
+        if branch.sort == "attention":
+            like = self.like.get(("attention", across))
+            found = attention(maps, others if across else (), last, self._hints(layer, branch), limit, like)
+        else:
+            found = feed_forward(maps, last, limit)
+        if not isinstance(found, Replayed):
+            names = ", ".join(m.path.rpartition(".")[2] for m in [*maps, *(others if across else [])])
+            if not names:
+                return f"no linear map reads what enters the branch of {last.path}"
+            miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
+            return f"what {names} are to {last.path} is not proved{miss}"
+        for path in {path for path, _ in found.weights.values()}:
+            if self._linear(path) > LIMIT:
+                return f"{path} is not the linear map of its weight (off by {self._linear(path):.1g})"
+        if branch.sort == "attention":
+            self.like["attention", across] = found
+        return found
+
+    def _unusual(self, layer: Layer, branch: Branch) -> str:
+        """Why a branch is not one that is replayed, where that is plain; the largest weight is named."""
+        inside = self.model.get_submodule(branch.module) if branch.module else None
+        if inside is not None:
+            for name, parameter in inside.named_parameters():
+                if parameter.ndim > 2:
+                    what = "experts" if "expert" in name or "expert" in branch.module else "a convolution or experts"
+                    return f"{branch.module}.{name} holds {what}, of which a Parametrization knows nothing"
+        if branch.sort == "branch":
+            return f"{branch.module or layer.path} mixes tokens, and not by an attention"
+        return ""
+
+    def _entry(self, branch: Branch) -> Tensor | None:
+        """What the branch's first maps read."""
+        if branch.placement in ("pre", "sandwich") and branch.norm is not None:
+            return self.at(branch.norm, "output")
+        return self.seen(branch.stream_in)
+
+    def _given(self, branch: Branch) -> Tensor | None:
+        """What the branch's last map outputs."""
+        if branch.placement in ("sandwich", "res-post") and branch.post_norm is not None:
+            return self.at(branch.post_norm, "input")
+        return self.seen(branch.output)
+
+    def _linear(self, path: str) -> float:
+        """Largest difference of a map's output from weight * input + bias, over its largest entry."""
+        if path not in self.linear:
+            module: Any = self.model.get_submodule(path)
+            x, y = self.at(path, "input"), self.at(path, "output")
+            assert x is not None and y is not None
+            weight = module.weight.detach().double()
+            fits = weight.shape == (y.shape[-1], x.shape[-1]) and type(module).__name__ != "Conv1D"
+            made = x @ (weight.mT if fits else weight)
+            made = made + module.bias.detach().double() if isinstance(getattr(module, "bias", None), Tensor) else made
+            self.linear[path] = float((made - y).abs().max()) / (float(y.abs().max()) or 1.0)
+        return self.linear[path]
+
+    def _hints(self, layer: Layer, branch: Branch) -> Hints:
+        config = getattr(self.model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
+        near = [m for path, m in self.model.named_modules() if path == layer.path or path.startswith(f"{layer.path}.")]
+        numbers = {
+            name: value for place in [*near, text] for name, value in _numbers(place) if not isinstance(value, bool)
+        }
+        heads = [numbers[n] for n in _HEADS if n in numbers]
+        heads += [v for n, v in numbers.items() if "head" in n and isinstance(v, int) and v < 1024]
+        scales = [float(v) for n, v in numbers.items() if ("scal" in n or "mult" in n) and 1e-6 < abs(v) < 1e6]
+        scales += [float(v) ** -0.5 for n, v in numbers.items() if "scalar" in n and v > 0]
+        sizes = {v for n, v in numbers.items() if ("window" in n or "local_attention" in n) and isinstance(v, int)}
+        windows = sorted({w for v in sizes for w in (v, v // 2 + 1) if 0 < w < self.tokens})
+        norms = {}
+        for path in self.norm_paths(layer, branch):
+            x, y = self.at(path, "input"), self.at(path, "output")
+            if x is not None and y is not None:
+                sides = [self.tensors[Seen(path, side)].double().cpu() for side in ("input", "output")]
+                norms[path] = (sides[0], sides[1])
+        tables = {
+            seen.path: found.reshape(found.shape[-3:]).permute(2, 0, 1).double().cpu()
+            for seen, found in self.tensors.items()
+            if seen.side == "output" and found.ndim in (3, 4) and found.shape[-3] == found.shape[-2]
+            and isinstance(self.model.get_submodule(seen.path), nn.Embedding)
+        }  # fmt: skip
+        rotations = tuple(self._rotations(text))
+        return Hints(tuple(dict.fromkeys(heads or _DIVISORS)), tuple(scales), tuple(windows), rotations, norms, tables)
+
+    def norm_paths(self, layer: Layer, branch: Branch) -> Iterator[str]:
+        """Modules with one vector as weight in a layer, that do not read the stream: norms of queries and keys."""
+        own = {b.norm for b in layer.branches} | {b.post_norm for b in layer.branches}
+        for path, module in self.model.named_modules():
+            weight = getattr(module, "weight", None)
+            one = isinstance(weight, Tensor) and weight.ndim == 1 and not isinstance(module, nn.Embedding)
+            if one and path.startswith(f"{layer.path}.") and path not in own:
+                yield path
+
+    def _rotations(self, text: Any) -> Iterator[Rotation]:
+        """Of buffers that hold frequencies, and of a configuration's base."""
+        found: dict[tuple[float, ...], float] = {}
+        for module in self.model.modules():
+            gain = getattr(module, "attention_scaling", 1.0)
+            for name, buffer in module.named_buffers(recurse=False):
+                if "freq" in name and buffer.ndim == 1 and buffer.is_floating_point():
+                    found.setdefault(tuple(buffer.double().tolist()), float(gain))
+        bases = dict.fromkeys([v for n, v in _numbers(text) if n in ("rope_theta", "rotary_emb_base")] + [10_000.0])
+        sizes = [v for n, v in _numbers(text) if n in ("rotary_dim", "head_dim") and isinstance(v, int)]
+        sizes += [64, 32, 16, 8] if not found else []
+        for base in bases:
+            for size in sizes:
+                found.setdefault(tuple(base ** (-2 * i / size) for i in range(size // 2)), 1.0)
+        for frequencies, gain in found.items():
+            for halves in (True, False):
+                yield Rotation(frequencies, halves, gain)
+
+
+_DIVISORS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+
+
+def _numbers(place: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        items = list(vars(place).items())
+    except TypeError:
+        return
+    for name, value in items:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, value
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(tokens, features), float64, on the CPU."""
+    return tensor.reshape(-1, tensor.shape[-1]).double().cpu()
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)

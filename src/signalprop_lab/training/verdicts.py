@@ -1,0 +1,137 @@
+"""What the results of a sweep say to a paper's claim, part by part, and what they could not have seen."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from signalprop_lab.training.cells import (
+    PLATEAU,
+    Store,
+    Summary,
+    counted,
+    error_of_difference,
+    paired,
+    pooled_variance,
+    result_text,
+    summaries,
+)
+from signalprop_lab.training.grid import Check, Sweep
+
+CONFIRMED, CONTRADICTED, INVISIBLE = "confirmed", "contradicted", "not visible at this scale"
+OPEN, NONE, CONTROL = "runs are missing", "no verdict", "control failed"
+
+
+def verdict(check: Check, items: Mapping[str, Summary], sweep: Sweep, pooled: float | None) -> tuple[str, str]:
+    """What the results say to one part of the claim, and the numbers behind it."""
+    if any(name not in items or not items[name].complete for name in check.cells):
+        return OPEN, ", ".join(name for name in check.cells if name not in items or not items[name].complete)
+    if check.trains is None and any({*items[name].states} - {"trained"} for name in check.cells):
+        # that a network does not train tells something only where those train that do so in the paper
+        bad = [items[name] for name in sweep.controls if name in items and {*items[name].states} - {"trained"}]
+        if bad:
+            told = "; ".join(f"{item.name}: {counted(item)}" for item in bad)
+            return CONTROL, f"cells that train in the paper do not train within this budget: {told}"
+    if check.less is not None:
+        return _less(check, items[check.less[0]], items[check.less[1]], sweep, pooled)
+    wrong = []
+    for item in (items[name] for name in check.cells):
+        good = [state for state in item.states if (state == "trained") == (check.trains is not None)]
+        if len(good) < len(item.rows):
+            wrong.append(item)
+    told = "; ".join(f"{item.name}: {counted(item)}" for item in (wrong or [items[name] for name in check.cells]))
+    return (CONTRADICTED if wrong else CONFIRMED), told
+
+
+def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: float | None) -> tuple[str, str]:
+    sign = 1.0 if sweep.direction == "minimize" else -1.0
+    told = f"{one.name}: {result_text(one)}; {other.name}: {result_text(other)}"
+    if one.failed and other.failed:
+        return NONE, f"neither trains; {told}"
+    if one.failed or other.failed:
+        lower = other.failed if sweep.direction == "minimize" else one.failed  # a failed score is the worst there is
+        return (CONFIRMED if lower else CONTRADICTED), told
+    if {*one.states, *other.states} == {PLATEAU}:
+        return NONE, f"neither leaves the plateau at chance; {told}"
+    worse = max((one, other), key=lambda item: sign * item.mean)
+    if worse.edge and len(worse.tried) > 1:  # the better one's edge could only take it further ahead
+        rate = f"{worse.rate:g}, the best of {worse.name}, is the outermost that was tried"
+        return NONE, f"not tuned: {rate}; {told}"
+    error = error_of_difference(one, other, pooled)
+    if error is None:
+        return NONE, f"the spread between seeds is not known; {told}"
+    difference = statistics.fmean(paired(other, one))
+    told += f"; difference {difference:+.4f}, standard error {error:.4f}"
+    if check.effect is not None and 2 * error > check.effect:
+        told += f"; the paper's {check.effect:g} could not have been seen: the smallest that could is {2 * error:.2g}"
+    least = 2 * error if check.by == "spread" else max(2 * error, check.by)
+    if difference > least:
+        return CONFIRMED, told
+    return (CONTRADICTED if -difference > 2 * error else INVISIBLE), told
+
+
+def smallest_visible(spread: float, n_seeds: int) -> float:
+    """Difference of two cells that is two standard errors, where runs scatter independently.
+
+    Args:
+        spread: standard deviation of a score between seeds.
+    """
+    return 2 * spread * math.sqrt(2 / n_seeds)
+
+
+def foresight(sweep: Sweep) -> list[str]:
+    """What the sweep can see of the paper's effects, told before it runs; nothing where no spread is expected."""
+    if sweep.spread is None:
+        return []
+    visible = smallest_visible(sweep.spread, len(sweep.seeds))
+    lines = [f"smallest difference that {len(sweep.seeds)} seeds can see: {visible:.2g} ({sweep.score})"]
+    for check in sweep.verdict:
+        if check.effect is not None:
+            word = "can be seen" if check.effect >= visible else "cannot be seen"
+            lines.append(f"{claim_of(check)}: the paper's {check.effect:g} {word}")
+    return lines
+
+
+def same_functions(items: Sequence[Summary]) -> list[str]:
+    """Cells whose scores are equal to the last digit at every seed: the same function under two names."""
+    found: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for item in items:
+        if item.scores and sum(len({*other.by_seed.items()} & {*item.by_seed.items()}) > 0 for other in items) > 1:
+            found.setdefault(tuple(item.by_seed.items()), []).append(item.name)
+    return [" and ".join(names) for names in found.values() if len(names) > 1]
+
+
+def verdicts(store: Store) -> list[tuple[Check, str, str]]:
+    """Of every part of the claim: the verdict, and the numbers behind it."""
+    sweep = Sweep(**store["sweep"])
+    items = summaries(store)
+    by_name, pooled = {item.name: item for item in items}, pooled_variance(items)
+    return [(check, *verdict(check, by_name, sweep, pooled)) for check in sweep.verdict]
+
+
+def overall(found: Sequence[str]) -> str:
+    """The verdict on the whole claim."""
+    kinds = set(found)
+    if not kinds or kinds == {NONE}:
+        return NONE
+    if OPEN in kinds:
+        return OPEN
+    if len(kinds) == 1:
+        return found[0]
+    counts = Counter(found)
+    return ", ".join(
+        f"{counts[kind]} of {len(found)} {kind}"
+        for kind in (CONFIRMED, INVISIBLE, CONTRADICTED, CONTROL, NONE)
+        if counts[kind]
+    )
+
+
+def claim_of(check: Check) -> str:
+    """A part of the claim in words."""
+    if check.claim:
+        return check.claim
+    if check.less is not None:
+        return f"{check.less[0]} ends below {check.less[1]}"
+    return f"{', '.join(check.cells)}: {'every run trains' if check.trains is not None else 'no run trains'}"

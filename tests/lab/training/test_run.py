@@ -1,0 +1,61 @@
+"""What a recipe may ask of a run beside its network and data: more steps, less memory, loggers, units of its loss."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from signalprop.errors import InputError
+from signalprop_lab.training.recipe import Schedule
+from signalprop_lab.training.run import Result, train
+from signalprop_lab.training.trainer import rate_factor
+
+SMALL = ("model.architecture.n_layers=1", "schedule.kind=constant", "schedule.final=0", "schedule.warmup=1",
+         "cadence.signal=0", "cadence.save=2", "cadence.validation_examples=8")  # fmt: skip
+
+
+def run(folder: Path, *settings: str, resume: bool = False) -> Result:
+    return train("bytes-decoder", folder, settings=(*SMALL, *settings), resume=resume, progress=False, final=False)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(tmp_path_factory.mktemp("runs") / "four", "budget.steps=4")
+
+
+def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, four: Result) -> None:
+    assert run(tmp_path / "run", "budget.steps=2").steps == 2
+    longer = run(tmp_path / "run", "budget.steps=4", resume=True)
+    assert (longer.steps, longer.eval_loss) == (4, four.eval_loss)
+    with pytest.raises(InputError, match="budget"):
+        run(tmp_path / "run", "budget.steps=3", resume=True)
+
+
+def test_layers_that_are_computed_again_learn_the_same(tmp_path: Path, four: Result) -> None:
+    again = run(tmp_path / "run", "budget.steps=4", "gradient_checkpointing=true")
+    assert again.eval_loss == four.eval_loss
+
+
+def test_a_loss_is_told_in_the_units_of_others(four: Result) -> None:
+    assert four.eval_loss is not None
+    assert four.scores["perplexity"] == pytest.approx(math.exp(four.eval_loss))
+    assert four.scores["bits_per_byte"] == pytest.approx(four.eval_loss / math.log(2), rel=0.01)  # an id is a byte
+
+
+def test_a_logger_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="report_to names 'no-such-logger'"):
+        run(tmp_path / "run", "report_to=[no-such-logger]")
+
+
+def test_an_earlier_run_that_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="first run signalprop train llama-small"):
+        train("lora-small", tmp_path / "run", progress=False)
+
+
+def test_warm_up_stable_decay() -> None:
+    schedule = Schedule(kind="wsd", warmup=10, decay=0.25, final=0.1)
+    assert [rate_factor(step, 100, schedule) for step in (0, 9, 10, 75)] == [0.1, 1.0, 1.0, 1.0]
+    assert rate_factor(99, 100, schedule) == pytest.approx(0.1 + 0.9 / 25)

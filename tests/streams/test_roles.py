@@ -1,0 +1,197 @@
+"""What weights are, proved by replay: against the families' tables, in models that no family knows, and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import signalprop as sp
+from measurement.conftest import MODELS
+from signalprop.attachment.found_roles import mapping_with_roles
+from signalprop.network.parametrization import ROLES
+
+_LLAMA = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 60, "pad_token_id": 0,
+    "intermediate_size": 48, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 1, "initializer_range": 0.2,
+}  # fmt: skip
+IDS = torch.arange(2, 24).reshape(2, 11)
+
+
+def of_family(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model, config, options = MODELS[name]
+    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            if p.ndim == 1:
+                p.add_(0.1 * torch.randn_like(p))
+    return made
+
+
+def stranger(family: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**_LLAMA, **fields})
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+# Separate, fused in blocks and in groups; grouped heads; rotated in halves and by share (ALiBi: bloom below); tables of
+# positions, of distances, of segments; gates; pre, post, sandwich, res-post; gains 1 + w; norms of queries, of one
+# head and of all; transposed maps; patches; a second stack with cross-attention; heads tied, scaled, transformed.
+FAMILIES = ["llama", "gpt2", "bert", "gemma3", "gpt_neox", "falcon-grouped", "phi", "olmo2", "mpnet", "t5-gated", "vit",
+            "bart", "opt", "qwen3"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_proved_is_what_the_family_says(name: str) -> None:
+    model = of_family(name)
+    known, found = sp.read_parametrization(model), sp.read_parametrization(model, mapping_with_roles(model))
+    for role in ROLES:
+        np.testing.assert_array_equal(found.weights[role], known.weights[role])
+        np.testing.assert_array_equal(found.biases[role], known.biases[role])
+    for column in ("skip", "branch", "norm_gain", "post_norm_gain", "score_scale"):
+        np.testing.assert_allclose(getattr(found, column), getattr(known, column), rtol=1e-6)
+    for end in ("embedding", "head"):
+        for name, value in vars(getattr(known, end)).items():
+            assert getattr(getattr(found, end), name) == (pytest.approx(value) if type(value) is float else value)
+    for field in ("kind", "n_heads", "n_kv_heads", "d_head", "d_ff", "gated", "activation", "norm", "norm_eps",
+                  "qk_norm", "positions", "rotary_base", "rotary_fraction", "n_segments", "embedding_norm", "bias",
+                  "qkv_bias", "dropout", "shared_norm", "tied_embeddings", "head", "head_transform"):  # fmt: skip
+        assert getattr(found.architecture, field) == getattr(known.architecture, field), field
+    one, other = (sp.predict(p).forward["stream_out"].variance for p in (found, known))
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+STRANGERS: dict[str, dict[str, Any]] = {
+    "granite": {"residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
+    "phi3": {},
+    "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4},
+    "bloom": {"n_layer": 3, "n_head": 4},
+}
+
+
+@pytest.mark.parametrize("family", STRANGERS)
+def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) -> None:
+    model = stranger(family, **STRANGERS[family])
+    batch = {"input_ids": torch.randint(2, 60, (4, 11), generator=torch.Generator().manual_seed(0))}
+
+    def last(profile: Any) -> float:
+        return float(profile.forward["stream_out"].variance[-1])
+
+    now = sp.read_parametrization(model)
+    short = now.architecture.replace(seq_len=11)
+    assert last(sp.predict(sp.read_parametrization(model, architecture=short))) == pytest.approx(
+        last(sp.measure(model, batch, backward=False)), rel=0.3
+    )
+    if family == "granite":
+        assert set(now.branch) == {0.3} and set(now.score_scale[::2]) == {0.2}
+        with pytest.raises(sp.InputError, match="has multipliers of its own"):
+            sp.apply(model, "xavier")
+        return
+    asked = sp.apply(model, "deepscalelm", seed=0)
+    measured = sp.measure(model, batch, backward=False)
+    assert last(measured) == pytest.approx(last(sp.predict(asked)), rel=0.3)
+    again = stranger(family, **STRANGERS[family])
+    asked = sp.apply(again, "xavier", seed=0)
+    drawn = sp.read_parametrization(again)
+    for role in ROLES:
+        np.testing.assert_allclose(drawn.weights[role], asked.weights[role], rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "why"),
+    [
+        ("mixtral", {"num_local_experts": 4}, r"layers.0 .*layers.0.mlp.experts.gate_up_proj holds experts"),
+        ("gemma2", {"head_dim": 8, "attn_logit_softcapping": 0.5}, "attention: what q_proj, k_proj, v_proj are"),
+        ("deepseek_v3", {"num_hidden_layers": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+                         "qk_nope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 2, "head_dim": 4,
+                         "num_key_value_heads": 4}, "attention: what q_a_proj, kv_a_proj_with_mqa are to .*o_proj"),
+    ],
+)  # fmt: skip
+def test_a_weight_that_is_not_proved_is_named(family: str, fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(sp.InputError, match=rf"^give mapping=.*{why}") as caught:
+        sp.read_parametrization(stranger(family, **fields))
+    assert "\n" not in str(caught.value)
+
+
+class Doubled(nn.Linear):
+    """No linear map of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.01 * super().forward(x)
+
+
+class Layer(nn.Module):
+    """Plain attention and feed-forward, wrong in one way or none."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.one, self.two = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.a, self.b, self.c, self.d = (nn.Linear(16, 16) for _ in range(4))
+        self.d = Doubled(16, 16) if fault == "map" else self.d
+        self.e, self.f = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        q, k, v = (m(y).unflatten(-1, (2, 8)).transpose(1, 2) for m in (self.c, self.b, self.a))
+        q = 1.01 * q if self.fault == "scale" else q
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.d(out)
+        inside = self.e(self.two(x))
+        return x + self.f(F.gelu(inside) if self.fault != "activation" else F.gelu(inside) + 0.001)
+
+
+class Own(nn.Module):
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.places = nn.Embedding(40, 16), nn.Embedding(12, 16)
+        self.blocks = nn.ModuleList(Layer(fault) for _ in range(2))
+        self.last, self.out = nn.LayerNorm(16), nn.Linear(16, 40, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        y: Tensor = self.out(self.last(x))
+        return y
+
+
+def test_names_say_nothing_and_numbers_all() -> None:
+    mapping = mapping_with_roles(Own(), {"ids": torch.tensor([[3, 9, 4, 30, 7, 22, 11]])})
+    assert mapping.sublayers[2].weights == {
+        "query": "blocks.1.c", "key": "blocks.1.b", "value": "blocks.1.a", "output": "blocks.1.d",
+    }  # fmt: skip
+    a = mapping.architecture
+    assert (a.kind, a.n_heads, a.activation, a.positions, a.head) == ("decoder", 2, "gelu", "learned", "lm")
+    assert (mapping.embedding.token, mapping.embedding.position, mapping.head.weight) == ("words", "places", "out")
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("scale", "blocks.0 attention: what c, b, a are to|blocks.0 attention: what a, b, c are to"),
+        ("activation", "blocks.0 feed-forward: what e are to blocks.0.f is not proved"),
+        ("map", r"blocks.0.d is not the linear map of its weight \(off by 0.01\)"),
+    ],
+)
+def test_a_replay_that_is_off_by_a_hundredth_proves_nothing(fault: str, why: str) -> None:
+    with pytest.raises(sp.InputError, match=why):
+        mapping_with_roles(Own(fault), {"ids": torch.tensor([[3, 9, 4, 30, 7, 22, 11]])})
+
+
+def test_half_precision_and_queries_without_effect_prove_nothing() -> None:
+    half = stranger("granite").bfloat16()
+    with pytest.raises(sp.InputError, match=r"proved in single precision; .* so give model.float\(\)"):
+        sp.read_parametrization(half)
+    blind = stranger("granite")
+    for layer in blind.model.layers:
+        nn.init.zeros_(layer.self_attn.q_proj.weight)
+    with pytest.raises(sp.InputError, match="attention: what q_proj, k_proj, v_proj are to"):
+        sp.read_parametrization(blind)
