@@ -1,4 +1,4 @@
-"""What a direct cast to few bits does to a model: its loss, and the noise in the stream behind every layer.
+"""What a direct cast to few bits does to a model: its loss, and the noise in the stream after every layer.
 
 Weights: those of the branches' linear maps (embedding, head and norms stay). Activations: what those maps read. Numbers
 are cast and cast back, so that the arithmetic in between stays in the model's own precision: this is the error of the
@@ -155,7 +155,7 @@ def casts(
 
 
 def _streams(model: nn.Module, one: Batch, mapping: Mapping, skip_first: int) -> list[Tensor]:
-    """The stream behind every layer at the positions that count, (positions, features)."""
+    """The stream after every layer at the positions that count, (positions, features)."""
     seen: list[Tensor] = []
     arguments = arguments_of(model, mapping, one)
     positions = Positions(mapping, arguments, skip_first)

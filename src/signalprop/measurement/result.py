@@ -134,7 +134,7 @@ def dropout_behind(recorder: Pass, row: int) -> float:
 
 
 def dropped(recorder: Pass, table: Table, point: str, row: int, *, gradient: bool) -> FloatArray:
-    """Moments of a point; of a branch behind its dropout, in expectation, where it is seen before it.
+    """Moments of a point; of a branch after its dropout, in expectation, where it is seen before it.
 
     Dropout of rate p makes (v + p m^2) / (1 - p) of the variance v, and leaves mean and covariance. A gradient that
     is seen before it has 1 / (1 - p) times its variance.

@@ -48,7 +48,7 @@ class Recorder(Pass):
         self._attached = False
         self._owner: int | None = None  # the thread of the pass that is recorded, while it runs
         self._recorded_by: int | None = None  # the same thread, afterwards
-        self._skipping: set[int] = set()  # threads in a pass that is not recorded, or behind one
+        self._skipping: set[int] = set()  # threads in a pass that is not recorded, or after one
         self._hooked: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._last: tuple[weakref.ref[Tensor], int, Result] | None = None
         self._open_sums: dict[int, Tensor] = {}
