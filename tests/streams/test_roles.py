@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import transformers
 from torch import Tensor, nn
 
 import signalprop as sp
+from commandline import Command
 from measurement.conftest import MODELS
 from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.network.parametrization import ROLES
@@ -195,3 +198,15 @@ def test_half_precision_and_queries_without_effect_prove_nothing() -> None:
         nn.init.zeros_(layer.self_attn.q_proj.weight)
     with pytest.raises(sp.InputError, match="attention: what q_proj, k_proj, v_proj are to"):
         sp.read_parametrization(blind)
+
+
+def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Command, tmp_path: Path) -> None:
+    for family, fields in (("granite", {}), ("mixtral", {"num_local_experts": 4})):
+        stranger(family, **fields).save_pretrained(tmp_path / family)
+    found = command("anatomy", str(tmp_path / "granite"), "--json", str(tmp_path / "found.json"))
+    assert "proved      of all 6 branches, by replay in float64: 4 heads, 2 of keys, positions rotary" in found.out
+    assert "3 x gate model.layers.*.mlp.gate_proj, up model.layers.*.mlp.up_proj, down" in found.out
+    weights = json.loads((tmp_path / "found.json").read_text())["weights"]
+    assert weights["sublayers"][2]["key"] == "model.layers.1.self_attn.k_proj"
+    refused = command("anatomy", str(tmp_path / "mixtral"))
+    assert refused.status == 0 and "weights             not known: model.layers.0 branch: " in refused.out
