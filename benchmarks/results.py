@@ -57,6 +57,19 @@ def pages() -> list[tuple[str, str, str]]:
     return found
 
 
+def counted() -> str:
+    """How many runs are stored, and how many of them are different: the same ones decide parts of several claims."""
+    keys = [
+        tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
+        for file in sorted(FOLDER.glob("*.json"))
+        if isinstance(results := read_json(file), dict) and results.get("schema") == SCHEMA
+        for row in results["rows"]
+    ]
+    return (
+        f"{len(keys)} runs of sweeps are stored; {len({*keys})} of them are different, and some decide several pages."
+    )
+
+
 def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
     """Pages that other benchmarks have written here: their names, titles and verdicts."""
     found = []
@@ -73,7 +86,8 @@ def index(found: list[tuple[str, str, str]]) -> str:
     """The page that lists the others."""
     rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
     text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
-    return f"# Results of training\n\n{text}\n\n{markdown_table(['what was trained', 'verdict on the claim'], rows)}\n"
+    table = markdown_table(["what was trained", "verdict on the claim"], rows)
+    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n"
 
 
 def main() -> None:

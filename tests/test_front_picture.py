@@ -31,3 +31,27 @@ def test_the_picture_is_drawn_from_them(tmp_path: Path) -> None:
     again, kept = (matplotlib.image.imread(path)[..., :3] for path in (tmp_path / "again.png", front.PICTURE))
     assert again.shape == kept.shape and np.abs(again - kept).mean() < 0.02
     assert "docs/pictures/deep.png" in (front.FOLDER.parent.parent / "README.md").read_text()
+
+
+def test_the_animation_follows_every_depth() -> None:
+    """From tokens that differ to one vector where nothing keeps them apart; small enough for a page."""
+    image = pytest.importorskip("PIL.Image")
+    moving = pytest.importorskip("benchmarks.kernel_animation")
+    assert moving.PICTURE.stat().st_size < 1e6
+    assert "docs/pictures/kernels.gif" in (front.FOLDER.parent.parent / "README.md").read_text()
+    panels = []
+    with image.open(moving.PICTURE) as gif:
+        assert gif.n_frames == len(moving.DEPTHS)
+        for frame in (0, gif.n_frames - 1):
+            gif.seek(frame)
+            pixels = np.asarray(gif.convert("RGB"), float)[60:140]
+            panels.append(
+                [
+                    part[:, 20:-20].reshape(-1, 3).std(0).max()
+                    for part in np.split(pixels[:, : 7 * (pixels.shape[1] // 7)], 7, 1)
+                ]
+            )
+    names = list(moving.figure_7(2, 8))
+    assert all(spread > 5 for spread in panels[0]), "at the input tokens differ"
+    flat = {name for name, spread in zip(names, panels[1], strict=True) if spread < 5}
+    assert flat >= {"skipless"} and not flat & {"U-SPA", "E-SPA"}

@@ -62,8 +62,11 @@ def predict(
         n = parametrization.n_sublayers
         check_fits(_BYTES * n, f"a prediction of {n:,} sublayers", "take fewer layers")
         from signalprop.theory.network import predict_moments
+        from signalprop.theory.scatter import with_scatter
 
         profile = predict_moments(parametrization, statistics, backward=backward)
+        if parametrization.skip.ndim == 1:
+            profile = with_scatter(parametrization, profile)
     elif chosen == "kernel":
         from signalprop.kernels.grid import grid_for
         from signalprop.kernels.tokens import predict_token_kernels
@@ -82,7 +85,7 @@ def predict(
 
 
 def _with_nearness(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Profile:
-    """The profile with the nearness of layers to the identity, and the gain of those behind them, as `statistics`.
+    """The profile with the nearness of layers to the identity, and the gain of those after them, as `statistics`.
 
     The gain is that of position averages in either fidelity: averages of what a kernel profile has resolved by position
     do not compound (docs/theory/depth.md).

@@ -96,6 +96,21 @@ def test_several_depths_are_shades_of_their_scheme_from_first_layer_to_last() ->
     assert "encoder, 2, 4 layers, d_model 256" in canvas.get_suptitle()
 
 
+def test_several_schemes_at_several_depths_have_heat_maps() -> None:
+    """In the order and the colours of the curves; a pair that is missing is empty."""
+    pairs = [("xavier", 6), ("xavier", 2), ("noci", 2)]
+    made = {pair: predicted(name=pair[0], n_layers=pair[1]) for pair in pairs}
+    ratio, correlation = figure(list(made.values())).axes[-2:]
+    names = [(label.get_text(), label.get_color()) for label in ratio.get_yticklabels()]
+    assert names == [("xavier", COLOURS[0]), ("noci", COLOURS[1])]
+    assert [label.get_text() for label in ratio.get_xticklabels()] == ["2 layers", "6 layers"]
+    texts = [text.get_text() for text in ratio.texts]
+    assert texts[3] == "" and float(texts[1]) == pytest.approx(made["xavier", 6].gradient_ratio, rel=1e-3)
+    shade = correlation.images[0].get_array()
+    assert shade[1, 0] == pytest.approx(made["noci", 2].forward["stream_out"].token_correlation[-1])
+    assert len(figure(list(made.values())[:2]).axes) == 4
+
+
 def test_twins_are_numbered() -> None:
     p = predicted(n_layers=1)
     assert legend(figure([p, p])) == ["predicted (moments) #1", "predicted (moments) #2"]

@@ -88,6 +88,15 @@ Audio = Annotated[
     Path | None,
     typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
 ]
+MappingFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--mapping",
+        metavar="FILE",
+        help="JSON that says where a directory's model has its branches and weights; signalprop anatomy --write begins "
+        "one.",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
@@ -297,3 +306,13 @@ def _scaled(p: Parametrization, qk_scale: float) -> Parametrization:
     if not 0 < qk_scale < 1e6:
         raise InputError(f"--qk-scale is {qk_scale}; expected a positive number below a million")
     return p.with_columns(**{f"weight__{role}": p.weights[role] * qk_scale for role in ("query", "key")})
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options that were typed in the running command, by their first names, in the order of its help."""
+    sources = ((parameter, context.get_parameter_source(str(parameter.name))) for parameter in context.command.params)
+    return [
+        parameter.opts[0]
+        for parameter, source in sources
+        if parameter.opts[0].startswith("-") and source is not None and source.name == "COMMANDLINE"
+    ]

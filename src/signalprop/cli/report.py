@@ -16,7 +16,7 @@ def report(
         typer.Argument(
             metavar="SOURCE",
             help="JSON of predict, measure, compare, diagnose, kernel, reproduce or schemes NAME --architecture; the "
-            ".npz of kernel --matrices; directories of training runs and of sweeps.",
+            ".npz of kernel --matrices; the .jsonl of a SignalMonitor; directories of training runs and of sweeps.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(output.REPORT),
@@ -25,7 +25,8 @@ def report(
     """Make one interactive HTML page of results: it opens offline, in any browser.
 
     Profiles, comparisons and diagnoses are drawn on the same axes and switched on and off; a training run adds its
-    curves and the signal through time, a sweep its means, errors and verdicts.
+    curves and the signal through time, a sweep its means, errors and verdicts; monitored trainings (.jsonl) also where
+    they part.
 
     \b
     Example:

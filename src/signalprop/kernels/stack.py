@@ -170,11 +170,14 @@ class Back:
 
     Attributes:
         reads: the streams that the sublayers read. across: gradient kernel at the top as the last post-norm sees it.
+        meet: called with a sublayer, the gradient at its sum, and what its branch sends.
     """
 
-    def __init__(self, stack: Stack, across: FloatArray) -> None:
+    def __init__(
+        self, stack: Stack, across: FloatArray, meet: Callable[[int, State, State], None] | None = None
+    ) -> None:
         self.stack, self.p = stack, stack.p
-        self.across = across
+        self.across, self.meet = across, meet
         self.reads: dict[int, State] = {}
 
     def sublayer(self, i: int, gradient: State) -> tuple[State, State]:
@@ -207,7 +210,10 @@ class Back:
         if read.divisor is not None:
             root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
             back = back * root * root[:, None]
-        return State(back, log_scale).rescaled()
+        share = State(back, log_scale).rescaled()
+        if self.meet is not None:
+            self.meet(i, at_sum, share)
+        return share
 
     def skipped_back(self, i: int, at_sum: State) -> State:
         """Times the skip's multiplier."""

@@ -74,3 +74,16 @@ class State:
             return -1e12, 0.0
         pairs = pairs / (t * (t - 1)) if t > 1 else 0.0
         return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))
+
+    def overlap(self, other: State, keep: NDArray[np.bool_] | Grid | None = None) -> float:
+        """sum_ij A_ij B_ij / (tr A tr B) over positions that count; 0 where one of them is zero."""
+
+        def sums(kernel: FloatArray) -> tuple[float, float]:
+            if isinstance(keep, Grid):
+                diagonal, pairs = keep.sums(kernel)
+                return diagonal, diagonal + pairs
+            kept = kernel if keep is None else kernel[np.ix_(keep, keep)]
+            return float(np.trace(kept)), float(kept.sum())
+
+        sizes = sums(self.kernel)[0] * sums(other.kernel)[0]
+        return sums(self.kernel * other.kernel)[1] / sizes if sizes > 0 else 0.0

@@ -30,6 +30,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.profile import POINTS, Profile, Series
 from signalprop.theory.network import sensitivity_gain, token_share
+from signalprop.theory.scatter import Overlaps, with_scatter
 
 # Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
 # and what leaves the stack.
@@ -50,16 +51,18 @@ class Columns:
     """Moments of one sequence, or of several, collected sublayer by sublayer.
 
     Attributes:
+        overlap: as of `scatter.Overlaps`, (sublayers, 2).
         keep: which positions count, None: all; or the grid that kernels stand on.
     """
 
     log_variance: dict[str, FloatArray]
     correlation: dict[str, FloatArray]
+    overlap: FloatArray
     keep: NDArray[np.bool_] | Grid | None = None
 
     @staticmethod
     def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None) -> Columns:
-        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, keep)
+        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, np.zeros((n, 2)), keep)
 
     @staticmethod
     def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:
@@ -80,7 +83,11 @@ class Columns:
             variance = tokens @ variances
             shared = pairs @ (variances * np.stack([part.correlation[k] for part in parts]))
             log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
-        return Columns(log_variance, correlation)
+        return Columns(log_variance, correlation, np.asarray(np.tensordot(tokens, [part.overlap for part in parts], 1)))
+
+    def meet(self, i: int, kept: State, added: State) -> None:
+        """Keep how alike two addends of a sum are."""
+        self.overlap[i] = kept.overlap(added, self.keep), added.overlap(added, self.keep)
 
     def put(self, point: str, i: int, state: State) -> None:
         self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)
@@ -151,13 +158,15 @@ def profile_of(
 ) -> Profile:
     """The Profile of what `passes` found for one sequence or several of so many tokens each."""
     tokens = np.array(counts, np.float64)
-    forward = Columns.pooled([ahead for ahead, _ in passed], tokens).series()
-    gradient = None
+    ahead = Columns.pooled([ahead for ahead, _ in passed], tokens)
+    forward = ahead.series()
+    gradient, back_overlap = None, None
     backs = [back for _, back in passed if back is not None]
     if backs:
         columns = Columns.pooled(backs, tokens)
         gradient = columns.series(relative_to=float(columns.log_variance["stream_out"][-1]))
-    return Profile(
+        back_overlap = columns.overlap
+    profile = Profile(
         source="theory",
         fidelity="kernel",
         architecture=parametrization.architecture,
@@ -172,6 +181,7 @@ def profile_of(
         statistics=sensitivity_gain(parametrization),
         notes=(note,) if note else (),
     )
+    return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
 
 
 def passes(
@@ -207,6 +217,7 @@ def passes(
         columns.put("stream_in", i, layer_in)
         columns.put("branch", i, branch)
         columns.put("stream_out", i, stream_out)
+        columns.meet(i, layer_in, branch)
         if i in stack.own:
             log_norm[i] = math.log(max(float(stack.own.pop(i).mean()), 1e-300))
 
@@ -243,7 +254,7 @@ def _backward(
 
     borders = [*sorted(checkpoints), n]
     for first, end in reversed(list(pairwise(borders))):
-        back = Back(stack, across)
+        back = Back(stack, across, columns.meet)
 
         def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
             back.reads[i] = layer_in

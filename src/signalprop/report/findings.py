@@ -44,6 +44,7 @@ TRAINED_COLLAPSE, FIRST_STEPS = 0.98, 200
 STREAM_GROWTH, LATE_SHARE = 100.0, 0.01
 # A bound passed by less than this factor is passed narrowly.
 NARROW = 3.0
+LARGEST_SPREAD = 100.0  # of ln, as a factor in print
 PAGE = "docs/will-it-train.md#"
 FP16_MAX = 65504.0
 # Of 10^9 normal numbers the largest is expected at 6 standard deviations.
@@ -88,12 +89,32 @@ def summary(profile: Profile) -> list[str]:
     if profile.gradient is not None:
         lines.append(f"gradient ratio      {variance(profile.gradient['stream_in'], 0)} (first over last, variance)")
         lines += as_known(profile)
+    lines += one_network(profile)
     sensitivity = profile.sensitivity()
     lines.append(
         f"sensitivity         mean {number(sensitivity['mean'])}, median {number(sensitivity['median'])} "
         "(branch over stream variance, times sublayers)"
     )
     return lines + [f"note                {note}" for note in profile.notes]
+
+
+def one_network(profile: Profile) -> list[str]:
+    """A line with how far single networks of this width lie from the prediction; none where it is not derived."""
+    stream = profile.forward["stream_out"]
+    if stream.variance_sd is None or stream.token_correlation_sd is None:
+        return []
+    parts = [
+        f"variance x/÷ {factor(stream.variance_sd[-1])}",
+        f"token correlation ± {number(stream.token_correlation_sd[-1])}",
+    ]
+    first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
+    parts += [] if first is None else [f"gradient ratio x/÷ {factor(first[0])}"]
+    return [f"one network         {', '.join(parts)} (standard deviation, width {profile.architecture.d_model})"]
+
+
+def factor(sd: float) -> str:
+    """A standard deviation of a logarithm as a factor."""
+    return f"{math.exp(min(sd, LARGEST_SPREAD)):.3g}"
 
 
 class Warned(NamedTuple):

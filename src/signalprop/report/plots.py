@@ -16,6 +16,7 @@ from signalprop.network.kinds import KINDS, kind_named, kinds_in
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
+from signalprop.report.overview_plots import draw_map, heat_maps
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile, Series
 from signalprop.results.text import depth_in_words, network_in_words
@@ -81,7 +82,8 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
     Stream variance, gradient variance, token correlation, and what each sublayer adds relative to the stream it meets.
     Theory is drawn as lines, measurements and simulations as points with error bars of one standard error.
     An encoder-decoder shows the decoder to the right of the encoder. Networks of several depths share an axis, from
-    their first layer to their last; the deeper, the darker.
+    their first layer to their last; the deeper, the darker. Several schemes at several depths have heat maps under the
+    panels (`signalprop.report.overview_plots`), with the schemes in the same order and colours.
 
     Raises:
         InputError: nothing to draw. MissingExtra: matplotlib is not installed.
@@ -90,9 +92,14 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
     from matplotlib.figure import Figure
 
     profiles = _as_profiles(items)
-    canvas = Figure(figsize=(12, 8), dpi=100, layout="constrained")
+    maps = heat_maps(profiles)
+    low = 0.6 + 0.35 * len(maps[0].rows) if maps else 0.0  # inches
+    canvas = Figure(figsize=(12, 8 + low), dpi=100, layout="constrained")
     canvas.suptitle(_title(profiles) if title is None else title, fontsize=12)
-    panels = canvas.subplots(2, 2)
+    panels = canvas.subplots(3 if maps else 2, 2, height_ratios=[4, 4, low] if maps else [1, 1])
+    for panel, found in zip(panels[2] if maps else (), maps, strict=True):
+        draw_map(panel, found, COLOURS)
+    panels = panels[:2]
     labels = _labels(profiles)
     _variance_panel(panels[0, 0], profiles, labels, "forward", "Variance of the residual stream")
     _variance_panel(panels[0, 1], profiles, labels, "gradient", "Variance of the gradient (last sublayer = 1)")
@@ -191,6 +198,9 @@ def _draw(
     x = depths(profile) / (_depth(profile) if len(_all_depths(profiles)) > 1 else 1)
     if profile.source == "theory":
         for number, (members, style) in enumerate(_lines(profile, by_kind)):
+            if error is not None:
+                low, high = ((y + sign * error)[members] for sign in (-1, 1))
+                panel.fill_between(x[members], low, high, color=colour, alpha=0.15, linewidth=0, zorder=1)
             panel.plot(
                 x[members], y[members], style, color=colour, linewidth=1.8, marker="o" if len(members) < 3 else None,
                 zorder=3, label=None if number else label,
@@ -259,7 +269,7 @@ def _variance_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence[st
     _curves(
         panel, profiles, labels,
         [None if s is None else s.log_variance for s in series],
-        [None if s is None else s.variance_se for s in series],
+        [None if s is None else s.variance_sd if s.variance_se is None else s.variance_se for s in series],
         name,
     )  # fmt: skip
 
@@ -269,7 +279,8 @@ def _correlation_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence
     for i, profile in enumerate(profiles):
         series = profile.forward["stream_out"]
         lowest = min(lowest, float(series.token_correlation.min()))
-        _draw(panel, profiles, i, labels[i], series.token_correlation, series.token_correlation_se)
+        bars = series.token_correlation_sd if series.token_correlation_se is None else series.token_correlation_se
+        _draw(panel, profiles, i, labels[i], series.token_correlation, bars)
     panel.set_title("Token correlation of the residual stream", fontsize=11)
     panel.set_ylim(1.05 * lowest, 1.03)
 

@@ -132,16 +132,35 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS,
     return _over_layers(header, _layers(predicted), max_rows, cells)
 
 
+# Root mean square of z up to which only scatter is seen; median error up to which a larger one does not matter.
+LARGE_Z, SMALL_ERROR = 2.0, 0.02
+
+
 def agreement_table(comparison: Comparison) -> str:
-    """One line per quantity: R² on the logarithm, median and 95th-percentile error, the reference's standard error."""
+    """One line per quantity: R² on the logarithm, median, 95th-percentile and mean error, standard error, z."""
     rows = [
         [
             item.quantity,
             "-" if item.r_squared is None else f"{item.r_squared:.4f}",
             percent(item.median),
             percent(item.percentile_95),
+            f"{100 * item.signed:+.1f} %",
             percent(item.standard_error),
+            "-" if item.z is None else f"{item.z:.1f}",
         ]
         for item in comparison.agreements
     ]
-    return text_table(["agreement", "R² (log)", "median error", "95th pct", "measured ± se"], rows)
+    header = ["agreement", "R² (log)", "median error", "95th pct", "mean", "measured ± se", "rms z"]
+    return f"{text_table(header, rows)}\n\n{agreement_in_words(comparison)}"
+
+
+def agreement_in_words(comparison: Comparison) -> str:
+    """Whether more than the scatter of so many random networks lies between the two, and where most."""
+    derived = [item for item in comparison.agreements if item.z is not None]
+    if not derived:
+        return "verdict             none: how single networks scatter is not derived here"
+    known = {item.quantity: item.z for item in derived if item.z is not None and item.median > SMALL_ERROR}
+    if max(known.values(), default=0.0) <= LARGE_Z:
+        return "verdict             what differs by over 2 % is the scatter of single networks"
+    name = max(known, key=lambda key: known[key])
+    return f"verdict             {name} differs by more than single networks scatter (rms z {known[name]:.1f})"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA = "signalprop/comparison/1"
+_SMALLEST = 1e-6  # standard deviation below which a quantity is the same in all networks
 
 
 @typed
@@ -30,8 +31,11 @@ class Agreement:
         quantity: `forward variance`, `gradient token correlation`, ...
         r_squared: coefficient of determination of the logarithm of the variance (None for correlations, and where
             the reference does not vary: there the share of explained variation has no meaning).
-        median, percentile_95: relative errors. Errors of a correlation are |difference| / max(|reference|, 0.1).
+        median, percentile_95: errors, of a variance |ln(predicted / reference)|, of a correlation |difference| /
+            max(|reference|, 0.1). signed: their mean with the sign, positive where the prediction is too high.
         standard_error: median relative standard error of the reference, None when it has no error bars.
+        z: root mean square of the differences over what so many networks of this width scatter by, as predicted; about
+            1 where nothing but scatter is left. None where that is not derived, or nothing scatters.
     """
 
     quantity: str
@@ -39,6 +43,8 @@ class Agreement:
     median: float
     percentile_95: float
     standard_error: float | None
+    signed: float = 0.0
+    z: float | None = None
 
 
 @typed
@@ -84,16 +90,42 @@ class Comparison(Shown):
 
 
 def relative_errors(predicted: Series, reference: Series) -> tuple[FloatArray, FloatArray]:
-    """Relative errors of the variance, and of the token correlation (relative to max(|r|, 0.1)), per sublayer.
+    """Errors with their sign: ln(predicted / reference) of the variance, difference / max(|r|, 0.1) of the correlation.
 
-    Shapes as those of the series.
+    Shapes as those of the series. An error of a logarithm is as large for half as for twice; it is held at 50.
     """
     same = predicted.log_variance == reference.log_variance  # also where both are zero
     with np.errstate(invalid="ignore"):
         log_ratio = np.where(same, 0.0, predicted.log_variance - reference.log_variance)
-    variance = np.abs(np.expm1(np.minimum(log_ratio, 50.0)))  # huge, not infinite, where the reference is zero
     r, r_reference = predicted.token_correlation, reference.token_correlation
-    return variance, np.abs(r - r_reference) / np.maximum(np.abs(r_reference), 0.1)
+    return np.clip(log_ratio, -50.0, 50.0), (r - r_reference) / np.maximum(np.abs(r_reference), 0.1)
+
+
+def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatArray | None, FloatArray | None]:
+    """z of every sublayer's ln variance and token correlation: the difference over the scatter of a mean of networks.
+
+    The scatter is the predicted one; what the mean of networks of this width has above the prediction is taken into
+    account. None: not derived. NaN: nothing scatters.
+    """
+    if predicted.variance_sd is None or predicted.token_correlation_sd is None:
+        return None, None
+    excess = 0.0 if predicted.variance_excess is None else predicted.variance_excess
+
+    def score(difference: FloatArray, sd: FloatArray) -> FloatArray:
+        size = sd / np.sqrt(networks)
+        unknown = np.full_like(difference, np.nan)
+        return np.asarray(np.divide(difference, size, out=unknown, where=size > _SMALLEST))
+
+    with np.errstate(invalid="ignore"):
+        above = predicted.log_variance + excess - reference.log_variance
+    r = predicted.token_correlation - reference.token_correlation
+    return score(above, predicted.variance_sd), score(r, predicted.token_correlation_sd)
+
+
+def rms(values: FloatArray | None) -> float | None:
+    """Root mean square of what is finite; None where nothing is."""
+    known = np.zeros(0) if values is None else values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(known**2))) if known.size else None
 
 
 def r_squared(predicted: FloatArray, reference: FloatArray) -> float | None:
@@ -121,23 +153,29 @@ def compare(predicted: Profile, measured: Profile) -> Comparison:
     if shapes[0] != shapes[1] or len(shapes[0]) != 1:
         raise InputError(f"cannot compare sweeps (shapes {shapes[0]} and {shapes[1]}); select one member of each")
     agreements = []
+    networks = int(measured.statistics.get("networks", measured.n_seeds or 1))
     for name, point in (("forward", "stream_out"), ("branch", "branch")):
-        agreements += _agreements(name, predicted.forward[point], measured.forward[point])
+        agreements += _agreements(name, predicted.forward[point], measured.forward[point], networks)
     if predicted.gradient is not None and measured.gradient is not None:
-        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"])
+        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"], networks)
     return Comparison(predicted, measured, tuple(agreements))
 
 
-def _agreements(name: str, predicted: Series, reference: Series) -> list[Agreement]:
+def _agreements(name: str, predicted: Series, reference: Series, networks: int) -> list[Agreement]:
     variance, correlation = relative_errors(predicted, reference)
+    z = scores(predicted, reference, networks)
 
-    def row(quantity: str, errors: FloatArray, r2: float | None, se: FloatArray | None) -> Agreement:
+    def row(
+        quantity: str, errors: FloatArray, r2: float | None, se: FloatArray | None, z: FloatArray | None
+    ) -> Agreement:
         return Agreement(
             quantity=f"{name} {quantity}",
             r_squared=r2,
-            median=float(np.median(errors)),
-            percentile_95=float(np.percentile(errors, 95)),
+            median=float(np.median(np.abs(errors))),
+            percentile_95=float(np.percentile(np.abs(errors), 95)),
             standard_error=None if se is None else float(np.median(se)),
+            signed=float(np.mean(errors)),
+            z=rms(z),
         )
 
     r_se = reference.token_correlation_se
@@ -145,6 +183,8 @@ def _agreements(name: str, predicted: Series, reference: Series) -> list[Agreeme
         with np.errstate(over="ignore"):  # of an error near the largest double, which then is infinite
             r_se = r_se / np.maximum(np.abs(reference.token_correlation), 0.1)
     return [
-        row("variance", variance, r_squared(predicted.log_variance, reference.log_variance), reference.variance_se),
-        row("token correlation", correlation, None, r_se),
+        row(
+            "variance", variance, r_squared(predicted.log_variance, reference.log_variance), reference.variance_se, z[0]
+        ),
+        row("token correlation", correlation, None, r_se, z[1]),
     ]

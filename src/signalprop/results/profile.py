@@ -29,7 +29,8 @@ POINTS = ("stream_in", "branch", "stream_out")
 Source = Literal["theory", "measured", "simulated"]
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
 _NEEDED = ("mean", "variance", "token_correlation")
-_OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation")
+_BANDS = ("variance_sd", "token_correlation_sd", "variance_excess")
+_OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation", *_BANDS)
 
 
 @typed
@@ -42,6 +43,9 @@ class Series:
         log_variance: natural logarithm of the variance; right where the variance itself over- or underflows.
         variance_se: standard error of the variance, relative to it; token_correlation_se: absolute. None: exact.
         feature_correlation: correlation of two features of one token, where it was asked for.
+        variance_sd, token_correlation_sd: of a prediction, how single networks of this width scatter: standard
+            deviation of ln of the variance, and of the correlation. variance_excess: ln of the mean over such networks
+            over the variance, which is that of wide ones. None: not derived, or a measurement.
     """
 
     mean: FloatArray
@@ -51,6 +55,9 @@ class Series:
     variance_se: FloatArray | None = None
     token_correlation_se: FloatArray | None = None
     feature_correlation: FloatArray | None = None
+    variance_sd: FloatArray | None = None
+    token_correlation_sd: FloatArray | None = None
+    variance_excess: FloatArray | None = None
 
     @staticmethod
     @typed
@@ -63,6 +70,9 @@ class Series:
         variance_se: ArrayLike | None = None,
         token_correlation_se: ArrayLike | None = None,
         feature_correlation: ArrayLike | None = None,
+        variance_sd: ArrayLike | None = None,
+        token_correlation_sd: ArrayLike | None = None,
+        variance_excess: ArrayLike | None = None,
     ) -> Series:
         """Build a Series from the variance, or from its logarithm where products may overflow.
 
@@ -72,6 +82,7 @@ class Series:
             variance, log_variance: one of the two, shape (..., sublayers), as all others here.
             token_correlation, mean, feature_correlation: of the same points; numbers stand for constant columns.
             variance_se, token_correlation_se: standard errors over networks, where there are several.
+            variance_sd, token_correlation_sd, variance_excess: of single networks around a prediction.
 
         Raises:
             InputError: a variance that is negative, NaN or infinite, a correlation outside [-1, 1], or another number
@@ -110,6 +121,9 @@ class Series:
             variance_se=maybe(variance_se, "variance_se"),
             token_correlation_se=maybe(token_correlation_se, "token_correlation_se"),
             feature_correlation=maybe(feature_correlation, "feature_correlation"),
+            variance_sd=maybe(variance_sd, "variance_sd"),
+            token_correlation_sd=maybe(token_correlation_sd, "token_correlation_sd"),
+            variance_excess=maybe(variance_excess, "variance_excess"),
         )
 
     @typed

@@ -490,7 +490,7 @@ def returned(parametrization: Parametrization, profile: Profile) -> Returned:
     """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
     p = parametrization
     branches = branches_of(p)
-    f = _met(p, branches, profile)
+    f = met_by(p, branches, profile)[0]
     maps = from_the_sum(p, f, backward_maps(p, branches, f)[0])
     skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its first row
     log_skip = log(skip**2) + np.maximum(profile.forward["stream_in"].log_variance, NO_SIGNAL)
@@ -505,12 +505,17 @@ def returned(parametrization: Parametrization, profile: Profile) -> Returned:
     )
 
 
-def _met(p: Parametrization, branches: list[BranchMoments], profile: Profile) -> Met:
-    """What branches and norms met in the forward pass of a profile; norms after the sum apart."""
+def met_by(
+    p: Parametrization, branches: list[BranchMoments], profile: Profile
+) -> tuple[Met, tuple[FloatArray, FloatArray]]:
+    """What branches and norms met in the forward pass of a profile, norms after the sum apart; and what branches gave.
+
+    That is the log variance before a norm on it, and the token correlation.
+    """
     a = p.architecture
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
-    second, r_read, norm, raw = (np.zeros(log_v.shape) for _ in range(4))
+    second, r_read, norm, raw, made_r = (np.zeros(log_v.shape) for _ in range(5))
     memory = None
     if a.kind == "encoder-decoder":
         last = next(stacks_of(p))[1][-1]
@@ -525,8 +530,8 @@ def _met(p: Parametrization, branches: list[BranchMoments], profile: Profile) ->
                 second[..., i], r_read[..., i], norm[..., i] = read_normed(a, row(p.norm_output, i) ** 2, *met)
             else:
                 second[..., i], r_read[..., i], beyond = read_raw(a, *met)
-            if name in NORM_ON_BRANCH:
-                read = second[..., i], r_read[..., i]
-                made = branch.forward(i, read, _spread(memory, read[0]))
-                raw[..., i] = log(np.asarray(made.variance)) + beyond
-    return Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory)
+            read = second[..., i], r_read[..., i]
+            made = branch.forward(i, read, _spread(memory, read[0]))
+            raw[..., i] = log(np.asarray(made.variance)) + beyond
+            made_r[..., i] = correlation(np.asarray(made.covariance), np.asarray(made.variance))
+    return Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory), (raw, made_r)

@@ -160,7 +160,7 @@ def agreement(name: str, pair: Pair, which: Literal["forward", "gradient"], *, s
     predicted = series_of(pair.predicted, which)
 
     def median(profile: Profile) -> float:
-        return float(np.median(relative_errors(predicted, series_of(profile, which))[0]))
+        return float(np.median(np.abs(relative_errors(predicted, series_of(profile, which))[0])))
 
     def explained(profile: Profile) -> float:
         return r_squared(predicted.log_variance, series_of(profile, which).log_variance) or 0.0

@@ -17,7 +17,8 @@ def read(path: str | Path) -> dict[str, Any]:
     """What a file or the directory of a run (`path`) holds, by name (of the file, where it has no names of its own).
 
     Reads the JSON of predict, measure, compare, diagnose, kernel, schemes and reproduce, the .npz of
-    `kernel --matrices`, directories of training runs and of sweeps, and a sweep's `results.json`.
+    `kernel --matrices`, the JSONL of a SignalMonitor, directories of training runs and of sweeps, and a sweep's
+    `results.json`.
 
     Raises:
         InputError: nothing there, damaged, of a newer version, or something that a report cannot show. The line names
@@ -28,6 +29,8 @@ def read(path: str | Path) -> dict[str, Any]:
         return _folder(source)
     if source.suffix == ".npz":
         return next(part.arrays(source) for part in parts() if part.arrays is not None)
+    if source.suffix == ".jsonl":
+        return next(part.lines(source) for part in parts() if part.lines is not None)
     data = read_json(source)
     schema = data.get("schema") if isinstance(data, dict) else None
     readers = _readers()

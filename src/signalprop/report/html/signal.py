@@ -144,7 +144,8 @@ def signal_section(curves: Sequence[Curve], *, by_scheme: bool = False) -> Block
         "signal",
         "The signal over depth",
         _with_caveats(drawn, notes(curves)) if by_scheme else drawn,
-        lead="After every sublayer. A band is two standard errors to either side.",
+        lead="After every sublayer. A band is two standard errors to either side; of a prediction, two standard "
+        "deviations of one network.",
         groups=groups,
         sources=[(source, _style(source, k)) for k, source in enumerate(sources)],
         places=places,
@@ -192,11 +193,11 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
         p, ids = curve.profile, (groups.index(curve.group), sources.index(curve.source), k)
         gap = _borders(p)
         stream = p.forward["stream_out"]
-        forward.append(_log(ids, gap, stream.log_variance, stream.variance_se))
+        forward.append(_log(ids, gap, stream.log_variance, _first(stream.variance_se, stream.variance_sd)))
         if p.gradient is not None:
             inner = p.gradient["stream_in"]
-            gradient.append(_log(ids, gap, inner.log_variance, inner.variance_se))
-        se = stream.token_correlation_se
+            gradient.append(_log(ids, gap, inner.log_variance, _first(inner.variance_se, inner.variance_sd)))
+        se = _first(stream.token_correlation_se, stream.token_correlation_sd)
         correlation.append(
             blocks.series(*ids, _split(stream.token_correlation, gap), error=None if se is None else _split(se, gap))
         )
@@ -220,6 +221,11 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
                      caption="Layers far below 1 / depth hardly matter; the sum is the network's sensitivity."),
     ]  # fmt: skip
     return [item for item in made if item["series"]]
+
+
+def _first(measured: FloatArray | None, predicted: FloatArray | None) -> FloatArray | None:
+    """Standard errors of a measurement, or the scatter of a prediction."""
+    return predicted if measured is None else measured
 
 
 def _log(ids: tuple[int, int, int], gap: list[int], logs: FloatArray, se: FloatArray | None) -> Block:
@@ -299,13 +305,17 @@ def agreement_block(items: Mapping[str, Comparison], curves: Sequence[Curve]) ->
     rows = [
         [
             labels[id(item.predicted)], a.quantity, "-" if a.r_squared is None else f"{a.r_squared:.4f}",
-            percent(a.median), percent(a.percentile_95), percent(a.standard_error),
+            percent(a.median), percent(a.percentile_95), f"{100 * a.signed:+.1f} %", percent(a.standard_error),
+            "-" if a.z is None else f"{a.z:.1f}",
         ]
         for item in items.values()
         for a in item.agreements
     ]  # fmt: skip
-    header = ["scheme", "quantity", "R² (log)", "median error", "95th percentile", "measured ± se"]
-    caption = "Relative errors over sublayers; of a correlation, over at least 0.1."
+    header = ["scheme", "quantity", "R² (log)", "median error", "95th percentile", "mean", "measured ± se", "rms z"]
+    caption = (
+        "Errors over sublayers: ln of the ratio; of a correlation the difference, over at least 0.1. z: over what "
+        "networks of this width scatter by, about 1 where nothing else is left."
+    )
     return (
         blocks.table("Agreement of prediction and measurement", header, rows, left=2, caption=caption) if rows else None
     )

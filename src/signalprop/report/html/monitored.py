@@ -1,0 +1,249 @@
+"""Monitored trainings: what a SignalMonitor wrote, layer by layer through the steps, and where two of them part."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.files.storage import read_text
+from signalprop.network.moments import FloatArray
+from signalprop.report.html import blocks
+from signalprop.report.html.blocks import Block
+from signalprop.report.html.parts import Items, Part
+from signalprop.results.text import number
+
+_LAYER = re.compile(r"[^/].*?/layer_([0-9]{1,5})/(.+)")
+_CELLS = 20_000_000  # steps times layers of a file
+_FRAMES, _POINTS = 60, 600  # steps on the slider; points of a curve over steps
+_APART = 2.0  # runs part where a layer's numbers are this many times as large
+_SIGNED = ("token_correlation", "alignment", "cosine", "removal")  # compared by their difference, of a tenth
+_DIFFERENT = 0.1
+_NAMES = ("largest_score_head", "least_loaded_expert")  # whose number it is, not how much
+_Row = dict[str, list[float | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Monitored:
+    """What was written of one training.
+
+    Attributes:
+        steps: that were sampled. layers: (steps, layers) by quantity, NaN where not measured. whole: (steps,) by name.
+        warnings: (step, text). jumps: of the loss, as they were written.
+    """
+
+    steps: tuple[int, ...]
+    layers: Mapping[str, FloatArray]
+    whole: Mapping[str, FloatArray]
+    warnings: tuple[tuple[int, str], ...] = ()
+    jumps: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+
+
+def read_monitored(path: str | Path) -> Monitored:
+    """The JSONL file that a SignalMonitor wrote; of a step that was sampled twice (a resumed run) the last.
+
+    Raises:
+        InputError: it cannot be read, holds no sampled step, or a line that a monitor does not write. A last line that
+            was cut off is left out.
+    """
+    lines = read_text(path).split("\n")
+    sampled: dict[int, dict[str, float]] = {}
+    warnings: list[tuple[int, str]] = []
+    jumps = []
+    for k, line in enumerate(lines):
+        if not line.strip() or k == len(lines) - 1:  # without its newline: cut off
+            continue
+        row = _row(line, f"{path}, line {k + 1}")
+        step = row["step"]
+        warnings += [(step, str(text)) for text in row.get("warnings", ())]
+        if "jump" in row:
+            jumps.append((step, row["jump"]))
+        else:
+            sampled[step] = {name: float(v) for name, v in row.items() if "/" in name and isinstance(v, (int, float))}
+    layers = {int(found[1]) for row in sampled.values() for name in row if (found := _LAYER.fullmatch(name))}
+    if (max(layers, default=0) + 1) * len(sampled) > _CELLS:
+        raise InputError(f"{path}: layer {max(layers)} at {len(sampled)} steps; expected {_CELLS} numbers at most")
+    if not sampled:
+        raise InputError(f"{path}: no sampled step; give the file that SignalMonitor(jsonl=...) wrote")
+    steps = tuple(sorted(sampled))
+    cells: dict[str, dict[tuple[int, int], float]] = {}
+    whole: dict[str, FloatArray] = {}
+    for i, step in enumerate(steps):
+        for name, value in sampled[step].items():
+            found = _LAYER.fullmatch(name)
+            if found:
+                cells.setdefault(found[2], {})[i, int(found[1])] = value
+            else:
+                whole.setdefault(name.rpartition("/")[2], np.full(len(steps), np.nan))[i] = value
+    return Monitored(
+        steps, {q: _table(len(steps), at) for q, at in cells.items()}, whole, tuple(warnings), tuple(jumps)
+    )
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    good = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("warnings", []), list)
+    numbers = [v for v in row.values() if isinstance(v, (int, float))] if good else []
+    if not good or not all(abs(v) < 1e300 for v in numbers) or ("jump" in row and not _is_jump(row["jump"])):
+        raise InputError(f"{where}: this is not a line of a SignalMonitor's file")
+    return row  # type: ignore[no-any-return]
+
+
+def _is_jump(data: Any) -> bool:
+    ring: Any = data.get("ring") if isinstance(data, dict) else None
+    try:
+        shapes = [blocks.numbers(ring[name]).shape for name in ("step", "loss")]
+        tables = [np.array([blocks.numbers(row) for row in ring[name]]).shape for name in ("gradient_norm", "update")]
+    except (TypeError, ValueError, KeyError):
+        return False
+    return shapes[0] == shapes[1] and all(len(t) == 2 and t[:1] == shapes[0] for t in tables)
+
+
+def _table(steps: int, cells: Mapping[tuple[int, int], float]) -> FloatArray:
+    out = np.full((steps, 1 + max(layer for _, layer in cells)), np.nan)
+    for place, value in cells.items():
+        out[place] = value
+    return out
+
+
+def partings(a: Monitored, b: Monitored) -> list[tuple[str, int, int, float, float]]:
+    """(quantity, step, layer, value in a, value in b) where two trainings part first, in the order of the steps.
+
+    That is a factor of 2, or a tenth where numbers have a sign; the layer is the one furthest apart at that step.
+    """
+    common = sorted(set(a.steps) & set(b.steps))
+    out = []
+    for quantity in [q for q in a.layers if q in b.layers and q not in _NAMES]:
+        depth = min(a.layers[quantity].shape[1], b.layers[quantity].shape[1])
+        for step in common:
+            x, y = (m.layers[quantity][m.steps.index(step), :depth] for m in (a, b))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                far = np.abs(y - x) / _DIFFERENT if quantity in _SIGNED else np.abs(np.log(y / x)) / math.log(_APART)
+            far = np.where(np.isnan(far), 0.0, far)
+            k = int(far.argmax())
+            if far[k] > 1:
+                out.append((quantity, step, k, float(x[k]), float(y[k])))
+                break
+    return sorted(out, key=lambda item: item[1])
+
+
+def _layers_section(runs: Mapping[str, Monitored]) -> Block:
+    steps = sorted({s for run in runs.values() for s in _spread(run)})
+    groups, places, made = list(runs), [], []
+    quantities = dict.fromkeys(q for run in runs.values() for q in run.layers if q not in _NAMES)
+    for quantity in quantities:
+        curves = []
+        for k, run in enumerate(runs.values()):
+            if quantity not in run.layers:
+                continue
+            table = run.layers[quantity]
+            places.append(blocks.place(np.arange(table.shape[1]), [f"layer {i}" for i in range(table.shape[1])]))
+            for source, shown in ((0, _spread(run)), (1, run.steps[:1])):
+                for step in shown:
+                    made_of = blocks.series(k, source, len(places) - 1, table[run.steps.index(step)])
+                    curves.append(made_of | ({} if source else {"step": step}))
+        positive = all(c is None or c > 0 for curve in curves for c in curve["y"])
+        title = quantity.replace("_", " ")
+        scale: Any = "log" if positive and quantity in ("variance", "gradient", "update") else "linear"
+        made.append(
+            blocks.chart(f"monitored-{quantity}", title, curves, x="layer", y=title, scale=scale, positive=positive)
+        )
+    return blocks.section(
+        "monitored",
+        "The signal of the training",
+        made,
+        lead="Move the slider through the sampled steps; the dotted line is the first.",
+        groups=groups,
+        sources=[("at the step", "line"), ("at the first step", "dotted")],
+        places=places,
+        slider={"label": "step", "values": [str(step) for step in steps], "start": len(steps) - 1},
+    )
+
+
+def _steps_section(runs: Mapping[str, Monitored]) -> Block:
+    places, made = [], []
+    for name in dict.fromkeys(name for run in runs.values() for name in run.whole):
+        curves = []
+        for k, run in enumerate(runs.values()):
+            if name in run.whole:
+                keep = np.unique(np.linspace(0, len(run.steps) - 1, min(len(run.steps), _POINTS)).round().astype(int))
+                at = [run.steps[i] for i in keep]
+                places.append(blocks.place(at, [f"step {step}" for step in at]))
+                curves.append(blocks.series(k, 0, len(places) - 1, run.whole[name][keep]))
+        title = name.replace("_", " ")
+        positive = all(c is None or c > 0 for curve in curves for c in curve["y"])
+        made.append(blocks.chart(f"steps-{name}", title, curves, x="step", y=title, positive=positive, zero=False))
+    for name, run in runs.items():
+        made += [_before_a_jump(f"{name}, " if len(runs) > 1 else "", step, jump) for step, jump in run.jumps]
+    items = list(runs.items())
+    made += [_apart(*items[0], *other) for other in items[1:]]
+    return blocks.section(
+        "through-steps", "Through the steps", made, groups=list(runs), sources=[("logged", "line")], places=places
+    )
+
+
+def _before_a_jump(name: str, step: int, jump: Mapping[str, Any]) -> Block:
+    table = np.array([blocks.numbers(row) for row in jump["ring"]["update"]]).T
+    with np.errstate(all="ignore"):
+        usual = np.nanmedian(np.where(np.isfinite(table), table, np.nan), axis=1, keepdims=True)
+        logs = np.clip(np.log10(table / usual), -3, 3)
+    return blocks.heat_map(
+        f"jump-{step}-{len(name)}", f"{name}before the loss jumped at step {step}", {"0": logs}, x="step", y="layer",
+        limits=(-3, 3), origin=(jump["ring"]["step"][0], 0), value="log10 of update over its median",
+    )  # fmt: skip
+
+
+def _apart(one: str, a: Monitored, other: str, b: Monitored) -> Block:
+    rows = [
+        [quantity.replace("_", " "), str(step), str(layer), number(x), number(y)]
+        for quantity, step, layer, x, y in partings(a, b)
+    ]
+    caption = "The first common step at which a layer differs by a factor of 2, or by 0.1 where numbers have a sign."
+    return blocks.table(
+        f"Where {other} parts from {one}" + ("" if rows else ": nowhere"),
+        ["quantity", "step", "layer", one, other], rows, caption=caption,
+    )  # fmt: skip
+
+
+def _spread(run: Monitored) -> list[int]:
+    keep = {round(i) for i in np.linspace(0, len(run.steps) - 1, min(len(run.steps), _FRAMES))}
+    return [run.steps[i] for i in sorted(keep)]
+
+
+def _cards(items: Items) -> list[Block]:
+    out = []
+    for name, run in items.items():
+        texts = [text for _, text in run.warnings]
+        title = f"{len(texts)} warning{'s' * (len(texts) != 1)}" if texts else "no warning"
+        shown = [*texts[:8], *([f"and {len(texts) - 8} more"] if len(texts) > 8 else [])]
+        said = shown or [f"{len(run.steps)} sampled steps, {run.steps[0]} to {run.steps[-1]}"]
+        severity = "warning" if texts else "good"
+        out.append({"severity": severity, "subject": name, "title": title, "texts": said, "cure": ""})
+    return out
+
+
+def _of_file(path: Path) -> dict[str, Monitored]:
+    return {path.stem: read_monitored(path)}
+
+
+def _sections(items: Items, _: Path | None) -> Sequence[Block]:
+    return [_layers_section(items), _steps_section(items)]
+
+
+PART = Part(
+    types=(Monitored,),
+    sections=lambda items, beside: list(_sections(items, beside)),
+    cards=_cards,
+    names=list,
+    lines=_of_file,
+)

@@ -1,0 +1,352 @@
+"""How far single networks of a given width lie from the mean that is predicted: linear response to the weights' draws.
+
+A stream's moments are two modes, what all tokens share and what is their own, each the length of a Gaussian vector of
+d_model features. Every sublayer adds noise of relative variance O(1 / d_model) to both, forward and back, and passes on
+what came before by the derivative of its moments. Derivation, and measured against networks: `docs/theory/scatter.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.network.activations import activation
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import PLACEMENTS
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
+from signalprop.results.profile import Profile, Series
+from signalprop.theory.elements import BranchBackward, BranchMoments
+from signalprop.theory.network import Met, backward_maps, branches_of, from_the_sum, is_shaped, met_by, placed
+
+_STEP = 1e-4  # of the differences that stand for derivatives of moments
+_TERMS = 24  # of Hermite's series of squared activations
+_HELD = 50.0  # ln of a ratio that is still a double when it is squared
+
+
+class Overlaps(NamedTuple):
+    """How alike token kernels are, sum_ij A_ij B_ij / (tr A tr B): of skip and branch, of a branch with itself.
+
+    Arrays (sublayers, 2). Position averages (v, c) over T tokens give (v v' + (T - 1) c c') / (T v v').
+    """
+
+    forward: FloatArray
+    backward: FloatArray | None
+
+
+def not_derived(p: Parametrization) -> str:
+    """What the scatter is not derived for, in words; '' where it is."""
+    kinds = {kind_of(p, i).name for i in range(p.n_sublayers)}
+    bare = sorted({PLACEMENTS[code] for code in p.placement.tolist()} & {"sandwich", "res-post"})
+    reasons = (
+        (p.skip.ndim > 1, "sweeps"),
+        (p.architecture.kind == "encoder-decoder", "encoder-decoders"),
+        (bool(kinds - {"attention", "feed_forward"}), "other kinds of sublayers than attention and feed-forward"),
+        (is_shaped(p), "shaped attention"),
+        (bool(np.any(p.parallel)), "parallel branches"),
+        (bool(bare), "norms on a branch's output"),
+        (bool((p.value_skip != 0).any()), "value skips"),
+    )
+    return next((words for found, words in reasons if found), "")
+
+
+def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None = None) -> Profile:
+    """The profile with the standard deviations of one network of this width, reading one sequence, in its series.
+
+    `variance_sd` is that of ln of the variance, `token_correlation_sd` absolute; `variance_excess` is ln of the mean
+    over networks of this width over the prediction, which is that of wide ones. Where they are not derived, a note
+    says so and the series stay as they are; the gradient at branches' outputs has none.
+
+    Args:
+        overlaps: of the kernels that the profile was predicted by; None: of its position averages.
+    """
+    reason = not_derived(p)
+    if reason:
+        return replace(profile, notes=(*profile.notes, f"how single networks scatter is not derived for {reason}"))
+    with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
+        return _Response(p, profile, overlaps).told()
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Every sublayer at one forward signal: ln variance and correlation of branch and sum, and the way back."""
+
+    branch: tuple[FloatArray, FloatArray]
+    total: tuple[FloatArray, FloatArray]  # before a norm after it
+    share: FloatArray  # of the branch in the sum's variance
+    skip2: FloatArray  # factor on a gradient along the skip, norms included
+    maps: BranchBackward
+    met: Met
+
+    def back(self, r: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """ln of the variance, and correlation, of what a gradient of variance 1 and correlation r becomes."""
+        v = self.skip2 + self.maps.vv + self.maps.vc * r
+        return np.log(v), (self.skip2 * r + self.maps.cv + self.maps.cc * r) / v
+
+
+class _Response:
+    def __init__(self, p: Parametrization, profile: Profile, overlaps: Overlaps | None) -> None:
+        self.p, self.profile = p, profile
+        a = p.architecture
+        self.n, self.d, self.tokens = p.n_sublayers, a.d_model, float(a.seq_len)
+        self.after = np.broadcast_to(placed(p, NORM_AFTER), self.n)
+        self.branches: list[BranchMoments] = branches_of(p)
+        self.here = self.at(0.0, 0.0)
+        stream = profile.forward["stream_in"].token_correlation
+        self.turn = np.where(stream > 0.5, -_STEP, _STEP)
+        self.by_v, self.by_r = self.at(_STEP, 0.0), self.at(0.0, self.turn)
+        attends = [kind_of(p, i).attends for i in range(self.n)]
+        self.maps_in_a_row = np.where(attends, 2.0, 1.0)  # wide random maps in a branch: values and output; down
+        self.hidden = np.where(attends, 0.0, 1.0)[:, None] * self._hidden()
+        shared = stream, self.here.branch[1]
+        kept, added = self._modes(1 - self.here.share, shared[0]), self._modes(self.here.share, shared[1])
+        noise = self._noise(kept, added, self.hidden[:, 0], None if overlaps is None else overlaps.forward)
+        self.raw_noise = noise
+        self.to_state = _state(self.here.total[1], ~self.after)
+        self.passed = self._derivative(lambda point: point.total)
+        self.passed[self.after, 0] = 0.0
+        self.overlaps = overlaps
+
+    def at(self, log_v: float, r: FloatArray | float) -> _Point:
+        """Every sublayer, its input's ln variance and correlation moved by so much."""
+        p, stream = self.p, self.profile.forward["stream_in"]
+        moved = np.clip(stream.token_correlation + r, -1.0, 1.0)
+        lv = stream.log_variance + log_v
+        read = replace(stream, log_variance=lv, token_correlation=moved)
+        met, made = met_by(p, self.branches, replace(self.profile, forward={**self.profile.forward, "stream_in": read}))
+        kept, added = np.log(p.skip**2) + lv, np.log(p.branch**2) + made[0]
+        total = np.logaddexp(kept, added)
+        share = np.exp(added - total)
+        maps = from_the_sum(p, met, backward_maps(p, self.branches, met)[0])
+        norm = np.logaddexp(total, np.log(float(p.architecture.norm_eps)))
+        out = np.exp(np.where(self.after, np.log(p.norm_output**2) - norm, 0.0))
+        return _Point(
+            made, (total, share * made[1] + (1 - share) * moved), share, out * p.skip**2,
+            BranchBackward(*(out * column for column in maps)), met,
+        )  # fmt: skip
+
+    def _derivative(self, of: object) -> FloatArray:
+        """Of (ln variance, correlation) of something by those of the stream that is read, (sublayers, 2, 2)."""
+        at = [of(point) for point in (self.here, self.by_v, self.by_r)]  # type: ignore[operator]
+        columns = [[(moved - base) / step for base, moved in zip(at[0], there, strict=True)]
+                   for there, step in ((at[1], _STEP), (at[2], self.turn))]  # fmt: skip
+        return np.moveaxis(np.array(columns), (0, 1), (2, 1))
+
+    # --- noise ---
+
+    def _modes(self, v: FloatArray, r: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Variance of what all tokens share, times T, and of what is a token's own."""
+        return v * (1 + (self.tokens - 1) * r), v * (1 - r)
+
+    def _mean(self, one: tuple[FloatArray, FloatArray], other: tuple[FloatArray, FloatArray]) -> FloatArray:
+        """Product of two signals' kernels over all pairs of tokens, per T^2."""
+        return np.asarray((one[0] * other[0] + (self.tokens - 1) * one[1] * other[1]) / self.tokens**2)
+
+    def _pair(self, modes: tuple[FloatArray, FloatArray]) -> FloatArray:
+        """(variance, covariance) of modes, (sublayers, 2)."""
+        shared, own = modes
+        t = self.tokens
+        return np.stack([(shared + (t - 1) * own) / t, (shared - own) / t], -1)
+
+    def _noise(
+        self, kept: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], hidden: FloatArray,
+        known: FloatArray | None,
+    ) -> FloatArray:  # fmt: skip
+        """Covariance of the noise in (variance, covariance) of a sum of variance 1, (sublayers, 2, 2).
+
+        What kernels know beyond position averages is noise in the size of the sum alone.
+        """
+        t = self.tokens
+        vectors = (1.0, np.array([1.0, 1.0]) / t), (max(t - 1, 1.0), np.array([t - 1, -1.0]) / t)
+        out = np.zeros((self.n, 2, 2))
+        for skip, branch, (members, by) in zip(kept, added, vectors, strict=True):
+            variance = (4 * skip * branch + 2 * self.maps_in_a_row * branch**2) / (self.d * members)
+            out += variance[:, None, None] * np.outer(by, by)
+        from_branch, total = self._pair(added), self._pair(kept) + self._pair(added)
+        out += hidden[:, None, None] * _outer(from_branch)
+        if known is not None:
+            v, w = self._pair(kept)[:, 0], from_branch[:, 0]
+            cross = np.maximum(known[:, 0] * v * w - self._mean(kept, added), 0.0)
+            own = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
+            out += ((4 * cross + 2 * self.maps_in_a_row * own) / self.d)[:, None, None] * _outer(total)
+        return out
+
+    def _hidden(self) -> FloatArray:
+        """Relative variance of a feed-forward by the draws of its hidden units, forward and back, (sublayers, 2)."""
+        p, a, met = self.p, self.p.architecture, self.here.met
+        first = "gate" if a.gated else "up"
+        size, r = self.d * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(met.r_read, -1.0, 1.0)
+        r_g = self.profile.gradient["stream_out"].token_correlation if self.profile.gradient is not None else 0 * r
+        f = activation(a.activation)
+        z, w = np.polynomial.hermite_e.hermegauss(80)
+        x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
+        values, slopes = f.function(x) ** 2, f.derivative(x) ** 2
+
+        def same(y: FloatArray, r: FloatArray) -> FloatArray:
+            return _square_dual(y, z, w / w.sum(), r)
+
+        sizes = []
+        for pair, pair_g in ((np.ones_like(r), np.ones_like(r)), (r, r_g)):
+            forward, back = same(values, pair), same(slopes, pair)
+            if a.gated:  # times a second map, forward; back through both, in halves
+                forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
+            sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
+        own = 1 / self.tokens
+        mixed = [own * alone + (1 - own) * two for alone, two in zip(*sizes, strict=True)]
+        return np.stack(mixed, -1) / a.d_ff
+
+    # --- propagation ---
+
+    def told(self) -> Profile:
+        """The profile with its standard deviations."""
+        profile = self.profile
+        start = self._start(float(profile.forward["stream_in"].token_correlation[0]), 1.0)
+        noise = _congruent(self.to_state, self.raw_noise)
+        out = _through(self.passed, noise, start)
+        entering = np.concatenate([start[None], out[:-1]])
+        branch = self._derivative(lambda point: point.branch)
+        own = self._noise(
+            (0 * self.hidden[:, 0], 0 * self.hidden[:, 0]),
+            self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0], None,
+        )  # fmt: skip
+        at_branch = _congruent(branch, entering) + _congruent(_state(self.here.branch[1]), own)
+        forward = {
+            "stream_in": _banded(profile.forward["stream_in"], entering),
+            "branch": _banded(profile.forward["branch"], at_branch),
+            "stream_out": _banded(profile.forward["stream_out"], out),
+        }
+        if profile.gradient is None:
+            return replace(profile, forward=forward)
+        found, excess = self._back(entering, start)
+        g = profile.gradient
+        top = self._start(float(g["stream_out"].token_correlation[-1]), 0.0)
+        above = np.concatenate([found[1:], top[None]]), np.append(excess[1:], 0.0)
+        gradient = {
+            **g,
+            "stream_in": _banded(g["stream_in"], found, excess),
+            "stream_out": _banded(g["stream_out"], *above),
+        }
+        return replace(profile, forward=forward, gradient=gradient)
+
+    def _start(self, r: float, size: float) -> FloatArray:
+        """Covariance of (ln variance, correlation) of Gaussian tokens; size 0: relative to their own variance."""
+        t = self.tokens
+        shared, own = 1 + (t - 1) * r, 1 - r
+        one, other = np.array([1.0, 1.0]) / t, np.array([t - 1, -1.0]) / t
+        raw = shared**2 * np.outer(one, one) + own**2 / max(t - 1, 1) * np.outer(other, other)
+        raw = 2 / self.d * raw
+        turn = np.array([[size, 0.0], [-r, 1.0]])
+        return np.asarray(turn @ raw @ turn.T)
+
+    def _back(self, entering: FloatArray, start: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction."""
+        gradient = self.profile.gradient
+        assert gradient is not None
+        r = gradient["stream_out"].token_correlation
+        turn = np.where(r > 0.5, -_STEP, _STEP)
+        base, moved = self.here.back(r), self.here.back(r + turn)
+        through = np.zeros((self.n, 2, 2))
+        through[:, 0, 0] = 1.0
+        for k in (0, 1):
+            through[:, k, 1] = (moved[k] - base[k]) / turn
+        if self.p.architecture.causal:
+            self._recalibrate(through, r)
+        by_signal = self._derivative(lambda point: point.back(r))
+        v, maps = np.exp(base[0]), self.here.maps
+        sent, shared = (maps.vv + maps.vc * r) / v, (maps.cv + maps.cc * r) / v
+        kept, added = self._modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
+        known = None if self.overlaps is None else self.overlaps.backward
+        noise = _congruent(_state(base[1]), self._noise(kept, added, self.hidden[:, 1], known))
+
+        flipped = slice(None, None, -1)
+        turned = np.einsum("nij,nlk->nikjl", through, self.passed).reshape(self.n, 4, 4)  # Z -> M Z T
+        z = _affine(turned[flipped], by_signal.reshape(self.n, 4)[flipped], np.zeros(4))[flipped].reshape(-1, 2, 2)
+        above = np.concatenate([z[1:], np.zeros((1, 2, 2))])
+        at_norm = np.zeros((self.n, 2, 2))
+        at_norm[self.after, 0, 0] = -1.0  # the norm after a sum divides gradients by its size
+        met = _congruent(through @ above @ self.to_state + at_norm, self.raw_noise)
+        top = self._start(float(r[-1]), 0.0)
+        by_signals = _through(through[flipped], met[flipped], np.zeros((2, 2)))[flipped] + _congruent(z, entering)
+        by_maps = _through(through[flipped], noise[flipped], top)[flipped]
+        summed = _congruent(self._derivative(lambda point: point.total), entering) + self.raw_noise
+        size = np.where(self.after, summed[:, 0, 0], entering[:, 0, 0])
+        before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
+        bend = np.where(self.after, 1.0, np.where(before, sent * (2 - sent), 0.0)) * size / 2
+        excess = np.cumsum(bend[flipped])[flipped] + by_signals[:, 0, 0] / 2
+        return by_signals + by_maps, excess
+
+    def _recalibrate(self, through: FloatArray, r: FloatArray) -> None:
+        """What averages over positions get wrong in a causal stack, from what its kernels say of the same step.
+
+        There the gradient's variance and correlation become known numbers; the parts that come from the correlation
+        are given the size that makes it so.
+        """
+        gradient = self.profile.gradient
+        assert gradient is not None
+        inner, outer, maps, skip = gradient["stream_in"], gradient["stream_out"], self.here.maps, self.here.skip2
+        v = np.exp(np.clip(inner.log_variance - outer.log_variance, -_HELD, _HELD))
+        r_in = inner.token_correlation
+        by_v, by_c = maps.vc * r, maps.cc * r
+        v_scale = np.where(by_v > 1e-9, np.clip((v - skip - maps.vv) / by_v, 0.0, 3.0), 1.0)
+        c_scale = np.where(by_c > 1e-9, np.clip((r_in * v - skip * r - maps.cv) / by_c, 0.0, 3.0), 1.0)
+        to_v, to_c = maps.vc * v_scale, skip + maps.cc * c_scale
+        through[:, 0, 1] = to_v / v
+        through[:, 1, 1] = (to_c - r_in * to_v) / v
+
+
+def _outer(x: FloatArray) -> FloatArray:
+    return np.asarray(x[:, :, None] * x[:, None, :])
+
+
+def _congruent(by: FloatArray, covariance: FloatArray) -> FloatArray:
+    """A C A^T."""
+    return np.asarray(by @ covariance @ np.swapaxes(by, -1, -2))
+
+
+def _state(r: FloatArray, sized: FloatArray | None = None) -> FloatArray:
+    """From (variance, covariance), of variance 1, to (ln variance, correlation); 0 in the first where it is normed."""
+    out = np.zeros((len(r), 2, 2))
+    out[:, 0, 0] = 1.0 if sized is None else sized
+    out[:, 1, 0], out[:, 1, 1] = -r, 1.0
+    return out
+
+
+def _affine(matrix: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
+    """x_(l+1) = matrix_l x_l + added_l for all l, by doubling; (n, k)."""
+    matrix, out = matrix.copy(), added.copy()
+    out[0] += matrix[0] @ start
+    step = 1
+    while step < len(out):
+        out[step:] = out[step:] + np.einsum("nij,nj->ni", matrix[step:], out[:-step])
+        matrix[step:] = matrix[step:] @ matrix[:-step]
+        step *= 2
+    return out
+
+
+def _through(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
+    """C_(l+1) = A_l C_l A_l^T + noise_l for all l, (n, 2, 2)."""
+    n = len(by)
+    matrix = np.einsum("nij,nkl->nikjl", by, by).reshape(n, 4, 4)
+    return _affine(matrix, noise.reshape(n, 4), start.reshape(4)).reshape(n, 2, 2)
+
+
+def _banded(series: Series, covariance: FloatArray, excess: FloatArray | None = None) -> Series:
+    """The series with its standard deviations; as it is, where one of them is not finite."""
+    sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
+    if not np.isfinite(sd).all() or (excess is not None and not np.isfinite(excess).all()):
+        return series
+    return replace(series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess)
+
+
+def _square_dual(y: FloatArray, z: FloatArray, weights: FloatArray, r: FloatArray) -> FloatArray:
+    """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes z, (sublayers, nodes)."""
+    basis = np.polynomial.hermite_e.hermevander(z, _TERMS)
+    factorials = np.cumprod(np.maximum(np.arange(_TERMS + 1.0), 1.0))
+    coefficients = (y * weights) @ basis / np.sqrt(factorials)
+    left = (y**2 * weights).sum(-1) - (coefficients**2).sum(-1)
+    powers = r[:, None] ** np.arange(_TERMS + 1)
+    total = (coefficients**2 * powers).sum(-1) + left * r ** (_TERMS + 1)
+    return np.asarray(total / np.maximum(coefficients[:, 0] ** 2, 1e-300))

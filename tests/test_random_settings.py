@@ -1,0 +1,87 @@
+"""Random supported settings: where prediction and networks differ by over 15 %, the prediction has a note on that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalprop.data.batches import default_batch
+from signalprop.measurement.simulation import simulate
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
+from signalprop.prediction import predict
+from signalprop.results.profile import Profile, Series
+from signalprop.schemes import scheme
+
+# Words of notes that warn; the others say which fidelity was taken and why.
+WARNS = ("simulate", "were measured", "predicted as if", "are larger", "measure")
+TOLERANCE, ERRORS = 0.15, 4.0
+
+
+def setting(seed: int) -> Parametrization:
+    """A network, small enough to simulate, from what an Architecture and the schemes can be."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    kind = pick("encoder", "decoder", "decoder", "encoder-decoder")
+    gated = pick(False, True)
+    fields: dict[str, Any] = {
+        "kind": kind, "n_layers": pick(2, 4, 6), "d_model": 128, "n_heads": pick(2, 4, 8), "gated": gated,
+        "d_ff": pick(256, 512), "vocab_size": pick(300, 2000), "seq_len": pick(16, 32, 48),
+        "activation": "silu" if gated else pick("relu", "gelu", "silu", "tanh"), "norm": pick("layernorm", "rmsnorm"),
+        "norm_placement": pick("pre", "pre", "post", "sandwich"), "dropout": pick(0.0, 0.1),
+        "positions": "none" if kind == "encoder-decoder" else pick("none", "learned", "rotary"),
+    }  # fmt: skip
+    if kind == "encoder-decoder":
+        fields |= {"n_decoder_layers": fields["n_layers"], "target_len": fields["seq_len"]}
+    if kind == "decoder" and fields["norm_placement"] == "pre":
+        fields["parallel"] = pick(False, False, True)
+    a = Architecture(**fields)
+    table = scheme(pick("xavier", "xavier", "deepscalelm", "gpt2", "fixed"))(a)
+    return table.with_columns(score_scale=table.score_scale * pick(1.0, 1.0, 1.5, 2.0))
+
+
+def differences(p: Parametrization, networks: int) -> list[str]:
+    """Quantities that differ by over 15 % and four standard errors, in words; none where the prediction warns."""
+    batch = default_batch(p.architecture, batch_size=2)
+    predicted = predict(p, batch.statistics(p.architecture))
+    if any(word in note for note in predicted.notes for word in WARNS):
+        return []
+    drawn = [simulate(p, batch=batch, n_seeds=1, seed=seed) for seed in range(networks)]
+    found = []
+    for name, of in SERIES.items():
+        logs = np.stack([of(profile).log_variance for profile in drawn])
+        series = of(predicted)
+        excess = 0.0 if series.variance_excess is None else series.variance_excess
+        off = series.log_variance + excess - (np.log(np.exp(logs - logs.max(0)).mean(0)) + logs.max(0))
+        error = logs.std(0, ddof=1) / np.sqrt(networks)
+        far = np.abs(off) - TOLERANCE
+        worst = int(np.argmax(np.where(np.abs(off) > ERRORS * error, far, -1.0)))
+        if far[worst] > 0 and abs(off[worst]) > ERRORS * error[worst]:
+            found.append(f"{name} at sublayer {worst}: ln ratio {off[worst]:+.2f} ± {error[worst]:.2f}")
+    return found
+
+
+def _gradient(profile: Profile) -> Series:
+    assert profile.gradient is not None
+    return profile.gradient["stream_in"]
+
+
+SERIES = {"stream": lambda profile: profile.forward["stream_out"], "gradient": _gradient}
+
+
+@pytest.mark.parametrize("seed", [5, 11])
+def test_a_few(seed: int) -> None:
+    p = setting(seed)
+    assert not differences(p, 8), p.architecture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_many(seed: int) -> None:
+    p = setting(seed)
+    assert not differences(p, 24), p.architecture
