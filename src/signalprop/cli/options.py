@@ -200,16 +200,19 @@ def several(text: str | None, option: str) -> list[str] | None:
     return members
 
 
-def several_depths(text: str | None) -> list[int] | None:
-    """The numbers of layers that --layers names, None where it is not given.
+def several_numbers(text: str | None, option: str, what: str, example: str) -> list[int] | None:
+    """The whole numbers that an option names with commas between, None where it is not given.
+
+    Args:
+        what: such a number is, in words. example: two good values.
 
     Raises:
         InputError: something that is not a whole number, or as `several`.
     """
-    members = several(text, "--layers")
+    members = several(text, option)
     for member in members or []:
         if not member.removeprefix("-").isdecimal() or len(member) > 9:
-            raise InputError(f"--layers {member!r:.40} is not a number of layers; expected e.g. 12, or 12,48,192")
+            raise InputError(f"{option} {member!r:.40} is not {what}; expected e.g. {example}")
     return None if members is None else [int(member) for member in members]
 
 
