@@ -28,6 +28,7 @@ def anatomy(
     meta: Annotated[
         bool, typer.Option("--meta", help="Structure only, without numbers: seconds for a model of any size.")
     ] = False,
+    inside: opt.Inside = None,
     seed: opt.Seed = 0,
     write: Annotated[
         Path | None,
@@ -50,10 +51,11 @@ def anatomy(
     Example:
       signalprop anatomy ./my-checkpoint
     """
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.streams.found import anatomy as found_in
 
     output.check_outputs(json_file)
-    live = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    live = model_inside(_model(Path(model), random_init=random_init, meta=meta, seed=seed), inside)
     found = found_in(live)
     output.deliver(
         json_file,

@@ -44,6 +44,17 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
 
 
+def inside(model: nn.Module, path: str | None) -> nn.Module:
+    """The model at the path of --inside, which is run by itself; the whole one without.
+
+    Raises:
+        InputError: there is no module at that path; or none is asked for, and the model reads several things at once.
+    """
+    from signalprop.attachment.mapping import find
+
+    return model if path is None else find(model, path, "--inside")
+
+
 def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
     """The mapping in the file of --mapping, of which one small pass has shown that the model does what it says.
 
@@ -83,11 +94,24 @@ def architecture_of(
     """
     from signalprop.attachment.families import mapping_for
 
-    a = mapping_for(model, mapping).architecture
+    mapping = mapping_for(model, mapping)
+    check_one_input(model, mapping)
+    a = mapping.architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
     changed_a = a.replace(**changed)
     return changed_a if longest is None else shortened(changed_a, longest).replace(**lengths(changed))
+
+
+def check_one_input(model: nn.Module, mapping: Mapping) -> None:
+    """Raise InputError for a model whose arguments cannot be made of a batch, as one that reads images beside text."""
+    if mapping.arguments is None:
+        models = [n for n, m in model.named_modules() if n and "." not in n and getattr(m, "config", None) is not None]
+        which = f", as {' or '.join(models)}" if models else ""
+        raise InputError(
+            f"give --inside PATH, a model inside that reads one thing alone{which}: what a {type(model).__name__} "
+            "reads is not made of text or of images alone"
+        )
 
 
 def model_batch(

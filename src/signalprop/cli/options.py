@@ -88,6 +88,14 @@ Audio = Annotated[
     Path | None,
     typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
 ]
+Inside = Annotated[
+    str | None,
+    typer.Option(
+        "--inside",
+        metavar="PATH",
+        help="Take the model inside a directory's model, e.g. model.language_model or vision_model.",
+    ),
+]
 MappingFile = Annotated[
     Path | None,
     typer.Option(
