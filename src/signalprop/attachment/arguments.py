@@ -131,6 +131,6 @@ def images(patches: Any, a: Architecture) -> Tensor:
     channels = 3 if width % 3 == 0 and round((width // 3) ** 0.5) ** 2 * 3 == width else 1
     side = round((width // channels) ** 0.5)
     if grid * grid != n or channels * side * side != width or n + a.n_class_tokens != a.seq_len:
-        raise InputError(f"{n} patches of {width} numbers are no square image for a model of {a.seq_len} tokens")
+        raise InputError(f"{n} patches of {width} numbers are not a square image for a model of {a.seq_len} tokens")
     blocks = torch.as_tensor(patches).reshape(-1, grid, grid, channels, side, side)
     return blocks.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, grid * side, grid * side)

@@ -72,7 +72,7 @@ def read_parametrization(
             inputs, outputs = fan(a, role)
             if weight.numel() != inputs * outputs:
                 raise InputError(
-                    f"{where}: the weight has {weight.numel()} entries, the architecture {inputs} x {outputs}; mend "
+                    f"{where}: the weight has {weight.numel()} entries, the architecture {inputs} x {outputs}; fix "
                     "the mapping (rows of a fused map?) or the architecture"
                 )
             weights[i] = rms(weight, where)

@@ -28,7 +28,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "") -> nn.Module:
-    """The model in a directory in float32, as `signalprop.diagnosis.loading.read_model` reads it.
+    """The model in a directory or a .gguf file in float32, as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
         hint: what to do instead, where there are no weights that could be read.
@@ -36,8 +36,12 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     Raises:
         InputError: no config, no weights (unless random_init), or a class that transformers does not have.
     """
-    from signalprop.diagnosis.loading import read_model
+    from signalprop.diagnosis.loading import load, read_model
 
+    if directory.suffix.lower() == ".gguf":
+        if random_init:
+            raise InputError(f"{directory} is a file of weights; leave --random-init out, or give a directory")
+        return load(directory).model
     if not directory.exists():
         raise InputError(f"cannot read {directory}: there is no such file or directory")
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 def measure(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory; or an ARCH, built with --scheme.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A Hugging Face directory or .gguf file; or an ARCH, built with --scheme."
+        ),
     ],
     layers: opt.Layers = None,
     d_model: opt.DModel = None,
@@ -80,7 +83,7 @@ def measure(
         assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
         activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
     )  # fmt: skip
-    directory = Path(model) if opt.is_directory(model) else None
+    directory = Path(model) if opt.is_directory(model) or opt.is_gguf(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
     if directory is None and (random_init or mapping or inside):
