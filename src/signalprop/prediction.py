@@ -85,7 +85,7 @@ def predict(
 
 
 def _with_nearness(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Profile:
-    """The profile with the nearness of layers to the identity, and the gain of those behind them, as `statistics`.
+    """The profile with the nearness of layers to the identity, and the gain of those after them, as `statistics`.
 
     The gain is that of position averages in either fidelity: averages of what a kernel profile has resolved by position
     do not compound (docs/theory/depth.md).

@@ -25,6 +25,8 @@ from signalprop.schemes.default import parametrized
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.mapping import Mapping
+
 # Above this many weights in one network, networks are drawn layer by layer instead of built whole (4 bytes each).
 LARGE = 1_000_000_000
 AS_RANDOM = "the prediction takes the weights as random, with the standard deviations that they have"
@@ -44,6 +46,7 @@ def study(
     backward: bool = True,
     device: str = "cpu",
     skip_first: int | None = None,
+    mapping: Any = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Predict and measure, and say how well the two agree.
@@ -60,6 +63,7 @@ def study(
         seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
         fidelity: of the prediction. backward: also the gradient, where the model has a loss.
         device: where networks with fresh weights run; a live model runs where it is. skip_first: as in `measure`.
+        mapping: a Mapping of a live model that no family knows.
         progress: called with the measurements that are done, and all of them.
 
     Returns:
@@ -87,7 +91,7 @@ def study(
         measured = _measured(draw, seeds, progress)
     else:
         table, statistics, measured, notes = _live(
-            subject, batches, seeds, seed, batch_size, backward, progress, skip_first
+            subject, batches, seeds, seed, batch_size, backward, progress, skip_first, mapping
         )
         backward = measured.gradient is not None
     predicted = predict(table, statistics, fidelity=fidelity, backward=backward)
@@ -137,6 +141,7 @@ def _live(
     backward: bool,
     progress: Progress | None,
     skip_first: int | None,
+    mapping: Mapping | None,
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.families import mapping_for
@@ -144,18 +149,21 @@ def _live(
     from signalprop.measurement import measure
 
     given = [batches] if isinstance(batches, Batch) else batches
-    a = mapping_for(model, None).architecture
+    mapping = mapping_for(model, mapping)
+    a = mapping.architecture
     if given is None:
         given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]
     a = fitted(a, given[0]).replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
     backward, notes = with_gradient(a, backward)
 
     def draw(k: int) -> Profile:
-        return measure(model, given[k], backward=backward, scheme="as is", architecture=a, skip_first=skip_first)
+        return measure(
+            model, given[k], mapping=mapping, backward=backward, scheme="as is", architecture=a, skip_first=skip_first
+        )
 
     measured = _measured(draw, len(given), progress)
     measured = replace(measured, statistics={**measured.statistics, "networks": 1})
-    table = read_parametrization(model, architecture=a)
+    table = read_parametrization(model, mapping, architecture=a)
     return table, pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
 
 

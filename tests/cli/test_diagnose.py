@@ -388,7 +388,7 @@ class TestTasks:
         ("row", "message"),
         [
             ("{", "line 2 is not JSON"),
-            ([1], "line 2 is no object"),
+            ([1], "line 2 is not an object"),
             ({"prompt": "a", "choices": ["b"], "answer": 0}, "line 2: .*choices"),
             ({"prompt": "a", "choices": ["b", "c"], "answer": 2}, "line 2: answer 2 of 2 choices"),
             ({"prompt": "a", "choices": ["b", "c"]}, "line 2: .*answer"),

@@ -185,7 +185,7 @@ class OwnModel(LlamaForCausalLM):
     def test_a_class_that_is_not_there(self, folder: Path) -> None:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps(described | {"architectures": ["LlamaForNothing"]}))
-        with pytest.raises(InputError, match="asks for the class LlamaForNothing, which transformers"):
+        with pytest.raises(InputError, match="asks for the class LlamaForNothing, which is not"):
             load(folder)
 
 

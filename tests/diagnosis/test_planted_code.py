@@ -102,7 +102,7 @@ def class_of_the_tokenizer(folder: Path) -> Path:
 
 
 ATTACKS: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], str]] = {
-    "class": ("applied", class_in_the_record, ("check", "--scheme", "lns"), "AutoModelForCausalLM, which transformers"),
+    "class": ("applied", class_in_the_record, ("check", "--scheme", "lns"), "AutoModelForCausalLM, which is not"),
     "gguf": ("gguf", tokenizer_beside_a_gguf, ("diagnose", "--no-report"), "brings code of its own"),
     "kernel": ("plain", kernel_in_an_object, ("measure",), "may be code of the hub"),
     "another configuration": ("plain", another_configuration, ("measure",), "may be code of the hub"),
@@ -212,7 +212,7 @@ def test_the_digest_is_checked_before_anything_is_loaded(
 def test_classes_that_are_not_models(made: Callable[[str], Path], name: str) -> None:
     folder = made("plain")
     change(folder / "config.json", architectures=[name])
-    with pytest.raises(InputError, match=f"asks for the class {name}, which transformers"):
+    with pytest.raises(InputError, match=f"asks for the class {name}, which is not"):
         read_model(folder)
 
 

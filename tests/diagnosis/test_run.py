@@ -67,6 +67,7 @@ class TestSections:
             "identity",
             "removal",
             "casts",
+            "casts by map",
         ]
         assert all(done <= total for _, done, total in steps)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -312,8 +313,8 @@ class TestWords:
         )  # fmt: skip
         verdict, note = said(healthy(), casts=casts)
         assert verdict.kind == "low precision" and verdict.layers == (1,)
-        assert "weights +0.2, both not finite; least signal over noise behind layer 1 (12 dB)" in verdict.text
-        assert verdict.advice == "a scale per tensor mends it"
+        assert "weights +0.2, both not finite; least signal over noise after layer 1 (12 dB)" in verdict.text
+        assert verdict.advice == "a scale per tensor fixes it"
         assert (note.severity, note.kind) == ("note", "no scale")
         assert "int8 without a scale" in note.text and note.text.endswith(": weights +5")
         assert "weights below one half become 0" in note.cause

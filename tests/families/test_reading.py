@@ -218,7 +218,7 @@ class TestBadInput:
     def test_an_unknown_family_begins_with_the_remedy(self) -> None:
         with pytest.raises(
             InputError,
-            match=r"give an Architecture, and a Mapping .*'bloom' is not one of the \d\d that are",
+            match=r"give an Architecture, or a mapping .*'bloom' is not one of the \d\d that are",
         ):
             Architecture.from_hf({"model_type": "bloom"})
         with pytest.raises(InputError, match="family None is not one of"):

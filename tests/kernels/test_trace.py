@@ -374,8 +374,8 @@ def test_statistics_become_kernels_by_way_of_the_embedding() -> None:
 @pytest.mark.parametrize(
     ("matrix", "says"),
     [
-        ([[1, 2], [2]], "no matrix of numbers"),
-        (10**400, "no matrix of numbers"),
+        ([[1, 2], [2]], "not a matrix of numbers"),
+        (10**400, "not a matrix of numbers"),
         (np.ones((2, 3)), "shape (2, 3)"),
         (np.ones(4), "shape (4,)"),
         (np.ones((0, 0)), "shape (0, 0)"),

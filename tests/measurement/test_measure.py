@@ -299,7 +299,7 @@ class TestBadInput:
             measure(build("bert"), images)
         with pytest.raises(InputError, match="reads patches"):
             measure(build("vit"), Batch(tokens=np.ones((1, 4), np.int64), targets=np.ones((1, 4), np.int64)))
-        with pytest.raises(InputError, match="no square image"):
+        with pytest.raises(InputError, match="not a square image"):
             measure(build("vit"), Batch(tokens=None, patches=np.zeros((1, 15, 48)), targets=np.array([1])))
 
     def test_no_loss(self, build: Any) -> None:

@@ -52,49 +52,58 @@ def theirs(name: str) -> Any:
     return model
 
 
+def both(model: Any, mine: Any, reference: Any, offset: float = 0.0) -> Iterator[Pair]:
+    """Weight and bias; a bias that they lack does nothing (a key bias drops out of softmax), and is set to zero."""
+    module = find_any(model, reference[0] if isinstance(reference, tuple) else reference, "test")
+    rows = reference[1] if isinstance(reference, tuple) else slice(None)
+    turned = is_transposed(module)
+    if isinstance(module, Tensor):
+        yield mine.weight, module, lambda t: t.reshape(mine.weight.shape)
+        return
+
+    def cut(t: Tensor) -> Tensor:
+        return ((t[:, rows].T if turned else t[rows]) + offset).reshape(mine.weight.shape)
+
+    yield mine.weight, module.weight, cut
+    if getattr(mine, "bias", None) is not None:
+        if module.bias is None:
+            nn.init.zeros_(mine.bias)
+        else:
+            yield mine.bias, module.bias, lambda t: t[rows]
+
+
+def whole(t: Tensor) -> Tensor:
+    return t
+
+
 def pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
     """Every parameter of our model with the place in theirs that it plays."""
-
-    def whole(t: Tensor) -> Tensor:
-        return t
-
-    def both(mine: Any, reference: Any, offset: float = 0.0) -> Iterator[Pair]:
-        """Weight and bias; a bias that they lack does nothing (a key bias drops out of softmax), and is set to zero."""
-        module = find_any(model, reference[0] if isinstance(reference, tuple) else reference, "test")
-        rows = reference[1] if isinstance(reference, tuple) else slice(None)
-        turned = is_transposed(module)
-        if isinstance(module, Tensor):
-            yield mine.weight, module, lambda t: t.reshape(mine.weight.shape)
-            return
-
-        def cut(t: Tensor) -> Tensor:
-            return ((t[:, rows].T if turned else t[rows]) + offset).reshape(mine.weight.shape)
-
-        yield mine.weight, module.weight, cut
-        if getattr(mine, "bias", None) is not None:
-            if module.bias is None:
-                nn.init.zeros_(mine.bias)
-            else:
-                yield mine.bias, module.bias, lambda t: t[rows]
-
     gained = mapping.gain_offset
     for sublayer, item in zip(own.sublayers(), mapping.sublayers, strict=True):
         for role, reference in item.weights.items():
-            yield from both(getattr(sublayer.branch.function, role), reference)
+            yield from both(model, getattr(sublayer.branch.function, role), reference)
         norm = sublayer.norm if sublayer.norm is not None else sublayer.branch.norm
         if norm is not None:
-            yield from both(norm, item.norm, gained)
+            yield from both(model, norm, item.norm, gained)
         if item.post_norm is not None and sublayer.branch.norm is not None:  # a scheme may have taken it away
-            yield from both(sublayer.branch.norm, item.post_norm, gained)
+            yield from both(model, sublayer.branch.norm, item.post_norm, gained)
     stacks = [stack for stack in (own.encoder, own.decoder) if stack is not None]
     for stack, final in zip(stacks, [mapping.encoder_final_norm, mapping.final_norm][-len(stacks) :], strict=True):
         if stack.final_norm is not None:
-            yield from both(stack.final_norm, final, gained)
-    e = mapping.embedding
-    first, last = stacks[0].embedding, stacks[-1].embedding
-    yield from both(last.token or first.patch, e.token)
+            yield from both(model, stack.final_norm, final, gained)
+    yield from embedding_pairs(model, stacks[0].embedding, stacks[-1].embedding, mapping.embedding)
+    for stack, theirs_ in zip(stacks, ("encoder", "decoder")[-len(stacks) :], strict=True):
+        if stack.relative is not None:
+            block = getattr(model, theirs_ if own.decoder is not None else "encoder").block[0]
+            yield stack.relative.table.weight, block.layer[0].SelfAttention.relative_attention_bias.weight, whole
+    if own.head is not None:
+        yield from head_pairs(model, own, mapping)
+
+
+def embedding_pairs(model: Any, first: Any, last: Any, e: Any) -> Iterator[Pair]:
+    yield from both(model, last.token or first.patch, e.token)
     for mine, reference in zip(first.front.convolutions if first.front else (), e.convolutions, strict=True):
-        yield from both(mine, reference)
+        yield from both(model, mine, reference)
     for stack, reference, norm in (
         (first, e.position, e.norm),
         *([(last, e.decoder_position, e.decoder_norm)] if last is not first else []),
@@ -104,25 +113,22 @@ def pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
             n = stack.position.weight.shape[0]
             yield stack.position.weight, table, lambda t, n=n: t.reshape(-1, t.shape[-1])[-n:]  # OPT, RoBERTa: offset 2
         if stack.norm is not None:
-            yield from both(stack.norm, norm)
+            yield from both(model, stack.norm, norm)
     if first.segment is not None:
-        yield from both(first.segment, e.segment)
+        yield from both(model, first.segment, e.segment)
     for mine, path in zip((first.class_token, first.distillation_token), e.class_tokens, strict=False):
         yield mine, find_any(model, path, "class token"), lambda t: t.flatten()
-    for stack, theirs_ in zip(stacks, ("encoder", "decoder")[-len(stacks) :], strict=True):
-        if stack.relative is not None:
-            block = getattr(model, theirs_ if own.decoder is not None else "encoder").block[0]
-            yield stack.relative.table.weight, block.layer[0].SelfAttention.relative_attention_bias.weight, whole
-    if own.head is not None:
-        if not own.parametrization.architecture.has_tied_head:
-            yield own.head.weight, tensors_of(attach(model).ends.head, "head")[0], whole
-        if own.head.bias is not None:
-            bias = tensors_of(attach(model).ends.head, "head")[1]
-            yield own.head.bias, bias, whole
-        if own.head.transform is not None:
-            yield from both(own.head.transform, mapping.head.transform)
-            near = model.cls.predictions.transform.LayerNorm if hasattr(model, "cls") else model.lm_head.layer_norm
-            yield from both(own.head.norm, near)
+
+
+def head_pairs(model: Any, own: Transformer, mapping: Mapping) -> Iterator[Pair]:
+    if not own.parametrization.architecture.has_tied_head:
+        yield own.head.weight, tensors_of(attach(model).ends.head, "head")[0], whole
+    if own.head.bias is not None:
+        yield own.head.bias, tensors_of(attach(model).ends.head, "head")[1], whole
+    if own.head.transform is not None:
+        yield from both(model, own.head.transform, mapping.head.transform)
+        near = model.cls.predictions.transform.LayerNorm if hasattr(model, "cls") else model.lm_head.layer_norm
+        yield from both(model, own.head.norm, near)
 
 
 def transplanted(model: Any, mapping: Mapping) -> tuple[Transformer, list[Pair]]:

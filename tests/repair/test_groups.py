@@ -23,6 +23,20 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+class Lion(torch.optim.Optimizer):
+    """Updates by the sign of the gradient, with decoupled decay."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, {"weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(p.grad.sign(), alpha=-group["lr"])
+
+
 def applied_model(
     family: str, scheme: Any, dtype: torch.dtype = torch.float64, *, tied: bool = False, **options: Any
 ) -> nn.Module:
@@ -56,6 +70,50 @@ def train(model: nn.Module, optimizer: str, clip: float | None = None, steps: in
     return torch.stack(seen)
 
 
+class TestMuon:
+    def test_matrices_apart_from_vectors_and_ends(self) -> None:
+        model = applied_model("gpt2", "deepscalelm")
+        groups = parameter_groups(model, lr=0.02, optimizer="muon", rest_lr=1e-3, eps=1e-9)
+        names = by_name(groups, "use_muon")
+        assert set(names) == {name for name, p in model.named_parameters()}
+        assert all(taken == (".h." in name and "ln" not in name and "weight" in name) for name, taken in names.items())
+        assert {g["eps"] for g in groups if not g["use_muon"]} == {1e-9}
+        parts = [[g for g in groups if g["use_muon"] is wanted] for wanted in (True, False)]
+        before = loss(model)
+        steppers = [torch.optim.Muon(parts[0]), torch.optim.AdamW(parts[1])]
+        for _ in range(5):
+            model.zero_grad()
+            loss(model).backward()
+            for stepper in steppers:
+                stepper.step()
+        assert loss(model) < before
+
+    @pytest.mark.parametrize(("adjustment", "power"), [("original", 0.0), ("match_rms_adamw", -0.5)])
+    def test_factors_of_width_and_depth(self, adjustment: Any, power: float) -> None:
+        model = applied_model("llama", "depth-mup", base_width=4, base_depth=1, alpha=0.5)
+        m, deeper = model.config.hidden_size / 4, 3.0
+        groups = parameter_groups(model, lr=1.0, optimizer="muon", adjust_lr_fn=adjustment, rest_lr=0.1)
+        rates = by_name(groups, "lr")
+        for name in ("self_attn.q_proj", "mlp.down_proj"):
+            assert rates[f"model.layers.0.{name}.weight"] == pytest.approx(m**power * deeper**-0.5)
+        assert rates["model.embed_tokens.weight"] == 0.1
+        adam = by_name(parameter_groups(model, lr=0.1), "lr")
+        assert {name: rates[name] for name in rates if "norm" in name} == {n: adam[n] for n in adam if "norm" in n}
+
+    def test_a_matrix_that_is_stored_the_other_way_round(self) -> None:
+        """Muon takes rows for outputs: GPT-2's feed-forward has them in the columns."""
+        model = applied_model("gpt2", "deepscalelm", mode="gauge")
+        rates = by_name(parameter_groups(model, lr=1.0, optimizer="muon"), "lr")
+        up, down = (rates[f"transformer.h.0.mlp.{name}.weight"] for name in ("c_fc", "c_proj"))
+        inputs, outputs = model.get_parameter("transformer.h.0.mlp.c_fc.weight").shape
+        assert (up, down) == pytest.approx(((outputs / inputs) ** 0.5, (inputs / outputs) ** 0.5))
+
+    def test_adafactor_has_the_size_of_the_weights_in_its_step(self) -> None:
+        model = applied_model("llama", "mup", base_width=4)
+        rates = by_name(parameter_groups(model, lr=1.0, optimizer="adafactor"), "lr")
+        assert rates["model.layers.0.mlp.up_proj.weight"] == pytest.approx((model.config.hidden_size / 4) ** -0.5)
+
+
 class TestAbsorbed:
     """Weights times c, learning rates and decays to match: the numbers of a model with multipliers."""
 
@@ -74,6 +132,22 @@ class TestAbsorbed:
         for name, q in gauge.named_parameters():
             expected = q * factors.get(name, 1.0)
             assert (absorbed.get_parameter(name) - expected).norm() <= 1e-9 * expected.norm() + 1e-12, name
+
+    @pytest.mark.parametrize(
+        ("optimizer", "make", "rtol"), [("lion", Lion, 1e-9), ("adafactor", torch.optim.Adafactor, 1e-3)]
+    )
+    def test_the_first_step_of_others(self, optimizer: Any, make: Any, rtol: float) -> None:
+        """Signs of what is zero but for rounding part them later, as does Adafactor's epsilon."""
+        moved = []
+        with double_norms():
+            for mode in ("gauge", "absorbed"):
+                model = applied_model("gpt2", "deepscalelm", mode=mode)
+                stepper = make(parameter_groups(model, lr=0.01, weight_decay=0.1, optimizer=optimizer))
+                before = loss(model)
+                before.backward()
+                stepper.step()
+                moved.append(float(before.detach() - loss(model).detach()))
+        assert moved[0] == pytest.approx(moved[1], rel=rtol) and abs(moved[0]) > 0.05
 
     @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
     def test_clipping_by_the_global_norm_breaks_it(self, optimizer: str) -> None:
@@ -216,5 +290,5 @@ class TestEveryParameterOnce:
     def test_bad_input(self) -> None:
         with pytest.raises(InputError, match="carries no scheme"):
             parameter_groups(vanilla("gpt2"), lr=0.01)
-        with pytest.raises(InputError, match="expected 'adamw', 'adam' or 'sgd'"):
-            parameter_groups(applied_model("gpt2", "lns"), lr=0.01, optimizer="lion")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="expected 'adamw', 'adam', 'sgd', 'muon'"):
+            parameter_groups(applied_model("gpt2", "lns"), lr=0.01, optimizer="original")  # type: ignore[arg-type]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Mapping as Dictionary
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
+from signalprop.attachment.arguments import batch_arguments
 from signalprop.attachment.found import mapping_found
-from signalprop.attachment.live_model import unwrapped, without_adapters
+from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
-from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
 from signalprop.families.base import Family, ModelPaths, StackPaths
 from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import IntArray
+
+HEAD = "lm_head"  # of a model that does not tell its own
 
 
 def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
@@ -46,27 +44,44 @@ def mapping_of(model: nn.Module) -> Mapping:
         InputError: no such family (the message says how to map an own model), or modules are not where the family
             has them.
     """
-    config = getattr(model, "config", None)
-    model_type = getattr(config, "model_type", None)
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
     family = find(model_type)
     if family is None:
         what = unknown(model_type) if model_type else f"no family knows {type(model).__name__}"
         raise InputError(f"give mapping=, or the model a method signalprop_mapping() (docs/measuring.md): {what}")
-    named = str(getattr(model, "base_model_prefix", ""))
-    # `model` by itself: transformers 4.51 gives Gemma 3 the prefix of another class
-    base = getattr(model, named if hasattr(model, named) else "model", model)
-    prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     architecture = read(model)
-    paths = next((paths for paths in family.paths if _fits(base, paths)), None)
-    if paths is None:
+    place = place_of(model, family.paths)
+    if place is None:
         raise InputError(
             f"{type(model).__name__}: the modules are not where family {model_type!r} has them "
             f"(expected {family.paths[0].stacks[0].layers}); give mapping="
         )
+    return mapping_at(model, family, architecture, *place)
+
+
+def place_of(model: nn.Module, several: tuple[ModelPaths, ...]) -> tuple[nn.Module, ModelPaths] | None:
+    """(the base model, the first paths that fit it)."""
+    base = base_of(model)
+    return next(((base, paths) for paths in several if not missing(base, paths)), None)
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The model without its head."""
+    named = str(getattr(model, "base_model_prefix", ""))
+    # `model` by itself: transformers 4.51 gives Gemma 3 the prefix of another class
+    found: nn.Module = getattr(model, named if named and hasattr(model, named) else "model", model)
+    return found
+
+
+def mapping_at(
+    model: nn.Module, family: Family, architecture: Architecture, base: nn.Module, paths: ModelPaths, head: str = HEAD
+) -> Mapping:
+    """The mapping of a model whose modules are at these paths in `base`; `head`: of one that does not tell its own."""
+    prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     token = _get(base, paths.token)
-    head = _head(model, family, paths, architecture)
-    if architecture.head == "lm" and isinstance(head.weight, nn.Module):
-        tied = getattr(head.weight, "weight", None) is getattr(token, "weight", 0)
+    ending = _head(model, family, paths, architecture, head)
+    if architecture.head == "lm" and isinstance(ending.weight, nn.Module):
+        tied = getattr(ending.weight, "weight", None) is getattr(token, "weight", 0)
         architecture = architecture.replace(tied_embeddings=tied)
     sublayers = [
         _sublayer(architecture, paths, stack, k, layer, f"{prefix}{stack.layers}.{i}", i)
@@ -104,9 +119,9 @@ def mapping_of(model: nn.Module) -> Mapping:
                 for i in range(len(found) if isinstance(found, nn.ModuleList) else 1)
             ],
         ),
-        head=head,
+        head=ending,
         gain_offset=paths.gain_offset,
-        arguments=_arguments(paths, architecture, model, _padding_id(model, token)),
+        arguments=batch_arguments(model, architecture, paths.inputs, token, features_first=paths.features_first),
         padding=paths.padding,
         padding_stride=architecture.n_frames // architecture.seq_len if architecture.input == "frames" else 1,
         layers=[f"{prefix}{stack.layers}.{i}" for stack in paths.stacks for i in range(len(_get(base, stack.layers)))],
@@ -165,32 +180,35 @@ def fused_rows(a: Architecture, order: str) -> dict[str, slice | list[int]]:
     return {role: part.ravel().tolist() for role, part in parts.items()}
 
 
-def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture) -> HeadMap:
+def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, named: str) -> HeadMap:
     if a.head == "none":
         return HeadMap()
     if a.head == "classes":
         found = [path for path in paths.classifiers if hasattr(_get(model, path), "weight")]
         return HeadMap(weight=found[0] if found else None)
     scale = 1.0
-    config: Any = model.config
-    if family.tied_head_scale and getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+    config: Any = getattr(model, "config", None)
+    tied = getattr(config, "tie_word_embeddings", False)
+    if family.tied_head_scale and getattr(config, "scale_decoder_outputs", tied):
         scale = family.tied_head_scale(a)
-    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
+    tells = hasattr(model, "get_output_embeddings")
+    head: nn.Module | None = model.get_output_embeddings() if tells else _get(model, named)  # type: ignore[operator]
     if not a.head_transform:
         return HeadMap(weight=head, scale=scale)
     return HeadMap(weight=head, scale=scale, transform=paths.transform, activation=paths.transform_activation)
 
 
-def _fits(base: nn.Module, model: ModelPaths) -> bool:
-    for stack in model.stacks:
+def missing(base: nn.Module, paths: ModelPaths) -> str:
+    """The first path that the model does not have; '' where it has all."""
+    for stack in paths.stacks:
         layers = _get(base, stack.layers)
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
-            return False
+            return stack.layers
         for row in stack.sublayers:
-            paths = (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values())
-            if any(path and _get(layers[0], path) is None for path in paths):
-                return False
-    return True
+            for path in (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values()):
+                if path and _get(layers[0], path) is None:
+                    return path
+    return ""
 
 
 def _get(place: Any, path: str) -> Any:
@@ -199,88 +217,3 @@ def _get(place: Any, path: str) -> Any:
         if place is None:
             return None
     return place
-
-
-# --- from a Batch to the arguments of a model ------------------------------------------------------------
-
-
-def _arguments(
-    paths: ModelPaths, a: Architecture, model: nn.Module, padding_id: int | None
-) -> Callable[[Batch], dict[str, Any]]:
-    dtype = next(model.parameters()).dtype
-    start = getattr(model.config, "decoder_start_token_id", None)
-
-    def arguments(batch: Batch) -> dict[str, Any]:
-        values = {
-            "tokens": _free_of(padding_id, batch.tokens, a.vocab_size, batch.keep),
-            "keep": batch.keep,
-            "decoder_tokens": _free_of(padding_id, batch.decoder_tokens, a.vocab_size, _after_start(batch, start)),
-            "segments": batch.segments,
-        }
-        out: dict[str, Any] = {}
-        for name, argument in paths.inputs.items():
-            value = values.get(name)
-            if name == "patches":
-                assert batch.patches is not None
-                out[argument] = images(batch.patches, a).to(dtype)
-            elif name == "frames":
-                frames = torch.as_tensor(np.asarray(batch.frames), dtype=dtype)
-                out[argument] = frames.transpose(1, 2).contiguous() if paths.features_first else frames
-            elif value is not None:
-                out[argument] = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
-        return out
-
-    return arguments
-
-
-def _padding_id(model: nn.Module, token: Any) -> int | None:
-    """The id that the model reads as padding: of its table, else of its configuration, where it means nothing else."""
-    own = getattr(without_adapters(token), "padding_idx", None)
-    if own is not None:
-        return int(own)
-    config: Any = model.config
-    named = getattr(config, "pad_token_id", None)
-    others = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "sep", "decoder_start")]
-    used = {i for found in others for i in (found if isinstance(found, list) else [found])}
-    return named if isinstance(named, int) and named >= 0 and named not in used else None
-
-
-def _after_start(batch: Batch, start: int | None) -> NDArray[np.bool_] | None:
-    """Where words stand in what a decoder reads: not at a first position that holds its start token."""
-    ids = batch.decoder_tokens
-    if ids is None or start is None or not (ids[:, 0] == start).all():
-        return None
-    return np.arange(ids.shape[1]) > np.zeros(ids.shape, np.int64)
-
-
-def _free_of(
-    padding_id: int | None, ids: IntArray | None, vocab_size: int, words: NDArray[np.bool_] | None
-) -> IntArray | None:
-    """The ids with the model's padding id renamed, where it stands for a word, to the highest id not among them.
-
-    `words`: where there are words (None: everywhere), and not padding. The row of the padding id is zero (and RoBERTa
-    gives it no position), so where a numbering of words uses that id for a word, the model would read a hole.
-    """
-    if ids is None or padding_id is None:
-        return ids
-    wrong = (ids == padding_id) & (True if words is None else words)
-    if not wrong.any():
-        return ids
-    unused = np.setdiff1d(np.arange(max(0, vocab_size - ids.size - 1), vocab_size), ids)
-    return np.where(wrong, unused[-1], ids) if unused.size else ids
-
-
-def images(patches: Any, a: Architecture) -> Tensor:
-    """Patches (batch, n, channels * side * side) as images (batch, channels, height, width) of a square grid.
-
-    Raises:
-        InputError: the patches do not form a square.
-    """
-    n, width = patches.shape[1], patches.shape[2]
-    grid = round(n**0.5)
-    channels = 3 if width % 3 == 0 and round((width // 3) ** 0.5) ** 2 * 3 == width else 1
-    side = round((width // channels) ** 0.5)
-    if grid * grid != n or channels * side * side != width or n + a.n_class_tokens != a.seq_len:
-        raise InputError(f"{n} patches of {width} numbers are no square image for a model of {a.seq_len} tokens")
-    blocks = torch.as_tensor(patches).reshape(-1, grid, grid, channels, side, side)
-    return blocks.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, grid * side, grid * side)

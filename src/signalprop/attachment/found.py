@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Mapping as Dictionary
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from signalprop.attachment.mapping import Mapping, Number, SublayerMap
-from signalprop.data.batches import Batch
+from signalprop.attachment.arguments import BatchArguments, batch_arguments
+from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
+from signalprop.network.layout import layout
+from signalprop.streams.anatomy import Branch, Layer, Multiplier, Seen, Stack
 from signalprop.streams.found import Anatomy, anatomy
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -35,12 +34,19 @@ def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = Non
     return mapping_of_anatomy(model, anatomy(model, arguments))
 
 
-def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
-    """The mapping that an anatomy of the model gives; see `mapping_found`."""
+def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False) -> Mapping:
+    """The mapping that an anatomy of the model gives; see `mapping_found`.
+
+    Args:
+        begun: a layer that was not understood is no error: what is not known of it has an empty path, to be filled in.
+    """
     stacks = taken(model, found)
+    if begun:
+        stacks = [replace(s, layers=tuple(_filled(layer) for layer in s.layers)) for s in stacks]
     layers = [layer for stack in stacks for layer in stack.layers]
     for layer in layers:
-        _check(layer, stacks, found)
+        if not begun:
+            _check(layer, stacks, found)
     a = _architecture(model, found, stacks)
     items = [item for layer in layers for item in _items(model, layer, a)]
     offsets = {norm.offset for norm in found.norms if norm.offset is not None}
@@ -51,12 +57,36 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
         final_norm=stacks[-1].final_norm,
         encoder_final_norm=stacks[0].final_norm if len(stacks) > 1 else None,
         gain_offset=offsets.pop() if len(offsets) == 1 else 0.0,
-        arguments=_arguments(model, found),
+        arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
         found=True,
         stream_only=True,
     )
+
+
+def check_norms(model: nn.Module, mapping: Mapping) -> None:
+    """Hold what a mapping says of its norms against what they compute in a small pass, where one can be made up.
+
+    Raises:
+        InputError: a norm of another kind, or with another offset of its gain.
+    """
+    try:
+        found = {norm.path: norm for norm in anatomy(model).norms}
+    except InputError:
+        return
+    rows, a = layout(mapping.architecture), mapping.architecture
+    for i, item in enumerate(mapping.sublayers):
+        norm = found.get(item.norm) if isinstance(item.norm, str) else None
+        if norm is None or norm.kind == "unknown":
+            continue
+        if norm.kind != a.norm:
+            raise InputError(f'{describe(rows, i)}: its norm is a {norm.kind}, not a {a.norm}; say architecture "norm"')
+        if norm.offset is not None and norm.offset != mapping.gain_offset:
+            raise InputError(
+                f"{describe(rows, i)}: the gain of its norm is {norm.offset:g} + weight, not {mapping.gain_offset:g} + "
+                f"weight; say gain_offset {norm.offset:g}"
+            )
 
 
 def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
@@ -81,6 +111,19 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
             f"give mapping=, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "
             f"of {found.model} {layer.path} was not understood: {why}"
         )
+
+
+def _filled(layer: Layer) -> Layer:
+    """A layer with a branch, whose places are empty paths where they are not known."""
+    nowhere = Seen("", "output")
+    known = [replace(b, output=b.output or nowhere, modules=b.modules or ("",)) for b in layer.branches]
+    if not known:
+        fixed = Multiplier(1.0)
+        known = [Branch("branch", ("",), "", nowhere, Seen(layer.path, "input"), None, None, fixed, fixed, "none")]
+    first, last = known[0], known[-1]
+    known[0] = replace(first, stream_in=first.stream_in or Seen(layer.path, "input"))
+    known[-1] = replace(known[-1], stream_out=last.stream_out or Seen(layer.path, "output"))
+    return replace(layer, branches=tuple(known))
 
 
 def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]:
@@ -200,25 +243,13 @@ def _caveats(branches: list[Branch]) -> dict[str, list[str]]:
     return out
 
 
-def _arguments(model: nn.Module, found: Anatomy) -> Callable[[Batch], dict[str, Any]] | None:
+def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArguments | None:
     """Makes the arguments of a model of tokens."""
     known = {"input_ids": "tokens", "decoder_input_ids": "decoder_tokens"}
-    if found.invented and not set(found.inputs) - {"use_cache"} <= set(known):
+    if "input_ids" not in found.inputs or (found.invented and not set(found.inputs) - {"use_cache"} <= set(known)):
         return None
-    padding = None
-    if "input_ids" in found.inputs:
-        with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
-            padding = getattr(model.get_input_embeddings(), "padding_idx", None)  # type: ignore[operator]
-
-    def arguments(batch: Batch) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for name, source in known.items():
-            ids = getattr(batch, source)
-            if name in found.inputs and ids is not None:
-                ids = ids if padding is None else np.where(ids == padding, (padding or 0) + 1, ids)
-                out[name] = torch.as_tensor(np.ascontiguousarray(ids, dtype=np.int64))
-        if batch.keep is not None:
-            out["attention_mask"] = torch.as_tensor(np.ascontiguousarray(batch.keep, dtype=np.int64))
-        return out
-
-    return arguments if "input_ids" in found.inputs else None
+    inputs = {held: name for name, held in known.items() if name in found.inputs} | {"keep": "attention_mask"}
+    token = None
+    with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
+        token = model.get_input_embeddings()  # type: ignore[operator]
+    return batch_arguments(model, a, inputs, token)

@@ -63,11 +63,11 @@ class SublayerMap:
         attention: the module that is given to transformers' attention interface, for schemes that shape attention.
         activation: the module that is a feed-forward's activation, for schemes that change it.
         norm_scale: fixed factor on the output of `norm`.
-        value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; a trainable one as the
+        value_skip, attention_gain: the heads output value_skip * V + attention_gain * A V; a trainable one as the
             parameter itself.
         shape: the columns shape_in, shape_out and shape_gain of an attention that `Mapping.shaping` shapes.
         stream_out: a module whose output is the stream after the sublayer, where none of the above tells (a norm that
-            was moved behind the addition).
+            was moved after the addition).
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
             Parametrization (a model whose skip multipliers were gauged away carries a rescaled stream).
         enters, leaves: where the stream before and after the sublayer is seen, in place of all that the fields above
@@ -146,8 +146,8 @@ class Mapping:
         architecture: what the model is; its layout says what each sublayer is (kind, placement, parallel).
         sublayers: one entry per sublayer in the order in which the stream meets them (attention,
             cross-attention, feed-forward, layer by layer; encoder first).
-        final_norm: the norm behind the last layer (of the decoder, in an encoder-decoder).
-        encoder_final_norm: the norm behind the encoder of an encoder-decoder.
+        final_norm: the norm after the last layer (of the decoder, in an encoder-decoder).
+        encoder_final_norm: the norm after the encoder of an encoder-decoder.
         embedding, head: the two ends; only `read_parametrization` needs them.
         shaping: how attentions are shaped; their numbers are with the sublayers.
         gain_offset: added to every norm's weight to get its gain (1 in Gemma).

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from signalprop.streams.found import Anatomy
 
 _LARGEST = 200_000_000  # parameters of a model that is initialised for a look at it
 
@@ -27,13 +32,22 @@ def anatomy(
         bool, typer.Option("--meta", help="Structure only, without numbers: seconds for a model of any size.")
     ] = False,
     seed: opt.Seed = 0,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write", metavar="FILE", help="Also write what was found as a mapping, to edit and give as --mapping."
+        ),
+    ] = None,
     json_file: opt.Json = None,
 ) -> None:
     """Find a model's residual stream, layers, branches and norms, and prove what was found.
 
     For any model of transformers, known to signalprop or not: one small forward pass is followed addition by addition,
-    a second one looks whether stream = skip * stream + multiplier * branch. A directory without weights is initialised
-    freshly where it is small, and else read for its structure only.
+    a second one looks whether stream = skip * stream + multiplier * branch, a third one what every weight is. A
+    directory without weights is initialised freshly where it is small, and else read for its structure only.
+
+    --write FILE begins a mapping (docs/measuring.md): edit what is wrong or left empty, and give it to other commands
+    with --mapping FILE.
 
     \b
     Example:
@@ -44,7 +58,52 @@ def anatomy(
     output.check_outputs(json_file)
     live = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
     found = found_in(live)
-    output.deliver(json_file, found.to_json, lambda: output.echo(str(found)))
+    weights, lines = _weights(live)
+    output.deliver(
+        json_file,
+        lambda: {**found.to_json(), "weights": weights},
+        lambda: output.echo("\n".join([str(found), *lines])),
+        output.File("mapping", write, lambda: _write(live, found, write)),
+    )
+
+
+def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """What every weight is, where that can be proved: as a JSON value, and in words."""
+    from signalprop.attachment.found_roles import mapping_with_roles
+
+    try:
+        mapping = mapping_with_roles(live)
+    except InputError as error:
+        why = str(error).partition(" only the stream is known: ")[2] or str(error)
+        return {"proved": False, "why": why}, [f"weights             not known: {why}"]
+    rows = [
+        {role: place[0] if isinstance(place, tuple) else place for role, place in item.weights.items()}
+        for item in mapping.sublayers
+    ]
+    alike = Counter(re.sub(r"\.\d+(?=\.)", ".*", ", ".join(f"{r} {p}" for r, p in row.items())) for row in rows)
+    a = mapping.architecture
+    heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
+    inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
+    lines = [f"weights proved      of all {len(rows)} branches, by replay in float64: {heads}; {inside}"]
+    return {"proved": True, "sublayers": rows}, lines + [f"  {n} x {what}" for what, n in alike.items()]
+
+
+def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
+    """The mapping that the model's family has, else what was found of one, with weights where they are proved."""
+    from signalprop.attachment.families import mapping_of
+    from signalprop.attachment.found import mapping_of_anatomy
+    from signalprop.attachment.found_roles import mapping_with_roles
+    from signalprop.attachment.mapping_file import write_mapping
+    from signalprop.families import find
+
+    assert path is not None
+    if find(getattr(getattr(live, "config", None), "model_type", None)) is not None:
+        write_mapping(mapping_of(live), live, path)
+        return
+    try:
+        write_mapping(mapping_with_roles(live), live, path)
+    except InputError:  # a role that is not proved: what the stream tells
+        write_mapping(mapping_of_anatomy(live, found, begun=True), live, path)
 
 
 def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:

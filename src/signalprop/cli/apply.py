@@ -37,6 +37,7 @@ def apply(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
     device: opt.Device = "cpu",
+    mapping: opt.MappingFile = None,
     json_file: opt.Json = None,
 ) -> None:
     """Write a checkpoint of a Hugging Face model that carries a scheme.
@@ -48,7 +49,7 @@ def apply(
     Example:
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
-    from signalprop.cli.loading import load_model
+    from signalprop.cli.loading import load_model, mapping_of_file
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
@@ -61,7 +62,8 @@ def apply(
     model = load_model(directory, random_init=not keep_weights, seed=seed, hint=hint).to(place)
     dtype = checkpoints.stored_type(model)
     surgery.apply(
-        model, wanted, initialize=not keep_weights, mode=mode, match_eps=match_eps, seed=seed  # type: ignore[arg-type]
+        model, wanted, initialize=not keep_weights, mode=mode, match_eps=match_eps, seed=seed,  # type: ignore[arg-type]
+        mapping=mapping_of_file(model, mapping),
     )  # fmt: skip
     record = the_record(model)
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]

@@ -26,6 +26,7 @@ def check(
         typer.Option("--fresh", help="Initialise a fresh model (by transformers) instead of loading weights."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a --fresh model.")] = 0,
+    mapping: opt.MappingFile = None,
     all_rows: Annotated[bool, typer.Option("--all", help="Also list zero biases and multipliers of 1.")] = False,
     json_file: opt.Json = None,
 ) -> None:
@@ -38,7 +39,7 @@ def check(
     Example:
       signalprop check ./my-checkpoint --scheme gpt2
     """
-    from signalprop.cli.loading import load_model
+    from signalprop.cli.loading import load_model, mapping_of_file
     from signalprop.errors import require
     from signalprop.repair.check_table import check_table
 
@@ -49,7 +50,7 @@ def check(
 
     hint = "--fresh checks what the configuration alone gives"
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)
-    found = checked(live, wanted)
+    found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 
     def show() -> None:
         output.echo(check_table(found, everything=all_rows))

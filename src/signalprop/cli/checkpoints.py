@@ -65,7 +65,7 @@ def stored_type(model: nn.Module) -> torch.dtype:
 
 
 def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
-    """Logits, or what else the model gives out first, in evaluation mode."""
+    """Logits, or what else the model outputs first, in evaluation mode."""
     import torch
 
     from signalprop.attachment.live_model import evaluating

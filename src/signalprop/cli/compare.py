@@ -15,6 +15,7 @@ from signalprop.data.batches import LONGEST
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.mapping import Mapping
     from signalprop.network.parametrization import Parametrization
 
 REPORT = "signalprop-comparison.html"
@@ -52,6 +53,7 @@ def compare(
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     skip_first: opt.SkipFirst = None,
+    mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -70,7 +72,7 @@ def compare(
     Example:
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, model_batch
+    from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.errors import InputError
     from signalprop.prediction import check_fidelity
     from signalprop.report import tables
@@ -87,15 +89,18 @@ def compare(
     )  # fmt: skip
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
+    given: Mapping | None = None
     if opt.is_directory(arch) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)
         subject = load_model(Path(arch), random_init=False, seed=seed).to(place).eval()
-        a = architecture_of(subject, changed, LONGEST)
+        given = mapping_of_file(subject, mapping)
+        a = architecture_of(subject, changed, LONGEST, given)
         found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
-    elif scheme == "as-is":
-        raise InputError("scheme as-is needs a Hugging Face directory")
+    elif scheme == "as-is" or mapping is not None:
+        what = "scheme as-is" if scheme == "as-is" else "--mapping"
+        raise InputError(f"{what} needs a Hugging Face directory, as it is")
     else:
         subject = opt.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
         place = opt.usable(device)
@@ -104,7 +109,7 @@ def compare(
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,
-            backward=not no_gradient, device=place, skip_first=skip_first, progress=step,
+            backward=not no_gradient, device=place, skip_first=skip_first, mapping=given, progress=step,
         )  # fmt: skip
 
     def show() -> None:

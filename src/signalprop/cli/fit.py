@@ -39,6 +39,7 @@ def fit(
     seq_len: opt.SeqLen = None,
     batch_size: opt.BatchSize = 4,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice of text.")] = 0,
+    mapping: opt.MappingFile = None,
     always: Annotated[bool, typer.Option("--always", help="Write the checkpoint even where the model fits.")] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="Print every place, not the largest of each kind.")] = False,
     json_file: opt.Json = None,
@@ -60,7 +61,7 @@ def fit(
     require("torch", "models")
     require("transformers", "models")
     from signalprop.attachment.attached import attach
-    from signalprop.cli.loading import architecture_of, load_model, model_batch
+    from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
     from signalprop.repair.fitting import FORMATS, exact_logits
@@ -73,10 +74,11 @@ def fit(
     stored = checkpoints.stored_type(model)
     model.double()
     changed = {} if seq_len is None else {"seq_len": seq_len}
-    batch, read = model_batch(architecture_of(model, changed, longest=128), directory, text, batch_size, seed)
-    arguments = arguments_of(model, attach(model).mapping, batch)
+    given = mapping_of_file(model, mapping)
+    batch, read = model_batch(architecture_of(model, changed, 128, given), directory, text, batch_size, seed)
+    arguments = arguments_of(model, attach(model, given).mapping, batch)
     before = exact_logits(model, arguments)
-    found = fitted(model, batch, format=form, margin=margin)  # type: ignore[arg-type]
+    found = fitted(model, batch, format=form, margin=margin, mapping=given)  # type: ignore[arg-type]
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "out": str(out) if found.changed or always else None,

@@ -202,7 +202,7 @@ def _config(text: str) -> _Config:
         words = []
     plain = [word for word in words if "=" not in word]
     if not plain or plain[0] != words[0] or len(plain) > 2:
-        raise InputError(f"{text!r:.80} is no configuration; expected 'ARCH [SCHEME] [KEY=VALUE ...]' in quotes")
+        raise InputError(f"{text!r:.80} is not a configuration; expected 'ARCH [SCHEME] [KEY=VALUE ...]' in quotes")
     return _Config(plain[0], plain[1] if len(plain) == 2 else None, [word for word in words if "=" in word])
 
 

@@ -21,6 +21,8 @@ from signalprop.network.inputs import IntArray
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.mapping import Mapping
+
 TOKENIZER = "tokenizer.json"
 _MASKS = ("[MASK]", "<mask>")
 
@@ -42,18 +44,46 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
 
 
-def architecture_of(model: nn.Module, changed: dict[str, Any], longest: int | None = None) -> Architecture:
+def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
+    """The mapping in the file of --mapping, of which one small pass has shown that the model does what it says.
+
+    Where modules run several times in a pass nothing is shown: noise cannot be put in the place of one of their runs.
+
+    Raises:
+        InputError: a file that is none, or does not fit; or a sublayer that is not what it says.
+    """
+    if file is None:
+        return None
+    from signalprop.attachment.attached import attach
+    from signalprop.attachment.found import check_norms
+    from signalprop.attachment.mapping_file import read_mapping
+    from signalprop.repair.sites import confirm
+
+    mapping = read_mapping(file, model)
+    try:
+        attached = attach(model, mapping)
+        if all(item.calls == 1 for item in mapping.sublayers):
+            confirm(attached)
+        check_norms(model, mapping)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    return mapping
+
+
+def architecture_of(
+    model: nn.Module, changed: dict[str, Any], longest: int | None = None, mapping: Mapping | None = None
+) -> Architecture:
     """The architecture of a live model for sequences of another length.
 
     Args:
-        changed: may hold `seq_len`. longest: tokens at most where it does not.
+        mapping: that is given for it. changed: may hold `seq_len`. longest: tokens at most where it does not.
 
     Raises:
         InputError: an unknown family, or more tokens than the model has positions for.
     """
     from signalprop.attachment.families import mapping_for
 
-    a = mapping_for(model, None).architecture
+    a = mapping_for(model, mapping).architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
     changed_a = a.replace(**changed)

@@ -15,6 +15,7 @@ from signalprop.cli import output
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.mapping import Mapping
     from signalprop.network.architecture import Architecture
 
 
@@ -52,6 +53,7 @@ def measure(
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     skip_first: opt.SkipFirst = None,
+    mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -65,7 +67,7 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, model_batch
+    from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.errors import InputError, require
     from signalprop.report import tables
     from signalprop.results.profile import average
@@ -79,8 +81,9 @@ def measure(
     directory = Path(model) if opt.is_directory(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
-    if directory is None and random_init:
-        raise InputError("--random-init belongs to a directory; an ARCH is always built with --scheme")
+    if directory is None and (random_init or mapping):
+        name = "--random-init" if random_init else "--mapping"
+        raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
     require("torch", "models")
     place = opt.usable(device)
@@ -89,22 +92,26 @@ def measure(
     from signalprop.measurement import measure as measured
     from signalprop.models import build
 
-    def subject(k: int) -> tuple[nn.Module, Architecture, str]:
-        """The k-th model, the architecture that its batch is made for, and the name of its initialisation."""
+    def subject(k: int) -> tuple[nn.Module, Mapping | None, Architecture, str]:
+        """The k-th model, its mapping, the architecture that its batch is made for, the name of its initialisation."""
         if p is not None:
-            return build(p, seed=seed + k).to(place), p.architecture, p.scheme
+            return build(p, seed=seed + k).to(place), None, p.architecture, p.scheme
         live = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
-        return live, architecture_of(live, changed), "random init" if random_init else "as is"
+        given = mapping_of_file(live, mapping)
+        label = "random init" if random_init else "as is"
+        return live, given, architecture_of(live, changed, mapping=given), label
 
     profiles = []
     with output.progress("measuring") as step:
         for k in range(seeds):
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
-                live, architecture, label = subject(k)
+                live, given, architecture, label = subject(k)
             batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
             backward, notes = with_gradient(architecture, not no_gradient)
             torch.manual_seed(seed + k)  # of the dropout masks
-            profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
+            profiles.append(
+                measured(live, batch, mapping=given, backward=backward, scheme=label, skip_first=skip_first)
+            )
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))

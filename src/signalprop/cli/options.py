@@ -88,6 +88,15 @@ Audio = Annotated[
     Path | None,
     typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
 ]
+MappingFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--mapping",
+        metavar="FILE",
+        help="JSON that says where a directory's model has its branches and weights; signalprop anatomy --write begins "
+        "one.",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
@@ -191,16 +200,19 @@ def several(text: str | None, option: str) -> list[str] | None:
     return members
 
 
-def several_depths(text: str | None) -> list[int] | None:
-    """The numbers of layers that --layers names, None where it is not given.
+def several_numbers(text: str | None, option: str, what: str, example: str) -> list[int] | None:
+    """The whole numbers that an option names with commas between, None where it is not given.
+
+    Args:
+        what: such a number is, in words. example: two good values.
 
     Raises:
         InputError: something that is not a whole number, or as `several`.
     """
-    members = several(text, "--layers")
+    members = several(text, option)
     for member in members or []:
         if not member.removeprefix("-").isdecimal() or len(member) > 9:
-            raise InputError(f"--layers {member!r:.40} is not a number of layers; expected e.g. 12, or 12,48,192")
+            raise InputError(f"{option} {member!r:.40} is not {what}; expected e.g. {example}")
     return None if members is None else [int(member) for member in members]
 
 
@@ -297,3 +309,13 @@ def _scaled(p: Parametrization, qk_scale: float) -> Parametrization:
     if not 0 < qk_scale < 1e6:
         raise InputError(f"--qk-scale is {qk_scale}; expected a positive number below a million")
     return p.with_columns(**{f"weight__{role}": p.weights[role] * qk_scale for role in ("query", "key")})
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options that were typed in the running command, by their first names, in the order of its help."""
+    sources = ((parameter, context.get_parameter_source(str(parameter.name))) for parameter in context.command.params)
+    return [
+        parameter.opts[0]
+        for parameter, source in sources
+        if parameter.opts[0].startswith("-") and source is not None and source.name == "COMMANDLINE"
+    ]

@@ -26,11 +26,11 @@ _LINES = (".jsonl", ".ndjson")
 _TABLES = (".parquet", ".pq")
 _KNOWN = (*_LINES, *_TABLES, ".txt", ".text", ".md", ".gz", ".xz", ".json", ".csv")
 _LONGEST_LINE = 1 << 26  # characters
-Piece = tuple[str, bool]  # text, and whether its document ends behind it
+Piece = tuple[str, bool]  # text, and whether its document ends after it
 
 
 def pieces(source: str | Path | None = None, field: str = "text") -> Iterator[Piece]:
-    """The text of a source in pieces, and whether a document ends behind each.
+    """The text of a source in pieces, and whether a document ends after each.
 
     Args:
         source: a file: UTF-8 text (one document), JSON lines or Parquet (a document per row), all but Parquet also as
@@ -71,7 +71,7 @@ def pieces(source: str | Path | None = None, field: str = "text") -> Iterator[Pi
 
 
 def _is_name(source: str | Path) -> bool:
-    """Whether a source that is no file may be the name of a data set."""
+    """Whether a source that is not a file may be the name of a data set."""
     text = str(source)
     name = text.partition(":")[0]
     return (
@@ -181,7 +181,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """The values of a file of JSON lines, plain or packed, each with its place for messages.
 
     Raises:
-        InputError: as `characters`, or a line that is no JSON.
+        InputError: as `characters`, or a line that is not JSON.
     """
     for k, line in enumerate(lines_of(path), 1):
         if not line.strip():

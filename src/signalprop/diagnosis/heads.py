@@ -1,7 +1,7 @@
 """Inside attention: the scores of every head, how many keys it looks at, and what it adds.
 
 Attention functions run between their query map and their output map. There the scores are seen on their way into
-`scaled_dot_product_attention` or `softmax`, whichever the model computes with; what the heads give out is what the
+`scaled_dot_product_attention` or `softmax`, whichever the model computes with; what the heads output is what the
 output map reads. Models with a kernel of their own (flash attention) show the latter alone.
 """
 
@@ -37,7 +37,7 @@ class HeadSums:
     variance: FloatArray = field(default_factory=lambda: np.zeros(0))
     entropy: FloatArray = field(default_factory=lambda: np.zeros(0))
     largest: FloatArray = field(default_factory=lambda: np.zeros(0))  # over rows and keys
-    outputs: Tensor | None = None  # (heads, d_head, d_head): second moments of what each head gives out
+    outputs: Tensor | None = None  # (heads, d_head, d_head): second moments of what each head outputs
 
     def see_scores(self, scores: Tensor, seen: Tensor, keep: Tensor) -> None:
         """Scores (heads, rows, keys) of one sequence, the keys that each row sees, and the rows that count."""
@@ -61,7 +61,7 @@ class HeadSums:
         self.entropy += (entropy * rows).sum(-1, dtype=torch.float64).cpu().numpy()
 
     def see_outputs(self, heads: Tensor) -> None:
-        """What heads give out at positions that count: (positions, heads, d_head)."""
+        """What heads output at positions that count: (positions, heads, d_head)."""
         wide = heads.double()
         moments = torch.einsum("thi,thj->hij", wide, wide).cpu()
         self.outputs = moments if self.outputs is None else self.outputs + moments
@@ -79,7 +79,7 @@ class HeadSums:
         return tuple(number(float(v)) for v in self.largest) if self.rows else ()
 
     def shares(self, row: AttachedRow) -> Numbers:
-        """What each head adds behind the output map, squared, over the sum of that over heads."""
+        """What each head adds after the output map, squared, over the sum of that over heads."""
         output = row.weights.get("output")
         if self.outputs is None or output is None or output.rows is not None:
             return ()
@@ -110,7 +110,7 @@ class Watch(TorchFunctionMode):
         self._row: int | None = None
 
     def follow(self, hooks: Hooks, index: int, row: AttachedRow, n_heads: int) -> None:
-        """See when an attention runs, and what its output map reads; not where its maps are no modules."""
+        """See when an attention runs, and what its output map reads; not where its maps are not modules."""
         query, output = (row.weights[role].holder if role in row.weights else None for role in ("query", "output"))
         if not (isinstance(query, nn.Module) and isinstance(output, nn.Module)):
             return

@@ -21,7 +21,7 @@ from signalprop.measurement.measuring import arguments_of
 
 
 class _Streams:
-    """Keeps the stream before and behind every layer, of one sequence; runs each layer again for its Jacobian.
+    """Keeps the stream before and after every layer, of one sequence; runs each layer again for its Jacobian.
 
     Attributes:
         before, behind: (tokens, features) by layer, positions that count. squares: estimates of the mean square of the
@@ -93,7 +93,7 @@ def identity(
 ) -> Identity:
     """How near every layer, and every stretch of layers of a stack, is to the identity, on some sequences.
 
-    Angular distances are arccos of the cosine of a token's stream before and behind, over pi (Gromov et al. 2024), mean
+    Angular distances are arccos of the cosine of a token's stream before and after, over pi (Gromov et al. 2024), mean
     over all tokens but the first `skip_first`. |J - I|: the Jacobian of the layer over the whole sequence, rows of the
     first positions left out, by `probes` random projections per sequence (0: none); its standard error is over them.
     Streams are those that the model carries (gauged multipliers scale them, not their angles).
@@ -143,7 +143,7 @@ def identity(
 
 
 def _cosines(seen: _Streams, group: Sequence[int]) -> Tensor:
-    """Cosines between the streams before every layer and behind the last, (layers + 1, layers + 1, tokens)."""
+    """Cosines between the streams before every layer and after the last, (layers + 1, layers + 1, tokens)."""
     streams = torch.stack([*(seen.before[k] for k in group), seen.behind[group[-1]]])
     unit = torch.nn.functional.normalize(streams, dim=-1)
     return torch.einsum("atd,btd->abt", unit, unit).double().clamp(-1, 1).cpu()

@@ -80,7 +80,7 @@ class Kept:
             key: plain values that name it. kind: its class.
 
         Raises:
-            InputError: what the file holds is no such result.
+            InputError: what the file holds is not such a result.
         """
         name = json.dumps(key)
         if name in self._results:

@@ -41,7 +41,7 @@ def layer_modules(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
     """The module of every layer.
 
     Raises:
-        InputError: the mapping does not say where the layers are, or a layer is no module of its own.
+        InputError: the mapping does not say where the layers are, or a layer is not a module of its own.
     """
     if not has_modules(mapping):
         raise InputError(
@@ -66,7 +66,7 @@ def run(model: nn.Module, arguments: dict[str, Any]) -> None:
 
 
 class Positions:
-    """Which positions of a pass count, by stack: real tokens behind the first `skip_first` of their sequence.
+    """Which positions of a pass count, by stack: real tokens after the first `skip_first` of their sequence.
 
     Args:
         arguments: the model's, with the masks that the mapping names.

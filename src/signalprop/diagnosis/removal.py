@@ -46,7 +46,7 @@ def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, l
         parent, _, name = path.rpartition(".")
         held = find(model, path, "layers")
         if not isinstance(held, nn.ModuleList) or len(held) != len(members):
-            raise InputError(f"{path} is no list of the {len(members)} layers that the mapping names there")
+            raise InputError(f"{path} is not a list of the {len(members)} layers that the mapping names there")
         out.append((find(model, parent) if parent else model, name, members))
     return out
 

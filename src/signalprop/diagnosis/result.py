@@ -21,6 +21,7 @@ from signalprop.files.validation import Value, typed
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
 Numbers = tuple[Number, ...]
+ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
 Severity = Literal["fault", "warning", "note"]
 
 
@@ -55,15 +56,15 @@ class LayerSignal(Value):
     """The signal at one layer, on real data.
 
     Attributes:
-        layer, stack: which. finite: whether every number it gave out was.
-        variance_in, variance: of the stream before and behind the layer: over features of a token, then over tokens.
+        layer, stack: which. finite: whether every number that it output was.
+        variance_in, variance: of the stream before and after the layer: over features of a token, then over tokens.
         first_variance: behind the layer, over the first positions, which all others leave out; padding is in neither.
-        token_correlation: of the stream behind the layer (as in a Profile).
+        token_correlation: of the stream after the layer (as in a Profile).
         effective_rank: exp of the entropy of the eigenvalues of the kernel of normalised tokens, of up to 512 tokens.
         attention_share, feed_forward_share: variance that each branch adds (multiplier included) over that of the sum
             that it makes with the stream, before a norm there. Cross-attention counts to attention.
         alignment: cosine between what the layer adds and the stream it meets, mean over tokens.
-        gradient: variance of d loss / d stream behind the layer, relative to that behind the last one.
+        gradient: variance of d loss / d stream after the layer, relative to that after the last one.
         outlier, first_outlier: largest |entry| of a token over the root mean square of the stream, without and within
             the first positions (over the same root mean square).
         score_std: standard deviation of attention scores along a row, per head (position biases included).
@@ -96,7 +97,7 @@ class LayerSignal(Value):
 
 
 class Weights(Value):
-    """Standard deviations of one layer's weights, by role, and the predicted signal behind it from those alone.
+    """Standard deviations of one layer's weights, by role, and the predicted signal after it from those alone.
 
     Attributes:
         norm_scale: fixed factors on the norms of the attention and the feed-forward, as the model's description has
@@ -120,8 +121,8 @@ class Identity(Value):
     """How near layers are to doing nothing.
 
     Attributes:
-        cosine: between a token's stream before and behind each layer, mean over tokens.
-        angular: angular[n - 1][l]: angle between the stream before layer l and behind layer l + n - 1, over pi, mean
+        cosine: between a token's stream before and after each layer, mean over tokens.
+        angular: angular[n - 1][l]: angle between the stream before layer l and after layer l + n - 1, over pi, mean
             over tokens (0 the same direction, 1 the opposite).
         jacobian: ||J - I||_F / sqrt(number of entries of the stream) per layer, by random projections.
     """
@@ -153,12 +154,27 @@ class Removal(Value):
     greedy: tuple[Removed, ...] = ()
 
 
+class MapNoise(Value):
+    """What a cast of one linear map alone does.
+
+    Attributes:
+        name: path of the map in the model. layer: which. noise: of the stream after its layer over the signal there,
+            mean squares. damage: at the logits, predicted, in nats per token (`signalprop.diagnosis.sensitivity`).
+    """
+
+    name: str
+    layer: int
+    noise: Number
+    damage: Number
+
+
 class Cast(Value):
     """A direct cast to few bits.
 
     Attributes:
-        format: float8_e4m3fn, float8_e5m2, bfloat16 or int8. of: weights, activations or both. scaled: one scale per
-            tensor, else none. loss, increase: as in `Removed`. signal_to_noise: of the stream behind each layer, in dB.
+        format: of `signalprop.diagnosis.number_formats.FORMATS`. of: weights, activations or both. scaled: with scales
+            (one per tensor, or as the format has them). loss, increase: as in `Removed`. signal_to_noise: of the stream
+            after each layer, in dB. maps: every map by itself.
     """
 
     format: str
@@ -167,6 +183,16 @@ class Cast(Value):
     loss: Estimate
     increase: Estimate
     signal_to_noise: Numbers = ()
+    maps: tuple[MapNoise, ...] = ()
+
+    @property
+    def damages(self) -> dict[int, float]:
+        """What the cast of each layer alone does at the logits, in nats per token: of its maps together."""
+        out: dict[int, float] = {}
+        for item in self.maps:
+            if item.damage is not None:
+                out[item.layer] = out.get(item.layer, 0.0) + item.damage
+        return out
 
 
 class Verdict(Value):

@@ -48,7 +48,7 @@ def read_task(path: str | Path) -> list[Question]:
                 f"{path} line {i} is not JSON; expected an object with prompt, choices and answer"
             ) from None
         if not isinstance(data, dict):
-            raise InputError(f"{path} line {i} is no object; expected one with prompt, choices and answer")
+            raise InputError(f"{path} line {i} is not an object; expected one with prompt, choices and answer")
         try:
             fields: dict[str, Any] = {str(k): tuple(v) if isinstance(v, list) else v for k, v in data.items()}
             question = Question(**fields)

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
+from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
 from signalprop.network.moments import FloatArray
 from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.first_positions import MASSIVE
@@ -45,7 +45,7 @@ COUNTING_LOSS = 0.1
 IDLE_JACOBIAN = 0.1
 # Gradient variance over the layers, largest over smallest. Trained: 6.0e3 (Gemma 3), 423 (Whisper).
 GRADIENT_RANGE = 1e5
-# Variance behind the last layer over that behind the first from which growth is told. Not a fault at any size.
+# Variance after the last layer over that after the first from which growth is told. Not a fault at any size.
 GROWN = 4.0
 # Loss that a cast may cost, in nats per token, beside three standard errors. bfloat16 costs SmolLM2 0.000.
 CAST_LOSS = 0.01
@@ -164,7 +164,7 @@ def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
-    """LayerNorm Scaling divides what norms give out by sqrt(layer number), by a factor or folded into their gains."""
+    """LayerNorm Scaling divides what norms output by sqrt(layer number), by a factor or folded into their gains."""
     if expected != "lns":
         return
     known = [
@@ -332,8 +332,8 @@ def _gradients(d: Diagnosis) -> Iterable[Verdict]:
             severity="warning",
             kind="exploding gradients" if grows else "vanishing gradients",
             layers=tuple(layer for layer, _ in known),
-            text=f"gradient variance spans a factor {spread:.3g} over the layers ({first[1]:.3g} behind layer "
-            f"{first[0]}, {last[1]:.3g} behind layer {last[0]})",
+            text=f"gradient variance spans a factor {spread:.3g} over the layers ({first[1]:.3g} after layer "
+            f"{first[0]}, {last[1]:.3g} after layer {last[0]})",
             cause="each layer multiplies the gradient on its way down",
             advice="an initialisation that conserves it: deepscalelm; signalprop predict shows which",
         )
@@ -467,7 +467,7 @@ def _casts(d: Diagnosis) -> Iterable[Verdict]:
             continue
         worst = max(costly, key=lambda cast: math.inf if cast.increase.value is None else cast.increase.value)
         ratios = [(ratio, layer) for layer, ratio in enumerate(worst.signal_to_noise) if ratio is not None]
-        at = f"; least signal over noise behind layer {min(ratios)[1]} ({min(ratios)[0]:.3g} dB)" if ratios else ""
+        at = f"; least signal over noise after layer {min(ratios)[1]} ({min(ratios)[0]:.3g} dB)" if ratios else ""
         helps = not any(cast.scaled for cast in costly) and any(c.format == form and c.scaled for c in d.casts)
         yield Verdict(
             severity="warning",
@@ -475,13 +475,19 @@ def _casts(d: Diagnosis) -> Iterable[Verdict]:
             layers=(min(ratios)[1],) if ratios else (),
             text=f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}",
             cause="numbers below or above the format's range, or too few digits for outliers",
-            advice="a scale per tensor mends it" if helps else "finer scales (per channel), or that layer in bfloat16",
+            advice="a scale per tensor fixes it" if helps else _leave(worst),
         )
+
+
+def _leave(cast: Cast) -> str:
+    names = [item.name for item in sorted(cast.maps, key=lambda item: -(item.damage or 0.0)) if item.damage]
+    first = "finer scales (per channel or block), or " if cast.format in ONE_SCALE else ""
+    return f"{first}{' and '.join(names[:2])} in bfloat16" if names else f"{first}that layer in bfloat16"
 
 
 def _listed(casts: Sequence[Cast]) -> str:
     return ", ".join(
-        f"{cast.of}{' with a scale per tensor' if cast.scaled else ''} "
+        f"{cast.of}{' with a scale per tensor' if cast.scaled and cast.format in ONE_SCALE else ''} "
         + ("not finite" if cast.increase.value is None else f"+{cast.increase.value:.3g}")
         for cast in casts
     )

@@ -92,7 +92,7 @@ def _stds(attached: Attached) -> list[dict[str, Any]]:
 def _predicted(
     p: Parametrization, inputs: InputStatistics | None, length: int | None
 ) -> tuple[FloatArray, FloatArray | None, FloatArray | None, tuple[str, ...]]:
-    """(stream variance, relative gradient variance behind every sublayer, |J - I| of every layer, notes)."""
+    """(stream variance, relative gradient variance after every sublayer, |J - I| of every layer, notes)."""
     from signalprop.theory.bounds import nearness
 
     if length is not None and p.architecture.kind != "encoder-decoder" and length != p.architecture.seq_len:

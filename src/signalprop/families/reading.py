@@ -16,6 +16,8 @@ from signalprop.network.architecture import Architecture
 if TYPE_CHECKING:
     from signalprop.families.base import Config, Family
 
+_REMEDY = "give an Architecture, or a mapping ('signalprop anatomy MODEL --write FILE' begins one)"
+
 
 def read(source: Any, **changes: Any) -> Architecture:
     """The Architecture of a Hugging Face config object, model, config dictionary, directory or config.json.
@@ -34,13 +36,19 @@ def read(source: Any, **changes: Any) -> Architecture:
             is not readable, or a value is missing or out of range.
     """
     config, class_name = _load(source)
-    name = config.get("model_type")
-    family = find(name)
+    family = find(config.get("model_type"))
     if family is None:
-        raise InputError(
-            "give an Architecture, and a Mapping of the model (docs/measuring.md), or measure its stream alone: "
-            + unknown(name)
-        )
+        raise InputError(f"{_REMEDY}: {unknown(config.get('model_type'))}")
+    return read_as(family, config, class_name, **changes)
+
+
+def read_as(family: Family, config: Config, class_name: str, **changes: Any) -> Architecture:
+    """The Architecture of a configuration, read as one of a family; see `read`.
+
+    Args:
+        class_name: of the model; "" where it is not known. changes: fields of the Architecture to set otherwise.
+    """
+    name = family.model_type
     try:
         fields = family.read(config)
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:

@@ -59,8 +59,8 @@ def model_class(name: str, where: str | Path) -> Any:
     found = getattr(transformers, name, None) if name in _model_classes() else None
     if found is None:
         raise InputError(
-            f"{where} asks for the class {name:.80}, which transformers {transformers.__version__} has not among its "
-            "models; expected the name of one, such as LlamaForCausalLM"
+            f"{where} asks for the class {name:.80}, which is not among the models of transformers "
+            f"{transformers.__version__}; expected the name of one, such as LlamaForCausalLM"
         )
     return found
 

@@ -126,7 +126,7 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
         wanted: what it should hold, in words for the message.
 
     Raises:
-        InputError: it cannot be read, or is no such file; objects instead of numbers; more than there is memory for.
+        InputError: it cannot be read, or is not such a file; objects instead of numbers; more than there is memory for.
     """
     try:
         with opened(path, copies=1) as file:

@@ -162,7 +162,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int) -> StoredTensor:
         raise _wrong(path, f"its header has no dtype, shape and data_offsets of {name!r:.80}")
     n_bytes = offsets[1] - offsets[0]
     if dtype in _BYTES and math.prod(shape) * _BYTES[dtype] != n_bytes:
-        raise _wrong(path, f"{name!r:.80} has {n_bytes:,} bytes, which {dtype} of shape {shape!s:.80} has not")
+        raise _wrong(path, f"{name!r:.80} has {n_bytes:,} bytes, not those of {dtype} of shape {shape!s:.80}")
     return StoredTensor(name, path, dtype, tuple(shape), start + offsets[0], n_bytes)
 
 

@@ -81,7 +81,7 @@ class TokenAttention:
         qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
-        value_skip, gain: the heads give out value_skip V + gain A V; on average A is M where both meet.
+        value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
         d_head: width of a head, by which rows' scores differ in size.
     """
 
@@ -397,7 +397,7 @@ class ShapedAttention:
 
     Attributes:
         kernel: of what the values are made of, (T, T). shapes: the matrices, one per kind of head.
-        dropout: on attention weights. value_skip, gain: the heads give out value_skip V + gain A V.
+        dropout: on attention weights. value_skip, gain: the heads output value_skip V + gain A V.
     """
 
     kernel: FloatArray

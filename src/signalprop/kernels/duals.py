@@ -1,6 +1,6 @@
 """Dual activations on token kernels: E f(x_i) f(x_j) and E f'(x_i) f'(x_j) for all pairs of positions.
 
-Where all positions have one variance, as behind a norm, from tables. Where variances differ: by degree for homogeneous
+Where all positions have one variance, as after a norm, from tables. Where variances differ: by degree for homogeneous
 activations, in closed form for GELU and erf, and else by Hermite coefficients of every position. Derivations and
 measured errors: `docs/theory/kernels.md`.
 """

@@ -114,7 +114,7 @@ def top_kernel(
     parametrization: Parametrization, inputs: InputStatistics, last: State, log_token_share: float
 ) -> tuple[FloatArray, FloatArray]:
     """Kernel of the gradient that cross-entropy sends to the head's input, in units of d times a head weight's
-    variance; and of what is orthogonal to the stream, all that a post-norm behind the last sublayer sends back.
+    variance; and of what is orthogonal to the stream, all that a post-norm after the last sublayer sends back.
 
     Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids
     enter position by position. Position 0 alone where a class token is read.

@@ -31,7 +31,7 @@ def checked_kernel(matrix: ArrayLike, what: str = "the kernel") -> FloatArray:
     try:
         k = np.asarray(matrix, np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{what} is no matrix of numbers; expected (tokens, tokens)") from None
+        raise InputError(f"{what} is not a matrix of numbers; expected (tokens, tokens)") from None
     if k.ndim != 2 or k.shape[0] != k.shape[1] or k.size == 0:
         raise InputError(f"{what} has shape {k.shape}; expected a square matrix (tokens, tokens)")
     if not np.isfinite(k).all():

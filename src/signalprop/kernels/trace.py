@@ -42,7 +42,7 @@ _ROWS = 64  # of a kernel that are read at a time: they stay in the cache
 
 @dataclass(frozen=True, eq=False)
 class KernelSeries:
-    """Numbers of the kernels at depths 0 (the input) to n_layers (behind the last layer); arrays (n_layers + 1,).
+    """Numbers of the kernels at depths 0 (the input) to n_layers (after the last layer); arrays (n_layers + 1,).
 
     Attributes:
         distance: mean of 1 - cosine over pairs of different positions, without the cancellation of 1 - mean.
@@ -177,7 +177,7 @@ def trace(
         inputs: statistics of the data, where no kernel is given (default: Zipf's law); every sequence of ids is
             followed by itself.
         at: depths at which matrices are kept, 0 to n_layers; default: about a dozen.
-        top: gradient kernel at the head's input, behind a final norm; default: that of the loss.
+        top: gradient kernel at the head's input, after a final norm; default: that of the loss.
         rank: compute effective ranks at all depths, or nowhere; default: at all depths up to 128 tokens, at the chosen
             depths up to 1,024.
         matrices: which kernels are kept at the depths in `at`: `both` those of signal and gradient, `forward`, `none`.

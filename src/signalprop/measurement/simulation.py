@@ -300,7 +300,7 @@ def _top_gradient(network: Network, data: _Data, stream: Tensor) -> Tensor:
 
 
 def _through_final_norm(network: Network, encoded: Tensor, gradient: Scaled) -> Scaled:
-    """From the encoder's output, behind its final norm, to its last stream_out."""
+    """From the encoder's output, after its final norm, to its last stream_out."""
     norm = network.final_norm()
     if norm is None:
         return gradient

@@ -28,7 +28,7 @@ def sinusoidal_table(length: int, d_model: int) -> Tensor:
 
 
 class FrontEnd(nn.Module):
-    """Convolutions over time, an activation behind each: frames of speech features to the stream.
+    """Convolutions over time, an activation after each: frames of speech features to the stream.
 
     With kernels 3, 3, strides 1, 2 and GeLU it is Whisper's (Radford et al. 2023, section 2.2); with kernels 5, 5,
     strides 2, 2 and `glu` that of Speech2Text (Wang et al. 2020, section 2).
@@ -67,7 +67,7 @@ class Embeddings(nn.Module):
     """scale * (tokens, patches or frames + positions + segments), then a norm, then dropout.
 
     A sinusoidal table is fixed and scaled to the root mean square `embedding.position`. The tokens before the patches
-    (class, distillation) are drawn like more rows of the position table. A decoder behind an encoder reads tokens and
+    (class, distillation) are drawn like more rows of the position table. A decoder after an encoder reads tokens and
     has no segments.
     """
 

@@ -109,7 +109,7 @@ class Network:
         return out
 
     def loss_gradient(self, stream: Tensor, targets: Tensor) -> Tensor:
-        """d(mean cross-entropy)/d(stream behind the last layer).
+        """d(mean cross-entropy)/d(stream after the last layer).
 
         Final norm and head act on each position by itself, so positions are taken in slices, and those without loss not
         at all.
@@ -213,7 +213,7 @@ class Passage:
         return through(rows, [bool(parallel[i]) for i in rows], one, stream, seen)
 
     def _pull(self, sublayer: Sublayer, index: int, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of (stream_in, branch), and of the memory behind a cross-attention."""
+        """Gradients of (stream_in, branch), and of the memory after a cross-attention."""
         around = self.around
         with torch.enable_grad():
             stream = self.reads.pop(index).detach().requires_grad_()

@@ -55,7 +55,7 @@ def stack_names(architecture: Architecture) -> tuple[str, ...]:
 
 
 def make_final_norm(parametrization: Parametrization, dtype: torch.dtype) -> nn.Module | None:
-    """The norm behind the last layer of a stack, or None."""
+    """The norm after the last layer of a stack, or None."""
     a = parametrization.architecture
     return make_norm(a, parametrization.head.final_norm_gain, dtype) if a.has_final_norm else None
 
@@ -143,7 +143,7 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_keep: Tensor | None = None,
     ) -> Tensor:
-        """Ids, patches or frames -> the stream behind the final norm, (batch, tokens, features)."""
+        """Ids, patches or frames -> the stream after the final norm, (batch, tokens, features)."""
         stream: Tensor = self.embedding(inputs, segments)
         around = surroundings(
             self.architecture,

@@ -179,7 +179,7 @@ def bands(
         }
         if profile.gradient is not None:
             gradient = profile.gradient["stream_out"].log_variance[ends]
-            # one that layers conserve is no fault, whatever large scores of trained queries and keys make theory expect
+            # what layers conserve is not a fault, whatever large scores of trained queries and keys make theory expect
             least, most = np.minimum(gradient, 0.0), np.maximum(gradient, 0.0)
             out["gradient"] = Band(np.exp(least - steeper), np.exp(most + steeper))
     try:

@@ -356,7 +356,7 @@ def activation(name: str) -> Activation:
         ) from None
 
 
-# Numbers behind a name in brackets, and what they may be. Beyond these the expansion no longer resolves the function,
+# Numbers after a name in brackets, and what they may be. Beyond these the expansion no longer resolves the function,
 # or its moments leave the doubles.
 _NUMBERS: dict[str, tuple[tuple[str, float, float], ...]] = {
     "leaky_relu": (("slope", 0.0, 1e6),),

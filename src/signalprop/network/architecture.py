@@ -51,7 +51,7 @@ class Architecture(Value):
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
-            treats both alike: behind the second a head's mean square is 1 only on average, and scatters by
+            treats both alike: after the second a head's mean square is 1 only on average, and scatters by
             sqrt(2 / d_head).
         attention_scale: factor on q.k (default 1/sqrt(d_head); T5 has 1).
         positions: `learned` and `sinusoidal` add a table; `rotary`; `relative` (a bias on scores); `none`.
@@ -74,7 +74,7 @@ class Architecture(Value):
         bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
         tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
         head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
-            behind a head_transform, where linear maps have biases.
+            after a head_transform, where linear maps have biases.
         family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
             standard deviations drawn (initializer_range, init_std, initializer_factor) over the family's default; read
             by scheme `huggingface` alone.
@@ -309,7 +309,7 @@ class Architecture(Value):
 
     @typed
     def positions_of(self, *, decoder: bool) -> str:
-        """Positions of the encoder or of the decoder behind it."""
+        """Positions of the encoder or of the decoder after it."""
         return (self.decoder_positions if decoder else None) or self.positions
 
     @typed

@@ -45,7 +45,7 @@ class Embedding(Value):
         return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
 
     def position_of(self, *, decoder: bool) -> float:
-        """Root mean square of the positions of the encoder, or of the decoder behind it."""
+        """Root mean square of the positions of the encoder, or of the decoder after it."""
         return self.decoder_position if decoder and self.decoder_position is not None else self.position
 
     def convolution_bias(self, index: int) -> float:

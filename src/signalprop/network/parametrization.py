@@ -175,7 +175,7 @@ class Parametrization(Document):
 
     @property
     def norm_output(self) -> FloatArray:
-        """Root mean square of what the placement's norm gives out: norm_gain * norm_scale, (..., sublayers)."""
+        """Root mean square of what the placement's norm outputs: norm_gain * norm_scale, (..., sublayers)."""
         return self.norm_gain * self.norm_scale
 
     @typed

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.live_model import unwrapped
@@ -13,9 +16,37 @@ from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
-from signalprop.repair.weight_assignment import assignments
+from signalprop.repair.weight_assignment import Part, assignments
 
-Optimizer = Literal["adamw", "adam", "sgd"]
+Optimizer = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule-free"]
+Adjustment = Literal["original", "match_rms_adamw"]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How an optimizer's numbers follow from those of a table, which are for Adam.
+
+    Attributes:
+        power: of c, the factor that a parameter was multiplied with, in its learning rate. decoupled: the decay.
+        eps: it has Adam's. width: power of the width that its update of a hidden matrix has less than Adam's.
+    """
+
+    power: int = 1
+    decoupled: bool = True
+    eps: bool = False
+    width: float = 0.0
+
+
+_RULES = {
+    "adamw": _Rule(eps=True),
+    "schedule-free": _Rule(eps=True),
+    "adam": _Rule(decoupled=False, eps=True),
+    "sgd": _Rule(power=2, decoupled=False),
+    "lion": _Rule(),
+    "adafactor": _Rule(power=0, width=0.5),
+    "original": _Rule(width=1.0),
+    "match_rms_adamw": _Rule(width=0.5),
+}
 
 
 @typed
@@ -26,6 +57,8 @@ def parameter_groups(
     weight_decay: float = 0.0,
     eps: float = 1e-8,
     optimizer: Optimizer = "adamw",
+    adjust_lr_fn: Adjustment = "original",
+    rest_lr: float | None = None,
 ) -> list[dict[str, Any]]:
     """Every trainable parameter of an applied model, or of one from `build`, in groups for a PyTorch optimizer.
 
@@ -36,19 +69,35 @@ def parameter_groups(
     norm, which these factors change. Biases, gains and multipliers have no weight decay. For Adam with an L2 penalty
     (`adam`), whose penalty passes through the normalisation, the decay is divided by c^2.
 
+    Factors on learning rates are Adam's, whose update of a hidden matrix grows with the width n. Of `lion` and
+    `schedule-free` the same holds. `adafactor` (torch.optim.Adafactor) multiplies with the size of the weights, which
+    is 1/sqrt(n) in muP and c in absorbed mode. `muon` (torch.optim.Muon) gives updates whose spectral norm is
+    sqrt(max(1, out/in)), or .2 sqrt(max(out, in)) with `adjust_lr_fn="match_rms_adamw"`; so of muP's 1/m the first
+    needs nothing, the second and Adafactor 1/sqrt(m) (Yang, Simon and Bernstein 2023, arXiv:2310.17813, condition 1),
+    and factors for the depth stay. Where a model stores a matrix as (in, out), that is put right. Muon takes the
+    layers' matrices alone: a second optimizer takes the rest.
+
+    Args:
+        adjust_lr_fn: that Muon is given. rest_lr: the learning rate of what Muon does not take; default: `lr`.
+
     Returns:
-        One dictionary per group: `params`, `names` (of the parameters), `lr`, `weight_decay`, and `eps` except for SGD.
+        One dictionary per group: `params`, `names` (of the parameters), `lr`, `weight_decay`, `eps` for Adam and AdamW,
+        and with `muon` also `use_muon`, whether it is for Muon (with its `adjust_lr_fn`) or for AdamW.
 
     Raises:
         InputError: the model carries no scheme, one tensor would need two learning rates (a fused query, key and
             value), or another optimizer.
     """
-    if optimizer not in ("adamw", "adam", "sgd"):
-        raise InputError(f"optimizer is {optimizer!r}; expected 'adamw', 'adam' or 'sgd'")
+    if optimizer not in (*_RULES, "muon") or optimizer in ("original", "match_rms_adamw"):
+        raise InputError(
+            f"optimizer is {optimizer!r}; expected 'adamw', 'adam', 'sgd', 'muon', 'lion', 'adafactor' or "
+            "'schedule-free'"
+        )
     inner = unwrapped(model)
     p, attached, rates, multiplied = _described(inner)
     found = {item.name: item.parts for item in assignments(attached, p)}
-    groups: dict[tuple[float, float, float], dict[str, Any]] = {}
+    wider = p.architecture.d_model / float(p.options.get("base_width") or p.architecture.d_model)
+    groups: dict[tuple[float, float, float, bool], dict[str, Any]] = {}
     for name, parameter in inner.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -62,18 +111,37 @@ def parameter_groups(
         factor = factors.pop()
         decays = any(part.decays for part in parts) if parts else parameter.ndim > 1
         c = multiplied.get(name, 1.0)
-        key = (
-            lr * factor * (c**2 if optimizer == "sgd" else c),
-            _decay(weight_decay, factor, c, optimizer) if decays else 0.0,
-            eps / c,
-        )
+        by_muon = optimizer == "muon" and _is_inner(parts) and parameter.ndim == 2
+        rule = _RULES[adjust_lr_fn if by_muon else "adamw" if optimizer == "muon" else optimizer]
+        if _is_inner(parts) and rule.width:
+            factor *= wider**rule.width
+        if by_muon and adjust_lr_fn == "original" and parts[0].transposed:
+            factor *= _upright(parameter)
+        rate = lr if by_muon or optimizer != "muon" or rest_lr is None else rest_lr
+        decay = weight_decay / (factor * c**rule.power if rule.decoupled else c**2)  # a penalty is in the gradient
+        key = (rate * factor * c**rule.power, decay if decays else 0.0, eps / c if rule.eps else 0.0, by_muon)
         group = groups.setdefault(key, {"params": [], "names": []})
         group["params"].append(parameter)
         group["names"].append(name)
     return [
-        group | {"lr": rate, "weight_decay": decay} | ({} if optimizer == "sgd" else {"eps": epsilon})
-        for (rate, decay, epsilon), group in groups.items()
+        group
+        | {"lr": rate, "weight_decay": decay}
+        | ({"eps": epsilon} if epsilon else {})
+        | ({"use_muon": inner} if optimizer == "muon" else {})
+        | ({"adjust_lr_fn": adjust_lr_fn} if inner else {})
+        for (rate, decay, epsilon, inner), group in groups.items()
     ]
+
+
+def _is_inner(parts: Sequence[Part]) -> bool:
+    """Whether a parameter is a matrix of a layer: no end, no vector."""
+    return bool(parts) and all(part.row is not None and part.decays for part in parts)
+
+
+def _upright(matrix: Tensor) -> float:
+    """sqrt(max(1, out/in)) over what Muon takes for it of a matrix that is stored as (in, out)."""
+    inputs, outputs = matrix.shape
+    return math.sqrt(max(1.0, outputs / inputs) / max(1.0, inputs / outputs))
 
 
 def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, float], dict[str, float]]:
@@ -89,13 +157,6 @@ def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, f
         return p, attached, own, {}
     record = the_record(model)
     return record.parametrization, attached_vanilla(model), _own_rates(record, record.parametrization), record.factors
-
-
-def _decay(weight_decay: float, factor: float, c: float, optimizer: Optimizer) -> float:
-    """Weight decay of a tensor with a learning-rate factor that was multiplied with c."""
-    if optimizer == "adamw":
-        return weight_decay / (factor * c)
-    return weight_decay / c**2  # an L2 penalty is part of the gradient
 
 
 def _own_rates(record: Record, p: Parametrization) -> dict[str, float]:

@@ -54,7 +54,7 @@ class RowPlan:
         before, behind: P before and behind the sublayer: the model's stream times P is the Parametrization's.
         score_ratio: factor on the model's own score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
-        mixes_values: the heads give out more, or less, than the average of values.
+        mixes_values: the heads output more, or less, than the average of values.
         shapes: attention is D softmax(scores + B). activates: the activation that replaces the model's; '' none.
     """
 
@@ -81,7 +81,7 @@ class Plan:
 
     Attributes:
         rows: one per sublayer.
-        removes_final_norm, final_eps: per stack: the norm behind it goes; factor on its epsilon.
+        removes_final_norm, final_eps: per stack: the norm after it goes; factor on its epsilon.
         head_ratio, embedding_ratio: factors on the model's own head input and embeddings.
         head_activates: the activation that replaces that of the dense layer before the head; '' none.
     """
@@ -204,7 +204,7 @@ def _stack(
     removes_final: bool,
     largest: float,
 ) -> tuple[list[RowPlan], float]:
-    """The rows of one stack, and P behind its last one."""
+    """The rows of one stack, and P after its last one."""
     gauge = not any(_needs_stream(p, rows, i, moved[i]) for i in members)
     made: list[RowPlan] = []
     last = 1.0

@@ -11,6 +11,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +20,11 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import BatchArguments
 from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.mapping_file import mapping_json, mapping_of_json
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
@@ -51,6 +54,7 @@ class _Document(Value):
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
         weights: `drawn` by the scheme, or `kept`, as they were before.
+        mapping: the mapping that `apply` was given, where a file can say it.
     """
 
     model_config = ConfigDict(title=RECORD)
@@ -64,6 +68,7 @@ class _Document(Value):
     tensors: list[str]
     shared: dict[str, str] = Field(default_factory=dict)
     weights: Literal["drawn", "kept"] = "drawn"
+    mapping: dict[str, Any] | None = None
 
 
 # --- saving ----------------------------------------------------------------------------------------------
@@ -173,6 +178,10 @@ def _document(
         "tensors": sorted(tensors),
         "shared": shared or {},
     } | ({"weights": "kept"} if record.kept else {})
+    by_hand = record.mapping
+    if by_hand is not None and not by_hand.found and isinstance(by_hand.arguments, BatchArguments):
+        with suppress(InputError):  # what no file can say has to be given to `load` again
+            document["mapping"] = mapping_json(by_hand, model)
     document = finite(document)
     return document | {"id": _digest(document, tensors)}
 
@@ -259,7 +268,7 @@ def load(
         directory: that `save`, or `save_pretrained` of an applied model, wrote.
         model: for a module of your own: a fresh one, without scheme, which is filled. Leave it out for a checkpoint of
             transformers, whose class `config.json` names, and for a built model.
-        mapping: where the model was mapped by hand.
+        mapping: where the model was mapped by hand, in a way that the saved record cannot say.
         options: of `from_pretrained` (`dtype`, `device_map`, ...).
 
     Raises:
@@ -288,6 +297,8 @@ def load(
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
+        if mapping is None and document.mapping is not None:
+            mapping = mapping_of_json(document.mapping, model)
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)

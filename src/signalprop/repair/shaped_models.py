@@ -218,7 +218,7 @@ def set_implementation(model: nn.Module) -> str | None:
     """Have a model of transformers call `attend`; the implementation that it had.
 
     Raises:
-        InputError: it is no model of transformers, not of this version's, or one that cannot; or its attention has a
+        InputError: it is not a model of transformers, not of this version's, or one that cannot; or its attention has a
             sliding window.
     """
     setter = getattr(model, "set_attn_implementation", None)
@@ -227,7 +227,7 @@ def set_implementation(model: nn.Module) -> str | None:
         _interfaces()
     if setter is None or config is None:
         raise InputError(
-            f"{type(model).__name__} is no model of transformers, whose attention alone can be shaped from outside; "
+            f"{type(model).__name__} is not a model of transformers, whose attention alone can be shaped from outside; "
             "build(parametrization) makes one"
         )
     window, length = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", 0)
@@ -263,7 +263,7 @@ def replace_activation(module: Any, name: str, where: str) -> None:
     """Have an activation module compute another activation.
 
     Raises:
-        InputError: it is no module, or has numbers of its own that train.
+        InputError: it is not a module, or has numbers of its own that train.
     """
     if not isinstance(module, nn.Module) or next(module.parameters(), None) is not None:
         what = "nothing" if module is None else f"a {type(module).__name__}"

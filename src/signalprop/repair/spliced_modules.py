@@ -104,7 +104,7 @@ class Passing(Splice):
         return args[0]
 
     def normalise(self, stream: Tensor) -> Tensor:
-        """The norm itself, for a place behind the addition."""
+        """The norm itself, for a place after the addition."""
         out: Tensor = super().forward(stream)
         return out
 

@@ -189,7 +189,7 @@ class MixLN(_OnBase):
 @register
 @dataclass(frozen=True)
 class LayerNormScaling(_OnBase):
-    """Pre-norm; the norms of layer l give out 1/sqrt(l): stream_out = stream_in + f(norm(stream_in) / sqrt(l)).
+    """Pre-norm; the norms of layer l output 1/sqrt(l): stream_out = stream_in + f(norm(stream_in) / sqrt(l)).
 
     l counts layers from 1, in an encoder-decoder (beyond the paper) those of the stack; both sublayers of a layer have
     the same l; the final norm is not scaled (released code). The factor is fixed, stands after the norm's gain, and has

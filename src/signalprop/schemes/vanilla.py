@@ -57,7 +57,7 @@ def _embedding(architecture: Architecture, std: float, *, token: float, convolut
 
 
 def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, ...]:
-    """Standard deviations that give every convolution outputs of variance 1, the stream behind the last `std`^2.
+    """Standard deviations that give every convolution outputs of variance 1, the stream after the last `std`^2.
 
     Raises:
         InputError: the activation is bounded and does not reach that variance.

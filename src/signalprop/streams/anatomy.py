@@ -226,7 +226,7 @@ class Finder:
         return Layer(path, (), "no chain of additions leads from what it reads to what it gives"), None
 
     def _loose(self, one: Container) -> Stack | None:
-        """A stack whose layers are no modules that run: their parts are called one by one."""
+        """A stack whose layers are not modules that run: their parts are called one by one."""
         prefixes = [path for path, _ in one.members]
         inside = [c for c in self.calls if any(_within(c.path, prefix) for prefix in prefixes)]
         if not inside or one.path.endswith("*"):

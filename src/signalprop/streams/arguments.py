@@ -40,7 +40,7 @@ def _random(*shape: int) -> Tensor:
 
 
 def _ids(size: int, special: set[int]) -> Tensor:
-    """Random ids that are no special tokens."""
+    """Random ids that are not special tokens."""
     free = [
         i for i in torch.randperm(size, generator=torch.Generator().manual_seed(0)).tolist()[:200] if i not in special
     ]

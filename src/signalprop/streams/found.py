@@ -113,7 +113,7 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
         if not stacks:
             raise InputError(
                 "give mapping=, which names the branches: no residual stream was found, that is, no list of layers in "
-                f"which what {type(model).__name__} carries is added up"
+                f"which {type(model).__name__} adds to what it carries"
             )
         norms: tuple[Norm, ...] = ()
         if numbers:

@@ -45,7 +45,7 @@ class Nearness:
     Attributes:
         identity_distance: |J - I|_F / sqrt(n) of a layer's Jacobian J over the whole sequence, n = tokens x features.
         log_gain: ln of the gain from a stack's last stream back to the layer's input; the first layer's is the end-to-
-            end gain |dy/dx|_F / sqrt(n). A norm behind the stack is not in it.
+            end gain |dy/dx|_F / sqrt(n). A norm after the stack is not in it.
         log_plain_gain: the same by the plain product of what each sublayer does to white gradients, as if those stayed
             white. Attention makes them alike, and then sums them up: this one is too low.
     """
@@ -63,10 +63,10 @@ def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     """Nearness of a network's layers to the identity, at the forward signal that a profile tells of.
 
     A branch is random and of mean 0 at initialisation, so with the factors a of the skip path and b_v of what the
-    branch makes of a white gradient, both behind the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
+    branch makes of a white gradient, both after the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
     layers of few and small branches that is j_A / sigma^2 + j_F / sigma'^2. A post-norm also removes the stream's own
     direction, one feature of d. Of trained weights it says what random ones of their size would do. With dropout: of
-    the network in training mode. In a decoder behind an encoder: with respect to the decoder's own stream.
+    the network in training mode. In a decoder after an encoder: with respect to the decoder's own stream.
 
     Raises:
         InputError: attention is shaped or has ALiBi, or the profile is of another number of sublayers.
@@ -192,7 +192,7 @@ def _log_gain(p: Parametrization, skip2: FloatArray, noise: BranchBackward) -> F
 
 @dataclass(frozen=True)
 class GrowthFit:
-    """How well laws fit the variances behind layers, and the exponent of the power that fits best.
+    """How well laws fit the variances after layers, and the exponent of the power that fits best.
 
     Attributes:
         logarithmic, linear, quadratic, exponential: R^2 of a straight line: of variances against the logarithm of the
@@ -225,7 +225,7 @@ def growth_fit(variances: ArrayLike) -> GrowthFit:
 
 
 def growth_exponent(variances: ArrayLike) -> float:
-    """p of variance ~ layer^p behind layers 1, 2, ... of a stack: least squares of logarithms, deeper three quarters.
+    """p of variance ~ layer^p after layers 1, 2, ... of a stack: least squares of logarithms, deeper three quarters.
 
     The first quarter is left out since what the embedding holds bends the curve there. Fresh pre-norm stacks have 1,
     branches aligned with the stream 2; with LayerNorm Scaling about 0 and 1 (docs/theory/depth.md).

@@ -1,4 +1,4 @@
-"""From input statistics to the stream that enters the first sublayer (TGS v1 section B.1; docs/theory/inputs.md)."""
+"""From input statistics to the stream that enters the first sublayer (TGS v1 B.1; docs/theory/components.md)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def embed(
 
 
 def front_end(a: Architecture, embedding: Embedding, inputs: InputStatistics) -> tuple[float, float, float]:
-    """(mean, variance, covariance of two tokens) behind the convolutions that read frames.
+    """(mean, variance, covariance of two tokens) after the convolutions that read frames.
 
     A convolution is a linear map of kernel * inputs numbers, so its outputs are Gaussian of variance fan_in sigma^2
     E x^2; two of them share the average E x_i x_j, which is dominated by frames that lie apart. The activation acts on
@@ -94,7 +94,7 @@ def front_end(a: Architecture, embedding: Embedding, inputs: InputStatistics) ->
 
 
 def activated(name: str, variance: float, correlation: float) -> tuple[float, float, float]:
-    """(mean, variance, covariance) behind an activation, or `glu`, of a pair of Gaussians with mean 0."""
+    """(mean, variance, covariance) after an activation, or `glu`, of a pair of Gaussians with mean 0."""
     if name == "glu":
         gate = dual("sigmoid", variance, correlation)
         first = variance * float(gate.second_moment)

@@ -95,7 +95,7 @@ def _post_norm(p: Parametrization, branches: Branches, att: int, ff: int) -> Fix
     lam2 = {i: float(p.skip[i]) ** 2 for i in (att, ff)}
     beta2 = {i: float(p.branch[i]) ** 2 for i in (att, ff)}
     after = {i: float(p.norm_output[i]) ** 2 for i in (att, ff)}
-    before = {att: after[ff], ff: after[att]}  # each reads what the other's norm gives out
+    before = {att: after[ff], ff: after[att]}  # each reads what the other's norm outputs
 
     def half(i: int, r: float) -> tuple[float, float]:
         b = branches[i].forward(i, (before[i], r))

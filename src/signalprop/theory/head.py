@@ -160,7 +160,7 @@ class AtTop(NamedTuple):
 
     Attributes:
         correlation: its token correlation.
-        kept: share of its variance that is orthogonal to the stream, which is all that a post-norm behind the last
+        kept: share of its variance that is orthogonal to the stream, which is all that a post-norm after the last
             sublayer sends back; 1 where a final norm has removed the rest before.
         kept_correlation: token correlation of that.
     """

@@ -51,7 +51,9 @@ def read_run(directory: str | Path) -> Run:
     """
     root = Path(directory)
     if not is_run(root):
-        raise InputError(f"{root} is no directory of a training run: it has no {METRICS}; give a run that train wrote")
+        raise InputError(
+            f"{root} is not the directory of a training run: it has no {METRICS}; give a run that train wrote"
+        )
     return Run(
         metrics=_metrics(root / METRICS),
         signal=tuple(_signal(root / SIGNAL)),

@@ -88,7 +88,7 @@ def of_results(data: Any, root: Path) -> Swept:
 
 def _checked(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("schema") != tables.SCHEMA or not isinstance(data.get("sweep"), dict):
-        raise InputError(f"these are no results of a sweep; expected schema {tables.SCHEMA} and the sweep")
+        raise InputError(f"these are not the results of a sweep; expected schema {tables.SCHEMA} and the sweep")
     sweep = Sweep(**data["sweep"])
     rows, failed = data.get("rows"), data.get("failed", [])
     if not isinstance(rows, list) or not isinstance(failed, list):

@@ -228,7 +228,7 @@ def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
             if first():
                 shutil.rmtree(beside, ignore_errors=True)
             raise InputError(
-                f"cannot write the checkpoint {target}: {problem}; {_left(folder)}mend that, and go on with --resume"
+                f"cannot write the checkpoint {target}: {problem}; {_left(folder)}fix that, and go on with --resume"
             )
     if first():
         thin_out(folder, keep, step)

@@ -75,7 +75,7 @@ class Tune(Value):
         if any(low >= high for low, high in itertools.pairwise(self.values)):
             raise ValueError("values have to ascend")
         if self.extend and len(self.values) < 2:
-            raise ValueError("a single value is no ladder that could be extended; give two or more")
+            raise ValueError("a single value is not a ladder that could be extended; give two or more")
         return self
 
     @property

@@ -436,7 +436,7 @@ def with_settings(data: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
     """A recipe's mapping with `key=value` put into it; keys have dots, values are YAML.
 
     Raises:
-        InputError: no `=`, or a key that goes through something that is no mapping.
+        InputError: no `=`, or a key that goes through something that is not a mapping.
     """
     yaml = require("yaml", "training")
     changed: dict[str, Any] = copy.deepcopy(dict(data))
@@ -453,7 +453,7 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
     """Set `data[a][b][c]` for the key "a.b.c", in place, making mappings on the way.
 
     Raises:
-        InputError: on the way stands something that is no mapping.
+        InputError: on the way stands something that is not a mapping.
     """
     *path, last = key.split(".")
     place = data

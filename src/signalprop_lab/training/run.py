@@ -91,11 +91,11 @@ class Result:
             InputError: something else.
         """
         if not isinstance(data, dict) or data.get("schema") != RUN_SCHEMA:
-            raise InputError(f"this is no result of a run; expected schema {RUN_SCHEMA}")
+            raise InputError(f"this is not the result of a run; expected schema {RUN_SCHEMA}")
         try:
             return cls(**{key: value for key, value in data.items() if key != "schema"})
         except TypeError as error:
-            raise InputError(f"this is no result of a run: {error}") from None
+            raise InputError(f"this is not the result of a run: {error}") from None
 
 
 @typed
@@ -166,7 +166,7 @@ def _open(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
             if result.status in ("finished", "diverged", "pruned"):
                 return result
     elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
-        raise InputError(f"{folder} holds files that are no run; choose a new directory")
+        raise InputError(f"{folder} holds files that are not a run; choose a new directory")
     return None
 
 
@@ -253,7 +253,7 @@ class _Run:
             if error.errno not in _NO_ROOM:
                 raise
             raise InputError(
-                f"cannot write in {self.folder}: {error.strerror}; mend that, and go on with --resume"
+                f"cannot write in {self.folder}: {error.strerror}; fix that, and go on with --resume"
             ) from None
         finally:
             if self.progress:
@@ -421,7 +421,7 @@ class _Run:
             self._write_model(merged.merge_and_unload(), "folded")
             return ""
         if record_of(model) is None or not is_pretrained(type(model)):
-            return "it is no Hugging Face model with a scheme"
+            return "it is not a Hugging Face model with a scheme"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)

@@ -234,7 +234,7 @@ def page(store: Store) -> str:
         InputError: the stored value is not one that `store_of` makes.
     """
     if store.get("schema") != SCHEMA:
-        raise InputError(f"these are no results of a sweep: schema {store.get('schema')!r}; expected {SCHEMA}")
+        raise InputError(f"these are not the results of a sweep: schema {store.get('schema')!r}; expected {SCHEMA}")
     sweep = Sweep(**store["sweep"])
     found = verdicts(store)
     parts = [f"# {sweep.title or sweep.name}"]

@@ -188,12 +188,14 @@ def classes_of(labels: Sequence[Any], known: tuple[str, ...] | None) -> Classes:
     """The classes of a set: known ones; else whole numbers from 0 up, which number themselves; else names, in order.
 
     Raises:
-        InputError: fewer than two classes, or what is no class.
+        InputError: fewer than two classes, or what is not a class.
     """
     numbered = all(isinstance(x, (int, np.integer)) or (isinstance(x, str) and x.isdecimal()) for x in labels)
     if known is None and any(not isinstance(x, (int, np.integer, str)) for x in labels):
         wrong = next(x for x in labels if not isinstance(x, (int, np.integer, str)))
-        raise InputError(f"the label {str(wrong)[:40]!r} is no class; expected whole numbers or names; see data.label")
+        raise InputError(
+            f"the label {str(wrong)[:40]!r} is not a class; expected whole numbers or names; see data.label"
+        )
     if known is not None:
         return Classes(known, numbered)
     numbers = [int(x) for x in labels] if numbered else []

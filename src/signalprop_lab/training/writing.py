@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Writing:
-    """What a decoder reads and is asked for: the text behind a begin token, and the text before an end token."""
+    """What a decoder reads and is asked for: the text after a begin token, and the text before an end token."""
 
     begin: int
     end: int
@@ -51,7 +51,7 @@ def _writing(tokenizer: Any) -> Writing:
     """Where a tokenizer has no begin token, the pad stands for it (T5)."""
     begin, end = begin_of(tokenizer), separator(tokenizer)
     if end is None:
-        raise InputError("the tokenizer has no end token, behind which a text is over; take one that has")
+        raise InputError("the tokenizer has no end token, after which a text is over; take one that has")
     return Writing(pad_of(tokenizer) if begin is None else begin, end)
 
 

@@ -306,7 +306,7 @@ def test_a_page_is_made_of_what_is_stored(tuned, tmp_path) -> None:
         store_of(*tuned)
     )
     (tmp_path / "other.json").write_text('{"schema": "signalprop/else/1"}')
-    with pytest.raises(InputError, match="no results of a sweep"):
+    with pytest.raises(InputError, match="not the results of a sweep"):
         write_results_page(tmp_path / "other.json", tmp_path / "other.md")
 
 

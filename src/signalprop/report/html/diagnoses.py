@@ -135,7 +135,7 @@ def _identity(items: Sequence[Diagnosis]) -> list[Block]:
             predicted = [weights.get((s.stack, s.layer)) for s in d.signal]
             jacobians.append(blocks.series(k, PREDICTED, k, blocks.numbers(predicted)))
     made = [
-        _chart("layer-cosine", "Cosine of the stream before and behind a layer", _known(cosines), "cosine"),
+        _chart("layer-cosine", "Cosine of the stream before and after a layer", _known(cosines), "cosine"),
         _chart("layer-jacobian", "How far a layer is from the identity: |J - I|", _known(jacobians), "root mean square",
                "log", "0: a change of its input passes unchanged."),
     ]  # fmt: skip
@@ -189,7 +189,7 @@ def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
         return None
     names = [f"{cast.format} {cast.of}" + ", scaled" * cast.scaled for cast in d.casts]
     curves = [blocks.series(k, 0, 0, blocks.numbers(cast.signal_to_noise)) for k, cast in enumerate(d.casts)]
-    chart = blocks.chart(f"{key}-noise", "Signal over noise behind a layer", _known(curves), x="layer", y="dB")
+    chart = blocks.chart(f"{key}-noise", "Signal over noise after a layer", _known(curves), x="layer", y="dB")
     header, rows = diagnosis_tables.cast_rows(d)
     return blocks.section(
         key,

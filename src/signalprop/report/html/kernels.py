@@ -69,7 +69,7 @@ def of_arrays(path: Path) -> dict[str, Kernels]:
     """The matrices in a file of `signalprop kernel --matrices`, by configuration.
 
     Raises:
-        InputError: no such file, another format, or arrays that are no kernels.
+        InputError: no such file, another format, or arrays that are not kernels.
     """
     found: dict[str, dict[str, dict[int, FloatArray]]] = {}
     try:
@@ -79,12 +79,12 @@ def of_arrays(path: Path) -> dict[str, Kernels]:
                 name, direction, depth = key.rsplit("/", 2)
                 matrix = np.asarray(arrays[key], np.float64)
                 if direction not in ("forward", "gradient") or matrix.ndim != 2 or len(set(matrix.shape)) != 1:
-                    raise ValueError(f"{key} is no kernel")
+                    raise ValueError(f"{key} is not a kernel")
                 found.setdefault(name, {"forward": {}, "gradient": {}})[direction][int(depth)] = matrix
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or 'it is no NumPy file'}") from None
+        raise InputError(f"cannot read {path}: {error.strerror or 'it is not a NumPy file'}") from None
     except Exception as error:  # of zip files, NumPy's headers, and names of arrays
         reason = " ".join(str(error).split())
         raise InputError(f"{path} holds no kernels ({reason:.80}); expected a file of kernel --matrices") from None
@@ -112,7 +112,7 @@ def kernel_section(items: Mapping[str, Kernels]) -> Block:
         "kernels",
         "Token kernels",
         [*matrices, *drawn, *_table(items)],
-        lead="Who becomes alike: cosines of all pairs of tokens behind every layer. Rank collapse is a map of ones.",
+        lead="Who becomes alike: cosines of all pairs of tokens after every layer. Rank collapse is a map of ones.",
         groups=groups,
         sources=[("signal", "line"), ("gradient", "dashed")],
         places=[_depths(item) for item in items.values()],
@@ -122,7 +122,7 @@ def kernel_section(items: Mapping[str, Kernels]) -> Block:
 
 def _depths(item: Kernels) -> Block:
     n = 0 if item.curves is None else item.curves.n_layers
-    return blocks.place(range(n + 1), ["the input"] + [f"behind layer {layer}" for layer in range(n)])
+    return blocks.place(range(n + 1), ["the input"] + [f"after layer {layer}" for layer in range(n)])
 
 
 def _charts(items: Mapping[str, Kernels]) -> list[Block]:

@@ -20,7 +20,7 @@ class Attention(nn.Module):
     """Multi-head attention over the stream itself, or over the encoder's output (`cross`).
 
     Attributes:
-        value_skip, attention_gain: the heads give out value_skip * V + attention_gain * A V; plain numbers, or
+        value_skip, attention_gain: the heads output value_skip * V + attention_gain * A V; plain numbers, or
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
     """

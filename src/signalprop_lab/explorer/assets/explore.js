@@ -139,7 +139,7 @@
 
   // --- questions -----------------------------------------------------------------------------------------------
 
-  /** Post JSON; a refusal and an answer that is no success become an error with the server's line. */
+  /** Post JSON; a refusal and an answer that is not a success become an error with the server's line. */
   async function post(path, body, signal) {
     let answer;
     try {

@@ -1,0 +1,136 @@
+"""From a Batch to the keyword arguments of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dictionary
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from signalprop.attachment.live_model import without_adapters
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import IntArray
+
+HELD = ("tokens", "keep", "segments", "decoder_tokens", "patches", "frames")  # what a Batch may hold
+
+
+@dataclass(frozen=True)
+class BatchArguments:
+    """Makes the keyword arguments of a model's forward from a `signalprop.data.Batch`.
+
+    Attributes:
+        inputs: what a Batch holds (of HELD) -> the model's argument for it.
+        architecture: of the model, whose words and images these are. dtype: of patches and frames.
+        features_first: frames are (batch, features, frames). padding_id: what the model reads as padding. start: what
+            a decoder begins with.
+    """
+
+    inputs: Dictionary[str, str]
+    architecture: Architecture
+    dtype: torch.dtype = torch.float32
+    features_first: bool = False
+    padding_id: int | None = None
+    start: int | None = None
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        size = self.architecture.vocab_size
+        values = {
+            "tokens": _free_of(self.padding_id, batch.tokens, size, batch.keep),
+            "keep": batch.keep,
+            "decoder_tokens": _free_of(self.padding_id, batch.decoder_tokens, size, _after_start(batch, self.start)),
+            "segments": batch.segments,
+        }
+        out: dict[str, Any] = {}
+        for name, argument in self.inputs.items():
+            value = values.get(name)
+            if name == "patches":
+                assert batch.patches is not None
+                out[argument] = images(batch.patches, self.architecture).to(self.dtype)
+            elif name == "frames":
+                frames = torch.as_tensor(np.asarray(batch.frames), dtype=self.dtype)
+                out[argument] = frames.transpose(1, 2).contiguous() if self.features_first else frames
+            elif value is not None:
+                out[argument] = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
+        return out
+
+
+def batch_arguments(
+    model: nn.Module,
+    architecture: Architecture,
+    inputs: Dictionary[str, str],
+    token: Any = None,
+    *,
+    features_first: bool = False,
+) -> BatchArguments:
+    """Those of a live model.
+
+    Args:
+        inputs: what a Batch holds (of HELD) -> the model's argument for it. token: the module of its token table.
+    """
+    config: Any = getattr(model, "config", None)
+    return BatchArguments(
+        inputs,
+        architecture,
+        dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32),
+        features_first=features_first,
+        padding_id=_padding_id(config, token),
+        start=getattr(config, "decoder_start_token_id", None),
+    )
+
+
+def _padding_id(config: Any, token: Any) -> int | None:
+    """The id that the model reads as padding: of its table, else of its configuration, where it means nothing else."""
+    own = getattr(without_adapters(token), "padding_idx", None)
+    if own is not None:
+        return int(own)
+    named = getattr(config, "pad_token_id", None)
+    others = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "sep", "decoder_start")]
+    used = {i for found in others for i in (found if isinstance(found, list) else [found])}
+    return named if isinstance(named, int) and named >= 0 and named not in used else None
+
+
+def _after_start(batch: Batch, start: int | None) -> NDArray[np.bool_] | None:
+    """Where words stand in what a decoder reads: not at a first position that holds its start token."""
+    ids = batch.decoder_tokens
+    if ids is None or start is None or not (ids[:, 0] == start).all():
+        return None
+    return np.arange(ids.shape[1]) > np.zeros(ids.shape, np.int64)
+
+
+def _free_of(
+    padding_id: int | None, ids: IntArray | None, vocab_size: int, words: NDArray[np.bool_] | None
+) -> IntArray | None:
+    """The ids with the model's padding id renamed, where it stands for a word, to the highest id not among them.
+
+    `words`: where there are words (None: everywhere), and not padding. The row of the padding id is zero (and RoBERTa
+    gives it no position), so where a numbering of words uses that id for a word, the model would read a hole.
+    """
+    if ids is None or padding_id is None:
+        return ids
+    wrong = (ids == padding_id) & (True if words is None else words)
+    if not wrong.any():
+        return ids
+    unused = np.setdiff1d(np.arange(max(0, vocab_size - ids.size - 1), vocab_size), ids)
+    return np.where(wrong, unused[-1], ids) if unused.size else ids
+
+
+def images(patches: Any, a: Architecture) -> Tensor:
+    """Patches (batch, n, channels * side * side) as images (batch, channels, height, width) of a square grid.
+
+    Raises:
+        InputError: the patches do not form a square.
+    """
+    n, width = patches.shape[1], patches.shape[2]
+    grid = round(n**0.5)
+    channels = 3 if width % 3 == 0 and round((width // 3) ** 0.5) ** 2 * 3 == width else 1
+    side = round((width // channels) ** 0.5)
+    if grid * grid != n or channels * side * side != width or n + a.n_class_tokens != a.seq_len:
+        raise InputError(f"{n} patches of {width} numbers are not a square image for a model of {a.seq_len} tokens")
+    blocks = torch.as_tensor(patches).reshape(-1, grid, grid, channels, side, side)
+    return blocks.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, grid * side, grid * side)
