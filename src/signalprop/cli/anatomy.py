@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,8 +48,8 @@ def anatomy(
     """Find a model's residual stream, layers, branches and norms, and prove what was found.
 
     For any model of transformers, known to signalprop or not: one small forward pass is followed addition by addition,
-    a second one looks whether stream = skip * stream + multiplier * branch. A directory without weights is initialised
-    freshly where it is small, and else read for its structure only.
+    a second one looks whether stream = skip * stream + multiplier * branch, a third one what every weight is. A
+    directory without weights is initialised freshly where it is small, and else read for its structure only.
 
     --write FILE begins a mapping (docs/measuring.md): edit what is wrong or left empty, and give it to other commands
     with --mapping FILE.
@@ -63,12 +66,34 @@ def anatomy(
     whole = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
     live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
     found = found_in(live)
+    weights, lines = _weights(live)
     output.deliver(
         json_file,
-        found.to_json,
-        lambda: output.echo(str(found)),
+        lambda: {**found.to_json(), "weights": weights},
+        lambda: output.echo("\n".join([str(found), *lines])),
         output.File("mapping", write, lambda: _write(live, found, write)),
     )
+
+
+def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """What every weight is, where that can be proved: as a JSON value, and in words."""
+    from signalprop.attachment.found_roles import mapping_with_roles
+
+    try:
+        mapping = mapping_with_roles(live)
+    except InputError as error:
+        why = str(error).partition(" only the stream is known: ")[2] or str(error)
+        return {"proved": False, "why": why}, [f"weights             not known: {why}"]
+    rows = [
+        {role: place[0] if isinstance(place, tuple) else place for role, place in item.weights.items()}
+        for item in mapping.sublayers
+    ]
+    alike = Counter(re.sub(r"\.\d+(?=\.)", ".*", ", ".join(f"{r} {p}" for r, p in row.items())) for row in rows)
+    a = mapping.architecture
+    heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
+    inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
+    lines = [f"weights proved      of all {len(rows)} branches, by replay in float64: {heads}; {inside}"]
+    return {"proved": True, "sublayers": rows}, lines + [f"  {n} x {what}" for what, n in alike.items()]
 
 
 def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
@@ -77,7 +102,6 @@ def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
     from signalprop.attachment.found import mapping_of_anatomy
     from signalprop.attachment.found_roles import mapping_with_roles
     from signalprop.attachment.mapping_file import write_mapping
-    from signalprop.errors import InputError
     from signalprop.families import find
 
     assert path is not None
