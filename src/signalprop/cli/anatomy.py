@@ -23,7 +23,10 @@ _LARGEST = 200_000_000  # parameters of a model that is initialised for a look a
 
 def anatomy(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory; of one without weights the config.json.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A Hugging Face directory (of one without weights the config.json), or .gguf file."
+        ),
     ],
     random_init: Annotated[
         bool, typer.Option("--random-init", help="Initialise the model freshly instead of loading weights.")
@@ -31,6 +34,8 @@ def anatomy(
     meta: Annotated[
         bool, typer.Option("--meta", help="Structure only, without numbers: seconds for a model of any size.")
     ] = False,
+    device: opt.Device = "cpu",
+    inside: opt.Inside = None,
     seed: opt.Seed = 0,
     write: Annotated[
         Path | None,
@@ -53,10 +58,13 @@ def anatomy(
     Example:
       signalprop anatomy ./my-checkpoint
     """
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.streams.found import anatomy as found_in
 
     output.check_outputs(json_file)
-    live = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    place = opt.usable(device)
+    whole = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
     found = found_in(live)
     weights, lines = _weights(live)
     output.deliver(
@@ -110,9 +118,13 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
     from signalprop.cli.loading import load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
+    from signalprop.errors import InputError
 
     kept = ("*.safetensors", "*.gguf", "*.bin")
-    weights = not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
+    file = opt.is_gguf(str(directory))
+    weights = file or not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
+    if file and meta:
+        raise InputError("--meta reads a config.json, which a .gguf file has not; leave it out")
     if weights and not meta:
         return load_model(directory, random_init=random_init, seed=seed)
     empty = read_structure(directory)
