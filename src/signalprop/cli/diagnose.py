@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -112,6 +113,7 @@ def diagnose(
     ] = False,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
+    inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the removals and casts that an interrupted call has done.")
@@ -181,6 +183,7 @@ def diagnose(
         expect=expect or "",
         device=device,
         audio=audio,
+        inside=inside,
         mapping=mapping,
     )
     removals = greedy if greedy or remove else None
@@ -189,7 +192,7 @@ def diagnose(
     if against is not None and other is None:
         if stored is None:
             _ready(source, asked, more)  # what is wrong with it is told before the work on the other one
-        other = _diagnosed(_ready(against, asked._replace(mapping=None)), asked)
+        other = _diagnosed(_ready(against, asked._replace(inside=None, mapping=None)), asked)
     if stored is None:
         kept = _kept(json_file, source, task, resume) if more.remove is not None or cast or task else None
         subject = _ready(source, asked, more)
@@ -268,6 +271,7 @@ class _Asked(NamedTuple):
     expect: str
     device: str
     audio: Path | None
+    inside: str | None
     mapping: Path | None
 
 
@@ -298,14 +302,17 @@ def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
-    from signalprop.cli.loading import mapping_of_file
+    from signalprop.cli.loading import check_one_input, mapping_of_file
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.data.audio import check_reads_audio, with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
     loaded.model.to(place)
+    loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
     mapping = mapping_for(loaded.model, mapping_of_file(loaded.model, asked.mapping))
+    check_one_input(loaded.model, mapping)
     finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
     if asked.audio is not None:

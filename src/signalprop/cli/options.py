@@ -88,6 +88,14 @@ Audio = Annotated[
     Path | None,
     typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
 ]
+Inside = Annotated[
+    str | None,
+    typer.Option(
+        "--inside",
+        metavar="PATH",
+        help="Take the model inside a directory's model, e.g. model.language_model or vision_model.",
+    ),
+]
 MappingFile = Annotated[
     Path | None,
     typer.Option(
@@ -234,6 +242,11 @@ def is_directory(source: str) -> bool:
     """Whether an ARCH names a Hugging Face directory (or its config.json)."""
     path = Path(source)
     return path.is_dir() or path.name == "config.json"
+
+
+def is_gguf(source: str) -> bool:
+    """Whether it names a GGUF file, which holds a whole model."""
+    return source.lower().endswith(".gguf")
 
 
 def parametrization(
