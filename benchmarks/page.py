@@ -24,6 +24,7 @@ MODULES = (
     "recursion",
     "scaling",
     "probe_overhead",
+    "compiled_probes",
     "callback_overhead",
     "applied",
     "attention",

@@ -21,6 +21,7 @@ from signalprop.errors import InputError
 
 # What is done with the first tensor that a module reads or outputs; a tensor that is returned takes its place.
 See = Callable[[Tensor | None], Tensor | None]
+Handle = torch.utils.hooks.RemovableHandle
 LOCK = threading.RLock()  # held for the few instructions that decide whose pass is watched, never while one runs
 
 
@@ -48,8 +49,8 @@ class Hooks:
         self._model = model
         self._owner: int | None = None
         self._ignores = self._elsewhere if ignores is None else ignores
-        self._wanted: list[Callable[[], torch.utils.hooks.RemovableHandle]] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._wanted: list[Callable[[], Handle]] = []
+        self._handles: list[Handle] = []
         self._calls: dict[tuple[int, str], int] = {}
         self._stance: ExitStack | None = None
 
@@ -168,6 +169,16 @@ class Hooks:
 
     def _elsewhere(self) -> bool:
         return threading.get_ident() != self._owner
+
+
+def plainly_before(module: nn.Module, hook: Callable[[Any, Any, Any], Any]) -> Handle:
+    """Call `hook(module, args, kwargs)` itself before the module, with nothing around it, as compiled graphs want."""
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def plainly_after(module: nn.Module, hook: Callable[[Any, Any, Any, Any], Any]) -> Handle:
+    """Likewise `hook(module, args, kwargs, output)` after it."""
+    return module.register_forward_hook(hook, with_kwargs=True)
 
 
 def _ended() -> bool:

@@ -200,6 +200,7 @@ def test_training_is_the_same_to_the_bit(case: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.usefixtures("compiles")
 def test_compiled_models() -> None:
+    """Every step runs compiled; the numbers are those of the uncompiled model."""
     calls: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -210,22 +211,27 @@ def test_compiled_models() -> None:
         return run
 
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    bare, watched = gpt2(**still), gpt2(**still)
-    losses = train(bare, 4)
+    bare, watched = gpt2(1, **still), gpt2(1, **still)
+    expected, found = Seen(), Seen()
+    options: dict[str, Any] = {"every": 3, "also": ("identity",)}
+    with SignalMonitor(bare, log=expected, **options) as monitor:
+        losses = train(bare, 4, monitor)
     compiled = torch.compile(watched, backend=backend)
-    counts = []
-    with SignalMonitor(compiled, every=3, also=("identity", "attention"), log=lambda *_: None) as monitor:
-        optimizer = torch.optim.AdamW(watched.parameters(), lr=1e-3)
-        for ids, expected in zip(monitored.batches(4), losses, strict=True):
+    with SignalMonitor(compiled, log=found, **options) as monitor:
+        for ids, loss in zip(monitored.batches(4), losses, strict=True):
+            if monitor.steps == 0:
+                optimizer = torch.optim.AdamW(watched.parameters(), lr=1e-3)
             calls.clear()
-            loss = compiled(input_ids=ids, labels=ids).loss
-            loss.backward()
-            counts.append(bool(calls))
-            assert loss.item() == pytest.approx(expected, rel=1e-5)
+            own = compiled(input_ids=ids, labels=ids).loss
+            own.backward()
+            assert calls and own.item() == pytest.approx(loss, rel=1e-6)
             monitor.step()
             optimizer.step()
             optimizer.zero_grad()
-    assert counts == [False, True, False, True]  # sampled are steps 1 and 3
+    assert list(found) == list(expected) == [1, 3]
+    for step, numbers in expected.items():
+        assert found[step] == pytest.approx(numbers, rel=1e-4)
+    assert hooks(watched) == 0 and not [name for m in watched.modules() for name in vars(m) if "signalprop" in name]
     torch._dynamo.reset()
 
 

@@ -23,11 +23,14 @@ from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.hooks import is_compiled
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
 from signalprop.watching.first_positions import FIRST, MASSIVE, FirstPositions
+from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
+from signalprop.watching.taps import Groups, TapRecorder
 
 _LEFT_OUT = "the first {} positions of every sequence of the decoder are left out"
 Loss = Callable[[Any], Tensor]
@@ -55,7 +58,7 @@ def measure(
 
     Args:
         model: a supported Hugging Face model, one with a method `signalprop_mapping()`, or any with
-            `mapping`. Compiled models are run uncompiled.
+            `mapping`. Compiled models are run uncompiled, and a note says so.
         batch: a `signalprop.data.Batch`, or the model's own keyword arguments; default: 4 sequences of at most 128
             tokens of the embedded text.
         mapping: where the signal runs (see `Mapping`); default: by `signalprop_mapping()` or by family.
@@ -109,7 +112,8 @@ def measure(
                 recorder = passed(FIRST)
                 note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
-    notes = tuple(line for line in (note, _zero_rows(attached, arguments)) if line)
+    ran = "compiled code ran uncompiled" if any(is_compiled(module) for module in attached.outer.modules()) else ""
+    notes = tuple(line for line in (note, ran, _zero_rows(attached, arguments)) if line)
     read = batch.source if isinstance(batch, Batch) else ""
     return replace(found, reads=read, notes=(*found.notes, *notes))
 
@@ -186,13 +190,24 @@ class Probe:
     ```
 
     Between sampled steps no hook is attached, and leaving the block takes all of them off, also after an
-    exception. On a sampled step compiled code runs uncompiled. Forward passes without gradients (evaluation)
-    are not counted; of several passes in a step (gradient accumulation) the first is recorded, and the
-    Profile's notes say so.
+    exception. Forward passes without gradients (evaluation) are not counted; of several passes in a step (gradient
+    accumulation) the first is recorded, and the Profile's notes say so.
+
+    A compiled model is measured inside its graph, which it does not leave: enter the block before the first step (or
+    it is compiled once more), with `compiled=True` where only torch.compile's result knows that it is compiled. There
+    all passes of a step are recorded together. Where that cannot be (no backward pass, parallel layers, a module that
+    is several sublayers), a line says so and sampled steps run uncompiled.
 
     Args:
         model, mapping, backward, scheme, architecture: as in `measure`.
         every: sample one step in so many, from the first on.
+        compiled: the model is compiled, or will be. Default: whether `model` is.
+        data_group: a process group whose members read other sequences: the Profile is of all of them, and every one
+            calls `profile`. Default: of this process. tokens_group: one whose members hold equal parts of the same
+            sequences (context parallel). Losses of processes are averaged.
+
+    Raises:
+        InputError: as `measure`; groups, where the model cannot be measured inside its graph.
     """
 
     @typed
@@ -205,17 +220,21 @@ class Probe:
         backward: bool = True,
         scheme: str = "",
         architecture: Architecture | None = None,
+        compiled: bool | None = None,
+        data_group: Any = None,
+        tokens_group: Any = None,
     ) -> None:
         if every < 1:
             raise InputError(f"every is {every}; expected a number of steps from 1 up")
         self.every = every
         self.steps = 0
         self._attached = attach(model, mapping)
-        _ = self._attached.plan  # or an error now
-        self._backward = backward
+        self._recorders = Recorders(
+            self._attached, backward=backward, compiled=compiled, groups=Groups(data_group, tokens_group)
+        )
         self._scheme = scheme
         self._architecture = architecture
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | TapRecorder | None = None
         self._inside = False
 
     def __enter__(self) -> Self:
@@ -228,6 +247,7 @@ class Probe:
     ) -> None:
         self._inside = False
         self._end()
+        self._recorders.close()
 
     @typed
     def profile(self, *, loss_scale: float = 1.0) -> Profile | None:
@@ -248,6 +268,7 @@ class Probe:
         try:
             if recorder is None:
                 return None
+            recorder.finish()
             return profile_of(
                 recorder,
                 scheme=self._scheme,
@@ -260,10 +281,10 @@ class Probe:
 
     def _begin(self) -> None:
         if self.steps % self.every == 0:
-            self._recorder = Recorder(self._attached, backward=self._backward)
+            self._recorder = self._recorders.recorder()
             self._recorder.attach()
 
-    def _end(self) -> Recorder | None:
+    def _end(self) -> Recorder | TapRecorder | None:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.detach()

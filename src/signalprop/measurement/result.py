@@ -14,14 +14,14 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
 from signalprop.results.profile import POINTS, Profile, Series
-from signalprop.watching.recording import Recorder
+from signalprop.watching.passes import Pass
 from signalprop.watching.reduction import collect
 
 Table = Mapping[int, FloatArray]  # (mean, variance, token correlation) by site
 
 
 def profile_of(
-    recorder: Recorder,
+    recorder: Pass,
     *,
     scheme: str = "",
     architecture: Architecture | None = None,
@@ -69,7 +69,7 @@ def profile_of(
     )
 
 
-def tables(recorder: Recorder) -> tuple[Table, Table]:
+def tables(recorder: Pass) -> tuple[Table, Table]:
     """The forward and the gradient moments by site, brought to the host at once."""
     keys = [*recorder.forward, *recorder.gradient]
     values = collect([*recorder.forward.values(), *recorder.gradient.values()])
@@ -77,13 +77,14 @@ def tables(recorder: Recorder) -> tuple[Table, Table]:
     return dict(zip(keys[:n], values[:n], strict=True)), dict(zip(keys[n:], values[n:], strict=True))
 
 
-def check_reached(recorder: Recorder) -> None:
+def check_reached(recorder: Pass) -> None:
     """Raise InputError where the forward pass did not meet every site."""
     reached = [i in recorder.forward for i in range(len(recorder.plan.sites))]
     if not any(reached):
         raise InputError(
-            "no probe point was reached: the model did not run while the probe was attached, or it ran inside a "
-            "compiled function; run the step with torch.compiler.set_stance('force_eager'), or without torch.compile"
+            "no probe point was reached: the model did not run while the probe was attached, no gradient came back "
+            "to its stream, or it ran inside a compiled function; give the compiled model, or compiled=True, before "
+            "it first runs"
         )
     if not all(reached):
         raise InputError(
@@ -104,7 +105,7 @@ def as_run(architecture: Architecture, shapes: Mapping[int, tuple[int, int]]) ->
     return architecture.replace(**lengths)
 
 
-def site_of(recorder: Recorder, point: str, row: int, *, gradient: bool = False) -> int:
+def site_of(recorder: Pass, point: str, row: int, *, gradient: bool = False) -> int:
     """Key of a point in the recorder's results."""
     index: int = getattr(recorder.plan, point)[row]
     if index >= 0:
@@ -113,7 +114,7 @@ def site_of(recorder: Recorder, point: str, row: int, *, gradient: bool = False)
     return recorder.plan.stream_out[row + 1] if gradient else -1 - row
 
 
-def factor_of(recorder: Recorder, point: str, row: int, *, gradient: bool = False) -> float:
+def factor_of(recorder: Pass, point: str, row: int, *, gradient: bool = False) -> float:
     """What makes the tensor (the gradient) seen at a point that of the Parametrization: `SublayerMap.units`."""
     if getattr(recorder.plan, point)[row] < 0:  # a parallel layer's own sum, which the recorder forms in right units
         if not gradient:
@@ -123,7 +124,7 @@ def factor_of(recorder: Recorder, point: str, row: int, *, gradient: bool = Fals
     return 1 / unit if gradient else unit
 
 
-def dropout_behind(recorder: Recorder, row: int) -> float:
+def dropout_behind(recorder: Pass, row: int) -> float:
     """Rate of a dropout between where a branch is seen and the addition: a function call, which no hook sees."""
     attached = recorder.attached.rows[row]
     if attached.item.dropout is None or attached.dropout is None:
@@ -132,7 +133,7 @@ def dropout_behind(recorder: Recorder, row: int) -> float:
     return float(getattr(owner, name)) if owner.training and not isinstance(owner, nn.Dropout) else 0.0
 
 
-def dropped(recorder: Recorder, table: Table, point: str, row: int, *, gradient: bool) -> FloatArray:
+def dropped(recorder: Pass, table: Table, point: str, row: int, *, gradient: bool) -> FloatArray:
     """Moments of a point; of a branch after its dropout, in expectation, where it is seen before it.
 
     Dropout of rate p makes (v + p m^2) / (1 - p) of the variance v, and leaves mean and covariance. A gradient that
@@ -161,7 +162,7 @@ def powers(factors: FloatArray) -> FloatArray:
     return np.stack([factors, factors * factors, np.ones_like(factors)], axis=1)
 
 
-def series(recorder: Recorder, table: Table, *, unit: float = 1.0, gradient: bool = False) -> dict[str, Series]:
+def series(recorder: Pass, table: Table, *, unit: float = 1.0, gradient: bool = False) -> dict[str, Series]:
     """Series by probe point, in units of the variance `unit`."""
     out, rows = {}, range(len(recorder.plan.branch))
     for point in POINTS:
@@ -172,7 +173,7 @@ def series(recorder: Recorder, table: Table, *, unit: float = 1.0, gradient: boo
     return out
 
 
-def relative_gradients(recorder: Recorder, table: Table) -> tuple[dict[str, Series] | None, float | None, str]:
+def relative_gradients(recorder: Pass, table: Table) -> tuple[dict[str, Series] | None, float | None, str]:
     """(gradients relative to the last stream_out, the absolute variance there, a note)."""
     if not table:
         return None, None, "no gradients: the step had no backward pass through the stream"
@@ -186,7 +187,7 @@ def relative_gradients(recorder: Recorder, table: Table) -> tuple[dict[str, Seri
     return series(recorder, table, unit=scale if scale > 0 else 1.0, gradient=True), scale, note
 
 
-def not_finite(recorder: Recorder, table: Table, *, gradient: bool = False) -> str:
+def not_finite(recorder: Pass, table: Table, *, gradient: bool = False) -> str:
     """Which sublayer and point is the first (in the order of computation) that is not finite, and why; or ''."""
     if not table or np.isfinite(np.stack(list(table.values()))).all():
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -38,27 +38,39 @@ class Arguments:
         self._mask: Tensor | None = None
         self._labels: Tensor | None = None
 
+    def names(self, model: nn.Module) -> tuple[str, ...]:
+        """The arguments of the model's forward that `keep` looks at."""
+        return (self._ids_of(model), self._mapping.padding, "labels") if self.reads_tokens else ()
+
     def see(self, recorder: Recorder, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A forward pre-hook of the model, which has to run before the recorder's own."""
         if not self.reads_tokens or recorder.calls or not torch.is_grad_enabled():
             return
-        signature = inspect.signature(model.forward)
-        bound = {**signature.bind_partial(*args).arguments, **kwargs}
-        ids = bound.get("input_ids", bound.get(next(iter(signature.parameters))))  # the first, in a model of one's own
-        if not (isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()):
+        bound = {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
+        self.keep(model, bound)
+        ids, given = bound.get(self._ids_of(model)), bound.get(self._mapping.padding)
+        if not _is_ids(ids):
             return
-        mask = bound.get(self._mapping.padding)
-        mask = mask if isinstance(mask, Tensor) and mask.shape == ids.shape else None
-        if self._ids is None:
-            labels = bound.get("labels")
-            self._ids = ids[: self._kept].detach().clone()
-            self._mask = None if mask is None else mask[: self._kept].detach().clone()
-            self._labels = labels[: self._kept].detach().clone() if isinstance(labels, Tensor) else None
-        unread = mask is None and bound.get(self._mapping.padding) is not None  # a mask of another shape
+        mask = given if isinstance(given, Tensor) and given.shape == ids.shape else None
+        unread = mask is None and given is not None  # a mask of another shape
         short = ids.shape[1] <= 2 * self.skip_first
         if self.skip_first and self._mapping.architecture.causal and not short and not unread:
             real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask != 0
             recorder.give_padding({int(recorder.plan.layout.stack.min()): later(real, self.skip_first)})
+
+    def keep(self, model: nn.Module, bound: dict[str, Any]) -> None:
+        """Keep the first sequences of the first pass whose arguments are shown."""
+        ids, labels, mask = bound.get(self._ids_of(model)), bound.get("labels"), bound.get(self._mapping.padding)
+        if self._ids is not None or not self.reads_tokens or not _is_ids(ids):
+            return
+        fits = isinstance(mask, Tensor) and mask.shape == ids.shape
+        self._ids = ids[: self._kept].detach().clone()
+        self._mask = mask[: self._kept].detach().clone() if isinstance(mask, Tensor) and fits else None
+        self._labels = labels[: self._kept].detach().clone() if isinstance(labels, Tensor) else None
+
+    def _ids_of(self, model: nn.Module) -> str:
+        names = inspect.signature(model.forward).parameters
+        return "input_ids" if "input_ids" in names else next(iter(names))  # the first, in a model of one's own
 
     def batch(self) -> Batch:
         """The kept sequences as a Batch.
@@ -87,3 +99,7 @@ class Arguments:
         if a.causal:  # labels stand at their own token, targets at the one before it
             targets = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], 1)
         return targets
+
+
+def _is_ids(value: Any) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()

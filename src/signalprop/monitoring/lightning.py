@@ -61,7 +61,7 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Put the hooks on before the first pass of a step that is sampled."""
         step = trainer.global_step + 1
-        if trainer.is_global_zero and self.monitor is not None and step != self._attached and self.monitor.due(step):
+        if self.monitor is not None and step != self._attached and self.monitor.due(step):
             self._attached = step
             self.monitor.attach(step)
 

@@ -36,7 +36,10 @@ from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
+from signalprop.watching.passes import Pass
+from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
+from signalprop.watching.taps import Groups, TapRecorder
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -61,10 +64,11 @@ class SignalMonitor:
 
     Sampled are the first step, and every step whose number (from 1) is a multiple of `every`. The forward and the
     backward pass of a sampled step are the training's own, seen through hooks that are off again before the next step;
-    of several passes (gradient accumulation) the first is seen; on a sampled step compiled code runs uncompiled. What
-    `also` asks for is measured on a fixed batch, in evaluation mode, with random states put back. Training is
-    not changed. In a distributed run rank 0 measures; parameters that are sharded (FSDP2) are read by all processes
-    together, so every one has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
+    of several passes (gradient accumulation) the first is seen. A compiled model is measured inside its graph, as by a
+    `Probe`. What `also` asks for is measured on a fixed batch, in evaluation mode and uncompiled, with random states
+    put back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
+    of the groups; parameters that are sharded (FSDP2) are read by all processes together. With groups, and for bands of
+    sharded parameters, every process has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
     Of every step the loss and each layer's gradient and update are kept for a while. When the loss jumps, a warning
     names the layer that moved first, and `jsonl` gets those steps.
@@ -84,6 +88,7 @@ class SignalMonitor:
         start: what the weights were at the start of the training. Default: what they are at the first sample.
         skip_first: positions that statistics leave out at the start of every sequence of a decoder (there trained ones
             park activations thousands of times larger than all others); none in sequences of up to twice that length.
+        compiled, data_group, tokens_group: as for a `Probe`.
         ring: steps that are kept for a loss that jumps; 0: none, and no updates.
         mapping, scheme: as in `measure`. steps_done: steps before this run. prefix: of the numbers' names.
 
@@ -113,6 +118,9 @@ class SignalMonitor:
         scheme: str = "",
         steps_done: int = 0,
         prefix: str = "signal",
+        compiled: bool | None = None,
+        data_group: Any = None,
+        tokens_group: Any = None,
     ) -> None:
         if every < 1:
             raise InputError(f"every is {every}; expected a number of steps from 1 up")
@@ -142,6 +150,16 @@ class SignalMonitor:
         self._writer, self._log, self._path, self._scheme = writer, log, jsonl, scheme
         self._file: TextIO | None = None
         self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
+        seen = self._arguments
+        self._groups = Groups(data_group, tokens_group)
+        self._recorders = Recorders(
+            self._attached,
+            compiled=compiled,
+            groups=self._groups,
+            begins=seen.see,
+            skip_first=skip_first if seen.reads_tokens and self._mapping.architecture.causal else 0,
+            reads=seen.names(self._model),
+        )
         if not self._asked and (batch is not None or self._arguments.reads_tokens):
             self.also = ("attention",)
         if also and batch is None and not self._arguments.reads_tokens:
@@ -155,7 +173,7 @@ class SignalMonitor:
             )
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
             _opened(jsonl).close()
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | TapRecorder | None = None
         self._watch: Watch | None = None
         self._first: dict[str, Sequence[float | None]] = {}
         self._inputs: InputStatistics | None = None
@@ -202,6 +220,7 @@ class SignalMonitor:
     def close(self) -> None:
         """Take all hooks off and close the file; harmless when there is nothing to do."""
         self.detach()
+        self._recorders.close()
         self._sampling = self._recorder = None
         if self._movement is not None:
             self._jumped(self._movement.look())
@@ -215,7 +234,7 @@ class SignalMonitor:
 
     def due(self, step: int) -> bool:
         """Whether the step of that number (from 1) is to be sampled."""
-        return (self.active or self._sharded()) and (not self._sampled or step % self.every == 0)
+        return (self.active or bool(self._groups) or self._sharded()) and (not self._sampled or step % self.every == 0)
 
     def record(self, step: int, loss: Any = None) -> None:
         """Keep how every layer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
@@ -229,10 +248,11 @@ class SignalMonitor:
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        if self.active:
-            self._recorder = Recorder(self._attached, backward=True, begins=self._arguments.see)
+        if self.active or self._groups:
+            self._recorder = self._recorders.recorder()
             self._recorder.attach()
-            self._experts.attach()
+            if isinstance(self._recorder, Recorder):  # inside a graph nobody counts
+                self._experts.attach()
         self._sampling = step
 
     def detach(self) -> None:
@@ -269,6 +289,10 @@ class SignalMonitor:
         self._gathered = self._weights() if self._sharded() and self._tolerances is not None else None
         if recorder is None:
             return None
+        recorder.finish()
+        if not self.active:
+            return None
+        self._arguments.keep(self._model, recorder.read())
         try:
             return self._numbers(recorder, step)
         except InputError as error:
@@ -312,7 +336,7 @@ class SignalMonitor:
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _numbers(self, recorder: Recorder, step: int) -> dict[str, float]:
+    def _numbers(self, recorder: Pass, step: int) -> dict[str, float]:
         problem = not_finite(recorder, tables(recorder)[0])
         if problem:
             return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
@@ -400,7 +424,7 @@ class SignalMonitor:
             self._say_once(f"no bands: {error}")
             return {}
 
-    def _not_finite(self, recorder: Recorder, problem: str, step: int) -> int:
+    def _not_finite(self, recorder: Pass, problem: str, step: int) -> int:
         """The layer where the signal is not finite first, after a warning."""
         table = tables(recorder)[0]
         bad = {i for i, values in table.items() if not np.isfinite(values).all()}

@@ -40,7 +40,7 @@ class SignalCallback(TrainerCallback):
     def __init__(self, trainer: Any, **options: Any) -> None:
         self._trainer, self._options = trainer, options
         self._model = trainer.model
-        self.monitor = SignalMonitor(self._model, **options)
+        self.monitor = self._made()
         self._numbers: dict[str, float] | None = None
         self._loss: Any = None
 
@@ -48,7 +48,11 @@ class SignalCallback(TrainerCallback):
         """Follow the Trainer to another model (`model_init` makes one for every training)."""
         if self._trainer.model is not self._model:
             self._model = self._trainer.model
-            self.monitor = SignalMonitor(self._model, **self._options)
+            self.monitor = self._made()
+
+    def _made(self) -> SignalMonitor:
+        compiled = True if self._trainer.args.torch_compile else None  # the Trainer compiles when the training begins
+        return SignalMonitor(self._model, **{"compiled": compiled, **self._options})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Have the step's first pass seen, and sampled where it is its turn."""

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import describe, masks_of, number
+from signalprop.attachment.mapping import masks_of, number
 from signalprop.errors import InputError
 from signalprop.hooks import LOCK, Hooks, in_tokens
 from signalprop.watching.first_positions import DECODER, check_length, later
-from signalprop.watching.reduction import Padding, Rows, Sums, moments
+from signalprop.watching.passes import Pass, Result
+from signalprop.watching.reduction import Padding, moments
 
-Result = Rows | Sums
 Begins = Callable[["Recorder", nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
-class Recorder:
+class Recorder(Pass):
     """One measured pass: attach, run the model forward (and backward), read `forward` and `gradient`, detach.
 
     Of several forward passes the first is recorded, of passes in several threads the first that began. Under gradient
@@ -34,28 +34,15 @@ class Recorder:
     Args:
         begins: called before every pass with this recorder, the model and its arguments; it may `give_padding`.
         skip_first: positions that do not count at the start of every sequence of a decoder.
-
-    Attributes:
-        forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
-        calls: how often the model ran.
-        shapes: (batch, tokens) of the stream by stack.
     """
 
     def __init__(
         self, attached: Attached, *, backward: bool, begins: Begins | None = None, skip_first: int = 0
     ) -> None:
-        self.attached = attached
-        self.model = attached.model
-        self.mapping = mapping = attached.mapping
-        self.plan = plan = attached.plan
-        self.backward = backward
+        super().__init__(attached, backward=backward)
+        mapping, plan = self.mapping, self.plan
         self._begins = begins
         self._skip_first = skip_first
-        self.forward: dict[int, Result] = {}
-        self.gradient: dict[int, Result] = {}
-        self.shapes: dict[int, tuple[int, int]] = {}
-        self.calls = 0
-        self.mask_ignored = False
         self._given_padding: dict[int, dict[int, Tensor | None]] = {}
         self._padding: dict[int, Padding | None] = {}
         self._attached = False
@@ -224,22 +211,3 @@ class Recorder:
         if padding is not None and padding.keep.device != tensor.device:  # a model spread over several devices
             return padding.to(tensor.device)
         return padding
-
-    # --- words ---------------------------------------------------------------------------------------
-
-    def notes(self) -> list[str]:
-        """What the reader of the Profile should know about the pass."""
-        out = [f"measured in {'training' if self.model.training else 'evaluation'} mode", *self.mapping.notes]
-        if self.calls > 1:
-            out.append(f"the model ran {self.calls} times in this step; the first pass was recorded")
-        if self.mask_ignored:
-            out.append("the attention mask is not of shape (batch, tokens); every position was counted")
-        return out
-
-    def where(self, index: int) -> str:
-        """Sublayer and probe point of a site, in words."""
-        for name in ("stream_in", "branch", "stream_out"):
-            points: tuple[int, ...] = getattr(self.plan, name)
-            if index in points:
-                return f"{describe(self.plan.layout, points.index(index))}, {name}"
-        return f"{describe(self.plan.layout, -1 - index)}, stream_out"

@@ -180,9 +180,14 @@ def _single(x: Tensor, padding: Padding | None) -> Rows | None:
     length, total = torch.linalg.vector_norm(lengths).item(), sums.sum().item()
     entries = (batch * tokens if padding is None else padding.count) * features or 1.0  # of no token nothing is known
     second, mean = length * length / entries, total / entries
-    if not (_SMALLEST < second < _LARGEST and second > 1.25 * mean * mean):
+    if not single_is_enough(second, mean):
         return None
     return Rows(lengths, sums, padding)
+
+
+def single_is_enough(second: float, mean: float) -> bool:
+    """Whether float32 sums keep digits and range, at this mean square and mean."""
+    return _SMALLEST < second < _LARGEST and second > 1.25 * mean * mean
 
 
 def exact(x: Tensor, padding: Padding | None = None) -> Sums:

@@ -1,0 +1,57 @@
+"""What was seen of a pass through a model, for who makes a Profile of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.mapping import describe
+from signalprop.watching.reduction import Rows, Sums
+
+Result = Rows | Sums
+
+
+class Pass:
+    """A measured pass.
+
+    Attributes:
+        forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
+        calls: how often the model ran. recorded: which of these was recorded, in words.
+        shapes: (batch, tokens) of the stream by stack.
+        mask_ignored: a mask of padding had another shape.
+    """
+
+    recorded = "the first pass was"
+
+    def __init__(self, attached: Attached, *, backward: bool) -> None:
+        self.attached, self.backward = attached, backward
+        self.model, self.mapping, self.plan = attached.model, attached.mapping, attached.plan
+        self.forward: dict[int, Result] = {}
+        self.gradient: dict[int, Result] = {}
+        self.shapes: dict[int, tuple[int, int]] = {}
+        self.calls = 0
+        self.mask_ignored = False
+
+    def finish(self) -> None:
+        """Bring what was seen together, before it is read; with several processes all of them."""
+
+    def read(self) -> dict[str, Any]:
+        """Arguments of the pass by name, where nobody could look at them while it ran."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """What the reader of the Profile should know about the pass."""
+        out = [f"measured in {'training' if self.model.training else 'evaluation'} mode", *self.mapping.notes]
+        if self.calls > 1:
+            out.append(f"the model ran {self.calls} times in this step; {self.recorded} recorded")
+        if self.mask_ignored:
+            out.append("the attention mask is not of shape (batch, tokens); every position was counted")
+        return out
+
+    def where(self, index: int) -> str:
+        """Sublayer and probe point of a site, in words."""
+        for name in ("stream_in", "branch", "stream_out"):
+            points: tuple[int, ...] = getattr(self.plan, name)
+            if index in points:
+                return f"{describe(self.plan.layout, points.index(index))}, {name}"
+        return f"{describe(self.plan.layout, -1 - index)}, stream_out"

@@ -1,0 +1,177 @@
+"""Probes inside a compiled graph: the same losses and weights, one graph, the numbers of hooks on plain code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from applied import MODELS, arguments_of, batch_of, vanilla
+from own_model import OwnGPT
+from signalprop.errors import InputError
+from signalprop.measurement import Probe, measure
+from signalprop.results.profile import Profile
+
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning")]
+IDS = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+class Backend:
+    """aot_eager, and how many graphs it was given."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+class Checkpointed(OwnGPT):
+    """The small GPT with every layer run again in the backward pass."""
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__(n_layers)
+        for block in self.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def own(kind: type[OwnGPT] = OwnGPT, n_layers: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return kind(n_layers).train()
+
+
+def loss_of(model: nn.Module, ids: Tensor = IDS) -> Tensor:
+    return F.cross_entropy(model(ids).float().flatten(0, 1), ids.flatten())
+
+
+def step(model: nn.Module, ids: Tensor = IDS, parts: int = 1) -> Tensor:
+    """The loss of a step whose gradients are the model's."""
+    model.zero_grad()
+    losses = [loss_of(model, part) / parts for part in ids.chunk(parts)]
+    sum(losses).backward()  # type: ignore[union-attr]
+    return torch.stack([loss.detach() for loss in losses]).sum()
+
+
+def same_numbers(found: Profile | None, expected: Profile | None, rel: float = 2e-6) -> None:
+    assert found is not None and expected is not None
+    for table, other in ((found.forward, expected.forward), (found.gradient, expected.gradient)):
+        assert table is not None and other is not None
+        for point, series in other.items():
+            np.testing.assert_allclose(table[point].variance, series.variance, rtol=rel)
+            np.testing.assert_allclose(table[point].token_correlation, series.token_correlation, atol=rel)
+    assert found.gradient_scale == pytest.approx(expected.gradient_scale, rel=rel)
+    assert found.architecture == expected.architecture
+
+
+def profiled(model: nn.Module, called: nn.Module | None = None, parts: int = 1, **options: Any) -> Profile:
+    with Probe(model, **options) as probe:
+        step(model if called is None else called, parts=parts)
+        profile = probe.profile()
+    assert profile is not None
+    return profile
+
+
+@pytest.mark.parametrize("kind", [OwnGPT, pytest.param(Checkpointed, marks=pytest.mark.slow)])
+def test_one_graph_the_same_training_and_the_numbers_of_hooks(kind: type[OwnGPT]) -> None:
+    watched, bare = own(kind, 1), own(kind, 1)
+    expected = profiled(own(kind, 1))
+    backend = Backend()
+    compiled = torch.compile(watched, backend=backend, fullgraph=True)
+    twin = torch.compile(bare, backend=backend, fullgraph=True)
+    loss = step(twin, parts=2)
+    assert backend.graphs == 1  # it ran compiled before the probe came
+    with Probe(compiled, every=2) as probe:
+        for k in range(3):
+            assert torch.equal(step(compiled, parts=2), loss)
+            assert all(
+                torch.equal(p.grad, q.grad) for p, q in zip(watched.parameters(), bare.parameters(), strict=True)
+            )
+            with torch.no_grad():
+                watched(IDS)  # is not part of the step
+            profile = probe.profile()
+            assert (profile is None) == (k % 2 == 1)
+            if profile is not None:
+                same_numbers(profile, expected)  # of both halves together
+                assert any("2 times" in note and "all passes" in note for note in profile.notes)
+        assert backend.graphs == 3  # one with taps, one for the steps in between
+    assert not [name for module in watched.modules() for name in vars(module) if name.startswith("_signalprop")]
+
+
+@pytest.mark.slow
+def test_layers_compiled_one_by_one_share_graphs_and_lengths_may_change() -> None:
+    plain, watched = (own(n_layers=7) for _ in range(2))
+    backend = Backend()
+    for block in watched.blocks:
+        block.compile(backend=backend, fullgraph=True)
+    with Probe(watched) as probe:
+        step(watched)
+        found = probe.profile()
+        graphs = backend.graphs
+        step(watched, IDS[:, :9])
+        shorter = probe.profile()
+    assert 0 < graphs < 6 and graphs < backend.graphs  # not one for each layer
+    same_numbers(found, profiled(plain))
+    with Probe(plain) as probe:
+        step(plain, IDS[:, :9])
+        same_numbers(shorter, probe.profile())
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_family_without_a_compiler(family: str) -> None:
+    """The same taps on plain code: padding included, and where no tap can be, a line says so."""
+    model = vanilla(family).eval()
+    arguments = arguments_of(model, batch_of(model))
+    if "input_ids" in arguments:
+        arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
+        arguments["attention_mask"][1, -4:] = 0
+
+    def loss(output: Any) -> Tensor:
+        return output.logits.float().square().mean()  # type: ignore[no-any-return]
+
+    expected = measure(model, arguments, loss=loss, skip_first=0)
+    with Probe(model, compiled=True) as probe:
+        value = loss(model(**arguments))
+        value.backward()
+        found = probe.profile()
+    assert found is not None
+    same_numbers(found, expected)
+
+
+def test_digits_that_float32_has_not_are_said() -> None:
+    model = own(n_layers=1)
+    with torch.no_grad():
+        model.wte.weight += 100
+    found = profiled(model, compiled=True)
+    assert any("lost digits at layer 0 attention, stream_in" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_mixed_precision_and_a_model_that_is_compiled_later() -> None:
+    watched = own(n_layers=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = profiled(own(n_layers=1))
+        found = profiled(watched, torch.compile(watched, backend="eager"), compiled=True)
+    same_numbers(found, expected)
+
+
+def test_what_cannot_be_inside_the_graph_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = vanilla("gpt_neox")
+    with Probe(torch.compile(model, backend=Backend())):
+        assert "runs uncompiled: no module forms the sum of layer 0 attention" in caplog.text
+    with pytest.raises(InputError, match=r"no module forms the sum.*leave the groups out"):
+        Probe(model, data_group=object())
+    assert "compiled code ran uncompiled" in measure(torch.compile(own()), {"ids": IDS}, loss=torch.Tensor.sum).notes
