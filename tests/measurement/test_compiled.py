@@ -102,12 +102,13 @@ def test_one_graph_the_same_training_and_the_numbers_of_hooks(kind: type[OwnGPT]
             )
             with torch.no_grad():
                 watched(IDS)  # is not part of the step
+            assert torch.equal(step(twin, parts=2), loss)  # another model of its class
             profile = probe.profile()
             assert (profile is None) == (k % 2 == 1)
             if profile is not None:
                 same_numbers(profile, expected)  # of both halves together
                 assert any("2 times" in note and "all passes" in note for note in profile.notes)
-        assert backend.graphs == 3  # one with taps, one for the steps in between
+        assert backend.graphs == 4  # one with taps, one for the steps in between; the other's own, again
     assert not [name for module in watched.modules() for name in vars(module) if name.startswith("_signalprop")]
 
 
