@@ -16,14 +16,15 @@ WIDTH, HEADS, HEAD, LAYERS, VOCABULARY, LENGTH, BATCH = 64, 4, 16, 2, 99, 12, 2
 
 # The size of a field by its name, where the default is a number: the first pattern that fits the whole name.
 SIZES: tuple[tuple[str, int], ...] = (
-    (r"vocab_size|.*_vocab_size|bottleneck_vocab|text_vocab|vocab_size_per_layer_input", VOCABULARY),
+    (r"vocab_size|.*_vocab_size|bottleneck_vocab|text_vocab|vocab_size_per_layer_input|n_words", VOCABULARY),
     (r"type_vocab_size|.*_type_vocab_sizes?", 2),
     (r"q_lora_rank|kv_lora_rank|.*_lora_rank|o_lora_rank|.*low_rank.*|.*_rank", 16),
     (r"qk_rope_head_dim|qk_nope_head_dim|rotary_dim|swa_rotary_dim", 8),
     (r"d_kv|head_dim|.*_head_dim|attention_head_size|kv_channels|d_head|mamba_d_head|mamba_headdim|head_size", HEAD),
     (r"hidden_size_per_layer_input|num_mem_blocks", 16),
+    (r"num_groups", 4),
     (
-        r"hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_dim|embedding_size|dim|d_embed|.*_hidden_size|.*_hidden_dim"
+        r"hidden_size|hidden_dim|d_model|n_embd|emb_dim|embed_dim|embedding_dim|embedding_size|dim|d_embed|.*_hidden_size|.*_hidden_dim"
         r"|.*_embed_dim|.*d_model|model_dim|projection_dim|out_hidden_size|.*_width|width|word_embed_proj_dim|.*embed_size"
         r"|projection_size|.*_proj_dim|lru_width|decoder_dim|encoder_dim|output_dim|text_dim|decoder_embed_dim|embed_dimension",
         WIDTH,
@@ -46,7 +47,8 @@ SIZES: tuple[tuple[str, int], ...] = (
     (r"n_group|topk_group|n_groups|num_expert_groups?", 1),
     (
         r"max_position_embeddings|n_positions|max_sequence_length|max_seq_len|.*max_position_embeddings|max_source_positions"
-        r"|max_target_positions|.*_max_position.*|max_length|seq_length|max_2d_position_embeddings|max_seq_length|n_ctx|block_size",
+        r"|max_target_positions|.*_max_position.*|max_length|seq_length|max_2d_position_embeddings|max_seq_length|n_ctx|block_size"
+        r"|context_size",
         64,
     ),
     (r"image_size|.*image_size|img_size", 32),

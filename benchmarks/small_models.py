@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.small_configs import BATCH, LENGTH, VOCABULARY, WIDTH
 
-LARGEST = 5_000_000  # parameters
+LARGEST = 16_000_000  # parameters
 
 
 def model_classes(config_type: str, config: Any) -> list[Any]:
@@ -94,7 +94,9 @@ def candidate_inputs(model: nn.Module, seed: int = 0) -> Iterator[dict[str, Any]
     images = torch.randn(BATCH, channels, high, wide, generator=generator)
     sound = torch.randn(BATCH, 4000, generator=generator)
     audio = _part(config, "audio_config", "encoder_config") or config
-    mel = int(_number(audio, "num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", default=16))
+    mel = int(
+        _number(audio, "num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "input_dim", default=16)
+    )
     frames = 2 * int(_number(audio, "max_source_positions", default=32))
     decoder = {"decoder_input_ids": ids} if "decoder_input_ids" in known else {}
     if "input_ids" in known:
@@ -124,7 +126,8 @@ def candidate_inputs(model: nn.Module, seed: int = 0) -> Iterator[dict[str, Any]
                 sound[:, None],
                 torch.randn(BATCH, 1, frames, mel, generator=generator),
             ):
-                yield {name: values, **decoder}
+                mask = {"input_features_mask": torch.ones(values.shape[:2], dtype=torch.bool)}
+                yield {name: values, **decoder, **(mask if "input_features_mask" in known else {})}
     if "inputs" in known:
         yield {"inputs": ids}
         yield {"inputs": images}

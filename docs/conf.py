@@ -27,7 +27,7 @@ exclude_patterns = ["_extensions"]
 
 # Markdown: dollars are formulas, headings down to the third level can be linked to.
 myst_enable_extensions = ["dollarmath"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 # Docstrings (Google style). What a base class of another library says of itself is left to that library.

@@ -58,8 +58,8 @@ def test_the_hooks_see_the_stream_of_a_model_by_hand() -> None:
 
 def test_a_large_model_is_refused_before_it_is_made() -> None:
     def large(_: Any) -> nn.Module:
-        return nn.Linear(3000, 3000)
+        return nn.Linear(5000, 5000)
 
     large.__name__ = "Large"
-    with pytest.raises(TooLarge, match="9M parameters"):
+    with pytest.raises(TooLarge, match="25M parameters"):
         small_model(large, None)

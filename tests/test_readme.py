@@ -35,10 +35,7 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[\w-]+)?\)")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 # Pages that take more than five seconds of a core, or start processes: `make test-slow` runs them.
-SLOW = {
-    f"docs/{name}.md"
-    for name in ("applying", "cli", "deep-layers", "diagnosing", "kernels", "scale-out", "training", "will-it-train")
-}
+SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "kernels", "training", "will-it-train")}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 # Pages whose Python, and what it prints, is for other tests, which also look at the results.
@@ -49,20 +46,21 @@ _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exi
 NOT_RUN = {
     ("README.md", "python3 -m venv"): _INSTALLS,
     ("README.md", "layer  stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
+    ("docs/questions.md", ""): "a record: python -m benchmarks.walk asks, and writes it",
     ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
     (
-        "docs/exploring.md",
+        "docs/reporting.md",
         "signalprop explore",
     ): "serves until Ctrl-C; tests/lab/explorer starts it and drives its page",
     ("docs/install.md", "pip install"): _INSTALLS,
     ("docs/install.md", "make demo"): _INSTALLS,
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",
-    ("docs/scale-out.md", "torchrun --nproc-per-node 8"): _CLUSTER,
-    ("docs/scale-out.md", "torchrun --nnodes 4"): _CLUSTER,
     ("docs/training.md", "torchrun --nproc-per-node 8"): _CLUSTER,
+    ("docs/training.md", "torchrun --nnodes 4"): _CLUSTER,
+    ("docs/training.md", "#!/bin/bash"): _CLUSTER,
     ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
-    ("docs/training-faults.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
-    ("docs/training-faults.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
+    ("docs/training.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
+    ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
     ("docs/verification.md", "component"): "minutes; tests/lab/test_verification.py checks the formulas in less",
 }
 
@@ -316,3 +314,28 @@ def test_the_demo_prints_what_the_readme_shows(
     for line in filter(None, shown.text.splitlines()):
         alike = [values for words, values in printed if words.split() == numberless(line).split()]
         assert any(values == pytest.approx(numbers(line), rel=0.02) for values in alike), line
+
+
+# Pages that a command of the project writes, or Sphinx from docstrings.
+WRITTEN = {
+    "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
+    "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
+    "questions",
+}  # fmt: skip
+
+
+def test_there_are_at_most_thirty_pages_to_read() -> None:
+    """Each subject once; tables that are made stand apart."""
+    by_hand = [page for page in DOCS if Path(page).stem not in WRITTEN and not page.startswith("docs/results/")]
+    assert len(by_hand) <= 30
+    assert all((ROOT / "docs" / f"{name}.md").is_file() for name in WRITTEN)
+
+
+def test_a_question_takes_two_commands_at_most() -> None:
+    walk = import_module("benchmarks.walk")
+    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+    assert len(walk.QUESTIONS) == 5
+    for question in walk.QUESTIONS:
+        answered = text.partition(f"## {question.words}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"`signalprop (.*?)`", answered) == list(question.commands)
+        assert len(question.commands) <= 2 and re.search(question.answer, answered, re.MULTILINE)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from signalprop.measurement.simulation import simulate
     from signalprop.models import build
     from signalprop.monitoring import SignalMonitor
+    from signalprop.monitoring.coordinates import coordinates
     from signalprop.monitoring.lightning import LightningSignalCallback
     from signalprop.monitoring.trainer import SignalCallback
     from signalprop.repair import apply, fit, fold, initialize, load, parameter_groups, save
@@ -73,6 +74,7 @@ __all__ = [
     "build",
     "check",
     "compare",
+    "coordinates",
     "diagnose",
     "fit",
     "fold",
@@ -98,6 +100,7 @@ _NEEDS_TORCH = {
     "measure": "signalprop.measurement",
     "read_parametrization": "signalprop.attachment.parametrization_of",
     "simulate": "signalprop.measurement.simulation",
+    "coordinates": "signalprop.monitoring.coordinates",
     "study": "signalprop.studies",
     "apply": "signalprop.repair",
     "check": "signalprop.repair.checks",

@@ -14,16 +14,51 @@ from torch import Tensor, nn
 
 from diagnosing import logits_of, mapping_of, text_batch, tiny
 from diagnosis.test_signal import streams
-from signalprop.diagnosis.casts import FORMATS, Format, cast, casts, maps_of, ratio
+from signalprop.diagnosis.casts import cast, casts, maps_of, ratio
+from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, SCALED, Format
+from signalprop.diagnosis.result import Cast, Estimate, MapNoise
+from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.stream import loss
 from signalprop.errors import InputError
 
-FLOATS = [name for name in FORMATS if name != "int8"]
+FLOATS = [name for name in PER_TENSOR if name != "int8"]
 SKIP = 3
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def by_hand(row: Tensor, name: str, largest: float) -> Tensor:
+    """A row as a format holds it, one block after the other, `largest` being that of the tensor."""
+    kind, _, part = name.partition("_")
+    size = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}.get(kind, 128 if part == "block" else len(row))
+    out = []
+    for block in row.split(size):
+        most = float(block.abs().max())
+        if kind == "nvfp4":
+            whole = torch.tensor(largest) / (6 * 448)
+            scale = (block.abs().max() / 6 / whole).to(torch.float8_e4m3fn).float() * whole
+        elif kind.startswith("mx"):
+            exponent = math.floor(math.log2(most)) - {"mxfp4": 2, "mxfp8": 8}[kind]
+            scale = torch.tensor([2.0**exponent]).to(torch.float8_e8m0fnu).float()
+        else:
+            scale = block.abs().max() / {"int8": 127, "int4": 7}[kind]
+        x = block / scale
+        if kind == "mxfp8":
+            held = x.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        elif kind.startswith("int"):
+            held = torch.tensor([round(float(one)) for one in x])  # Python's, ties to even
+        else:
+            numbers = torch.tensor(E2M1)
+            away = (x.abs()[:, None] - numbers).abs()
+            away += torch.tensor([0, 1e-6, 0, 1e-6, 0, 1e-6, 0, 1e-6])  # ties: even last bit
+            held = numbers[away.argmin(1)] * x.sign()
+        out.append(held * scale)
+    return torch.cat(out)
 
 
 class TestFormats:
@@ -56,6 +91,29 @@ class TestFormats:
         assert float((held - x).abs().max()) <= step / 2 * (1 + 1e-4)
         assert len(torch.unique(held)) == 255
         assert Format("int8", scaled=False)(torch.tensor([0.4, 1.6, -300.0])).tolist() == [0.0, 2.0, -127.0]
+
+    @pytest.mark.parametrize("name", SCALED)
+    def test_scales_of_rows_and_blocks(self, name: str) -> None:
+        """Against every block by itself, its scale by the standard's words, and the nearest of all its numbers."""
+        torch.manual_seed(0)
+        x = torch.randn(3, 300) * torch.logspace(-4, 3, 900).reshape(3, 300)  # 300: the last block is short
+        wanted = torch.stack([by_hand(row, name, float(x.abs().max())) for row in x])
+        assert torch.equal(Format(name, scaled=True)(x), wanted)
+
+    @pytest.mark.parametrize("name", SCALED)
+    def test_experts_have_scales_of_their_own(self, name: str) -> None:
+        """A stack of matrices, the first a thousand times as large."""
+        torch.manual_seed(0)
+        experts, form = torch.randn(2, 8, 256) * torch.tensor([1e3, 1.0])[:, None, None], Format(name, scaled=True)
+        assert torch.equal(form(experts), torch.stack([form(one) for one in experts]))
+
+    def test_a_number_that_is_not_finite_spoils_its_own_block_alone(self) -> None:
+        x = torch.ones(2, 256)
+        x[0, 3], x[1, 5] = math.nan, math.inf
+        for name in SCALED:
+            held = Format(name, scaled=True)(x)
+            assert torch.isnan(held[0, 3]) and int(torch.isnan(held).sum()) == 1, name
+            assert held[1, 200] == pytest.approx(1.0, rel=0.5 if "channel" in name else 0.07), name
 
     def test_types_and_empty_tensors_stay(self) -> None:
         for name in FORMATS:
@@ -155,6 +213,72 @@ class TestModels:
         model = tiny("llama", 1)
         with pytest.raises(InputError, match="unknown format 'fp4'; formats: float8_e4m3fn, float8_e5m2, bf"):
             casts(model, [text_batch(model)], mapping_of(model), formats=["fp4"])
+
+
+class TestByMap:
+    """What each map's cast does, and where it ends."""
+
+    def test_a_map_alone_against_the_whole_model(self) -> None:
+        """Noise behind its layer: that of a model with that map stored so. Damage: by a gradient per token."""
+        model = tiny("gpt2", 2)
+        batch, mapping = text_batch(model), mapping_of(model)
+        (row,) = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights"], skip_first=SKIP)
+        (found,) = by_map(model, batch, mapping, [row], skip_first=SKIP)
+        assert {item.layer for item in found.maps} == {0, 1} and len(found.maps) == 8
+        clean = streams(model, text_batch(model, 1))
+        for item in found.maps:
+            module, before = model.get_submodule(item.name), weights(model)
+            with torch.no_grad():
+                module.weight.data = Format("int4_channel", scaled=True)(module.weight.data.T).T  # of Conv1D
+            noise = streams(model, text_batch(model, 1))[item.layer + 1] - clean[item.layer + 1]
+            model.load_state_dict(before)
+            noise[:, :SKIP] = 0
+            signal = float(clean[item.layer + 1][:, SKIP:].square().sum())
+            assert item.noise == pytest.approx(float(noise.square().sum()) / signal, rel=1e-4)
+            assert item.damage == pytest.approx(damage_of(model, item.layer, noise[0]), rel=1e-3)
+        assert found.damages[0] == pytest.approx(sum(item.damage or 0.0 for item in found.maps[:4]))
+
+    def test_the_worst_are_left_out(self) -> None:
+        """Half of the damage, in at most a tenth of the maps; nothing where the damage is small."""
+        model = tiny("llama", 3)
+
+        def row(*damages: float) -> Cast:
+            names = list(maps_by_name(model))
+            items = [MapNoise(name=n, layer=0, noise=1.0, damage=d) for n, d in zip(names, damages, strict=True)]
+            nothing = Estimate(value=None)
+            return Cast(
+                format="nvfp4", of="both", scaled=True, loss=nothing, increase=nothing, maps=tuple(items)
+            )  # fmt: skip
+
+        (found,) = to_leave_out(model, [row(0.1, *[0.01] * 19, 0.3)])
+        assert list(found.reasons)[:2] == [list(maps_by_name(model))[20], "lm_head"]
+        assert found.reasons[list(maps_by_name(model))[20]] == "51 % of the damage, 0.3 nats per token"
+        assert to_leave_out(model, [row(*[1e-5] * 21)]) == ()
+        assert len(to_leave_out(model, [row(*[0.1] * 21)])[0].reasons) == 3 + 1  # a tenth of 21, and the head
+
+
+def maps_by_name(model: Any) -> dict[str, nn.Module]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
+
+
+def damage_of(model: Any, layer: int, noise: Tensor) -> float:
+    """Half the sum over tokens of the squared change of the loss's sum by the noise there alone, per target."""
+    at = torch.zeros(
+        noise.shape[0], 1, dtype=noise.dtype, requires_grad=True
+    )  # one number per token: how much of its noise is added
+
+    def shift(_: Any, __: Any, output: Any) -> Any:
+        out = output if isinstance(output, Tensor) else output[0]
+        return out + (at * noise).to(out) if isinstance(output, Tensor) else (out + (at * noise).to(out), *output[1:])
+
+    handle = model.transformer.h[layer].register_forward_hook(shift)
+    batch = text_batch(model, 1)
+    logits = model(input_ids=torch.as_tensor(batch.tokens)).logits
+    handle.remove()
+    targets = torch.as_tensor(batch.targets)
+    total = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+    (change,) = torch.autograd.grad(total, at)
+    return float(0.5 * change.square().sum() / (targets >= 0).sum())
 
 
 def test_signal_over_noise() -> None:

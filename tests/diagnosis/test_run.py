@@ -67,6 +67,7 @@ class TestSections:
             "identity",
             "removal",
             "casts",
+            "casts by map",
         ]
         assert all(done <= total for _, done, total in steps)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,9 @@ import transformers
 from torch import Tensor, nn
 
 import signalprop as sp
+from commandline import Command
 from measurement.conftest import MODELS
+from signalprop.attachment.found import mapping_found
 from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.network.parametrization import ROLES
 
@@ -98,7 +102,11 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     assert last(measured) == pytest.approx(last(sp.predict(asked)), rel=0.3)
     again = stranger(family, **STRANGERS[family])
     asked = sp.apply(again, "xavier", seed=0)
-    drawn = sp.read_parametrization(again)
+    stream_alone = mapping_found(again).architecture
+    drawn = sp.read_parametrization(again, architecture=stream_alone)
+    assert drawn.architecture.gated == (family == "phi3") and drawn.architecture.seq_len == stream_alone.seq_len
+    sp.fold(again)  # the factor on the head's input goes into its weight
+    assert {row.place for row in sp.check(again, "xavier").rows if row.verdict != "ok"} <= {"head"}
     for role in ROLES:
         np.testing.assert_allclose(drawn.weights[role], asked.weights[role], rtol=0.1)
 
@@ -193,5 +201,17 @@ def test_half_precision_and_queries_without_effect_prove_nothing() -> None:
     blind = stranger("granite")
     for layer in blind.model.layers:
         nn.init.zeros_(layer.self_attn.q_proj.weight)
-    with pytest.raises(sp.InputError, match="attention: what q_proj, k_proj, v_proj are to"):
+    with pytest.raises(sp.InputError, match=r"attention: what q_proj.* any queries and keys would do"):
         sp.read_parametrization(blind)
+
+
+def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Command, tmp_path: Path) -> None:
+    for family, fields in (("granite", {}), ("mixtral", {"num_local_experts": 4})):
+        stranger(family, **fields).save_pretrained(tmp_path / family)
+    found = command("anatomy", str(tmp_path / "granite"), "--json", str(tmp_path / "found.json"))
+    assert "proved      of all 6 branches, by replay in float64: 4 heads, 2 of keys, positions rotary" in found.out
+    assert "3 x gate model.layers.*.mlp.gate_proj, up model.layers.*.mlp.up_proj, down" in found.out
+    weights = json.loads((tmp_path / "found.json").read_text())["weights"]
+    assert weights["sublayers"][2]["key"] == "model.layers.1.self_attn.k_proj"
+    refused = command("anatomy", str(tmp_path / "mixtral"))
+    assert refused.status == 0 and "weights             not known: model.layers.0 branch: " in refused.out

@@ -56,6 +56,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
         sublayers=items,
         final_norm=stacks[-1].final_norm,
         encoder_final_norm=stacks[0].final_norm if len(stacks) > 1 else None,
+        gains_differ=len(offsets) > 1,
         gain_offset=offsets.pop() if len(offsets) == 1 else 0.0,
         arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),
@@ -173,7 +174,8 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         return next((int(value) for value in values if isinstance(value, int) and value > 0), None)
 
     two = len(stacks) > 1
-    causal = "CausalLM" in found.model or "LMHead" in found.model or (two and bool(stacks))
+    single = "CausalLM" in found.model or "LMHead" in found.model or found.model.endswith("ForConditionalGeneration")
+    causal = two or single
     layers = [layer for stack in stacks for layer in stack.layers]
     width, heads = stacks[-1].width, known(_HEADS) or 1
     pairs = [len(layer.branches) == 2 and layer.branches[1].parallel for layer in layers]
@@ -194,12 +196,28 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         "positions": "none",
         "vocab_size": max(2, known(("vocab_size",)) or 2),
         "seq_len": known(_LENGTH) or 512,
-        "input": "patches" if "pixel_values" in found.inputs and not causal else "tokens",
+        "input": "tokens",
         "head": "lm" if causal or found.model.endswith("MaskedLM") else "none",
         "tied_embeddings": False,
         "family": getattr(config, "model_type", None),
     }
-    return Architecture(**fields)
+    return Architecture(**{**fields, **(_patches(model, config) if _reads_images(found) else {})})
+
+
+def _reads_images(found: Anatomy) -> bool:
+    return "pixel_values" in found.inputs and "input_ids" not in found.inputs
+
+
+def _patches(model: nn.Module, config: Any) -> dict[str, Any]:
+    """What a model that reads images says of its patches: one square image, where its configuration says which."""
+    side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
+    if not (isinstance(side, int) and isinstance(patch, int) and patch and side >= patch):
+        return {"input": "patches"}
+    names = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    token = bool(names & {"class_embedding", "cls_token"})
+    channels = getattr(config, "num_channels", 3)
+    sizes = {"seq_len": (side // patch) ** 2 + token, "patch_dim": channels * patch * patch, "class_token": token}
+    return {"input": "patches", **sizes}
 
 
 def _sorts(layer: Layer, reads_memory: bool) -> tuple[str, ...]:
@@ -221,9 +239,7 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
         f"{found.model}: the stream was found by following additions, {len(proved)} of {len(branches)} sums proved"
         f"{largest} (signalprop anatomy); of the architecture only layers, branches, norms and width are known"
     ]
-    others = [stack.path for stack in found.stacks if stack not in stacks]
-    if others:
-        notes.append(f"measured: {' and '.join(s.path for s in stacks)}; not measured: {', '.join(others)}")
+    notes += which(found, stacks)
     if any(branch.stream_in is None or branch.stream_out is None for branch in branches):
         notes.append(
             "where no module sees the stream between two branches, the stream before both stands for it as stream_in, "
@@ -233,6 +249,16 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
     return notes + [
         f"not proved: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {why}" for why, names in hidden.items()
     ]
+
+
+def which(found: Anatomy, stacks: list[Stack]) -> list[str]:
+    """Of several stacks, which was taken; in a note."""
+    others = [stack.path for stack in found.stacks if stack not in stacks]
+    others += [f"{path} (the input does not reach it)" for path in found.not_run]
+    if not others:
+        return []
+    taken = " and ".join(stack.path for stack in stacks)
+    return [f"measured: {taken}; not measured: {', '.join(others)}; give the model inside (--inside PATH) for another"]
 
 
 def _caveats(branches: list[Branch]) -> dict[str, list[str]]:
@@ -246,6 +272,8 @@ def _caveats(branches: list[Branch]) -> dict[str, list[str]]:
 def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArguments | None:
     """Makes the arguments of a model of tokens."""
     known = {"input_ids": "tokens", "decoder_input_ids": "decoder_tokens"}
+    if found.inputs == ("pixel_values",):
+        return batch_arguments(model, a, {"patches": "pixel_values"})
     if "input_ids" not in found.inputs or (found.invented and not set(found.inputs) - {"use_cache"} <= set(known)):
         return None
     inputs = {held: name for name, held in known.items() if name in found.inputs} | {"keep": "attention_mask"}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.found import mapping_of_anatomy, taken
+from signalprop.attachment.found import mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
@@ -70,7 +70,7 @@ def mapping_with_roles(model: nn.Module, arguments: Dictionary[str, Any] | None 
         embedding=embedding,
         head=head,
         gain_offset=offsets.pop() if offsets else 0.0,
-        notes=(*_notes(found, known), *note),
+        notes=(*_notes(found, known), *which(found, stacks), *note),
         stream_only=False,
     )
 

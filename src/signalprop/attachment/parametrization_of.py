@@ -31,6 +31,8 @@ from signalprop.network.parametrization import (
     role_mask,
 )
 
+_ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
+
 
 @typed
 def read_parametrization(
@@ -56,6 +58,8 @@ def read_parametrization(
     attached = require_roles(attach(model, mapping))
     mapping = attached.mapping
     a = mapping.architecture if architecture is None else architecture
+    if mapping.found and architecture is not None:  # whoever gave it need not have known more than the stream
+        a = mapping.architecture.replace(**{name: getattr(architecture, name) for name in _ASKED})
     rows = layout(a)
     items = list(mapping.sublayers)
     if len(items) != len(rows.kind):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +23,10 @@ _LARGEST = 200_000_000  # parameters of a model that is initialised for a look a
 
 def anatomy(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory; of one without weights the config.json.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A Hugging Face directory (of one without weights the config.json), or .gguf file."
+        ),
     ],
     random_init: Annotated[
         bool, typer.Option("--random-init", help="Initialise the model freshly instead of loading weights.")
@@ -28,6 +34,8 @@ def anatomy(
     meta: Annotated[
         bool, typer.Option("--meta", help="Structure only, without numbers: seconds for a model of any size.")
     ] = False,
+    device: opt.Device = "cpu",
+    inside: opt.Inside = None,
     seed: opt.Seed = 0,
     write: Annotated[
         Path | None,
@@ -40,8 +48,8 @@ def anatomy(
     """Find a model's residual stream, layers, branches and norms, and prove what was found.
 
     For any model of transformers, known to signalprop or not: one small forward pass is followed addition by addition,
-    a second one looks whether stream = skip * stream + multiplier * branch. A directory without weights is initialised
-    freshly where it is small, and else read for its structure only.
+    a second one looks whether stream = skip * stream + multiplier * branch, a third one what every weight is. A
+    directory without weights is initialised freshly where it is small, and else read for its structure only.
 
     --write FILE begins a mapping (docs/measuring.md): edit what is wrong or left empty, and give it to other commands
     with --mapping FILE.
@@ -50,17 +58,42 @@ def anatomy(
     Example:
       signalprop anatomy ./my-checkpoint
     """
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.streams.found import anatomy as found_in
 
     output.check_outputs(json_file)
-    live = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    place = opt.usable(device)
+    whole = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
     found = found_in(live)
+    weights, lines = _weights(live)
     output.deliver(
         json_file,
-        found.to_json,
-        lambda: output.echo(str(found)),
+        lambda: {**found.to_json(), "weights": weights},
+        lambda: output.echo("\n".join([str(found), *lines])),
         output.File("mapping", write, lambda: _write(live, found, write)),
     )
+
+
+def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """What every weight is, where that can be proved: as a JSON value, and in words."""
+    from signalprop.attachment.found_roles import mapping_with_roles
+
+    try:
+        mapping = mapping_with_roles(live)
+    except InputError as error:
+        why = str(error).partition(" only the stream is known: ")[2] or str(error)
+        return {"proved": False, "why": why}, [f"weights             not known: {why}"]
+    rows = [
+        {role: place[0] if isinstance(place, tuple) else place for role, place in item.weights.items()}
+        for item in mapping.sublayers
+    ]
+    alike = Counter(re.sub(r"\.\d+(?=\.)", ".*", ", ".join(f"{r} {p}" for r, p in row.items())) for row in rows)
+    a = mapping.architecture
+    heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
+    inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
+    lines = [f"weights proved      of all {len(rows)} branches, by replay in float64: {heads}; {inside}"]
+    return {"proved": True, "sublayers": rows}, lines + [f"  {n} x {what}" for what, n in alike.items()]
 
 
 def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
@@ -69,7 +102,6 @@ def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
     from signalprop.attachment.found import mapping_of_anatomy
     from signalprop.attachment.found_roles import mapping_with_roles
     from signalprop.attachment.mapping_file import write_mapping
-    from signalprop.errors import InputError
     from signalprop.families import find
 
     assert path is not None
@@ -86,9 +118,13 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
     from signalprop.cli.loading import load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
+    from signalprop.errors import InputError
 
     kept = ("*.safetensors", "*.gguf", "*.bin")
-    weights = not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
+    file = opt.is_gguf(str(directory))
+    weights = file or not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
+    if file and meta:
+        raise InputError("--meta reads a config.json, which a .gguf file has not; leave it out")
     if weights and not meta:
         return load_model(directory, random_init=random_init, seed=seed)
     empty = read_structure(directory)

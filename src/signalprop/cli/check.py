@@ -26,6 +26,7 @@ def check(
         typer.Option("--fresh", help="Initialise a fresh model (by transformers) instead of loading weights."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a --fresh model.")] = 0,
+    device: opt.Device = "cpu",
     mapping: opt.MappingFile = None,
     all_rows: Annotated[bool, typer.Option("--all", help="Also list zero biases and multipliers of 1.")] = False,
     json_file: opt.Json = None,
@@ -49,7 +50,8 @@ def check(
     from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
-    live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint)
+    place = opt.usable(device)
+    live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint).to(place)
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 
     def show() -> None:

@@ -90,7 +90,7 @@ def compare(
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
     given: Mapping | None = None
-    if opt.is_directory(arch) and scheme in (None, "as-is"):
+    if (opt.is_directory(arch) or opt.is_gguf(arch)) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -26,15 +27,18 @@ if TYPE_CHECKING:
 REPORT = "signalprop-diagnosis.html"
 # Where removals and casts stay meanwhile, if no --json FILE gives the name.
 PARTIAL = "signalprop-diagnosis.partial"
+# What several checkpoints with --weights-only take beside --json.
+_OF_SEVERAL = ("--plot", "--report", "--no-report")
 
 
 def diagnose(
+    context: typer.Context,
     model: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="MODEL",
             help="A Hugging Face directory, a .gguf file, the name of a model on the hub, or the JSON "
-            "of an earlier diagnosis.",
+            "of an earlier diagnosis. With --weights-only also several checkpoints of one training, in order.",
         ),
     ],
     data: Annotated[
@@ -63,7 +67,12 @@ def diagnose(
     ] = 0,
     cast: Annotated[
         list[str] | None,
-        typer.Option("--cast", help="float8_e4m3fn, float8_e5m2, bfloat16, int8 or all (repeatable)."),
+        typer.Option(
+            "--cast",
+            metavar="FORMAT",
+            help="float8_e4m3fn, float8_e5m2, bfloat16, int8, nvfp4, mxfp4, mxfp8, int8_channel, int8_block, "
+            "int4_channel, int4_block or all (repeatable).",
+        ),
     ] = None,
     task: Annotated[
         str | None,
@@ -93,7 +102,10 @@ def diagnose(
     ] = None,
     weights_only: Annotated[
         bool,
-        typer.Option("--weights-only", help="Statistics of the weights in the files, of any size; nothing is run."),
+        typer.Option(
+            "--weights-only",
+            help="Statistics of the weights in the files, of any size; nothing is run. Of several MODELs what grew.",
+        ),
     ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
     trust_remote_code: Annotated[
@@ -101,6 +113,7 @@ def diagnose(
     ] = False,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
+    inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the removals and casts that an interrupted call has done.")
@@ -121,17 +134,24 @@ def diagnose(
     Example:
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
+    from signalprop.errors import InputError
+
     if weights_only:
-        running = {
-            "--data": data, "--remove": remove, "--greedy": greedy, "--cast": cast, "--task": task, "--expect": expect,
-            "--prune": prune, "--save": save, "--mapping": mapping, "--resume": resume, "--plot": plot,
-            "--report": report,
-        }  # fmt: skip
-        _weights(model, against, json_file, [name for name, value in running.items() if value])
+        read = {"--weights-only", "--json", *(_OF_SEVERAL if len(model) > 1 else ["--against"])}
+        if unread := [name for name in opt.given(context) if name not in read]:
+            what = "reads weights alone" if len(model) > 1 else "runs nothing and has no picture or page"
+            raise InputError(f"--weights-only {what}; leave out {', '.join(unread)}")
+        if len(model) > 1:
+            _series(model, json_file, plot, output.report_file(report, no_report, json_file, REPORT))
+        else:
+            _weights(model[0], against, json_file)
         return
     from signalprop.diagnosis.result import Diagnosis
-    from signalprop.errors import InputError
     from signalprop.report import diagnosis_tables
+
+    if len(model) > 1:
+        raise InputError("diagnose runs one MODEL (several: --weights-only); --against sets another beside it")
+    (source,) = model
 
     output.check_outputs(json_file, plot)
     page = output.report_file(report, no_report, json_file, REPORT)
@@ -139,17 +159,17 @@ def diagnose(
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if prune and save is None:
         raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    if is_stored(model) and (remove or greedy or cast or task or save or resume or audio):
+    if is_stored(source) and (remove or greedy or cast or task or save or resume or audio):
         raise InputError(
-            f"{model} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need the "
-            "model"
+            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need "
+            "the model"
         )
     if expect not in (None, "lns"):
         raise InputError(
             f"--expect {expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
             "against any scheme"
         )
-    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
+    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (source, against))
     asked = _Asked(
         data=data,
         field=field,
@@ -163,6 +183,7 @@ def diagnose(
         expect=expect or "",
         device=device,
         audio=audio,
+        inside=inside,
         mapping=mapping,
     )
     removals = greedy if greedy or remove else None
@@ -170,11 +191,11 @@ def diagnose(
     kept, finish = None, None
     if against is not None and other is None:
         if stored is None:
-            _ready(model, asked, more)  # what is wrong with it is told before the work on the other one
-        other = _diagnosed(_ready(against, asked._replace(mapping=None)), asked)
+            _ready(source, asked, more)  # what is wrong with it is told before the work on the other one
+        other = _diagnosed(_ready(against, asked._replace(inside=None, mapping=None)), asked)
     if stored is None:
-        kept = _kept(json_file, model, task, resume) if more.remove is not None or cast or task else None
-        subject = _ready(model, asked, more)
+        kept = _kept(json_file, source, task, resume) if more.remove is not None or cast or task else None
+        subject = _ready(source, asked, more)
         with _told_where(kept):
             found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy, kept)
         finish = subject.finish
@@ -200,18 +221,39 @@ def diagnose(
         kept.discard()
 
 
-def _weights(model: str, against: str | None, json_file: str | None, running: list[str]) -> None:
+def _weights(model: str, against: str | None, json_file: str | None) -> None:
     """`--weights-only`."""
     from signalprop.diagnosis.stored_weights import read_weights
-    from signalprop.errors import InputError
     from signalprop.report.weight_tables import weights_text
 
-    if running:
-        raise InputError(f"--weights-only runs nothing and has no picture or page; leave out {', '.join(running)}")
     output.check_outputs(json_file)
     with output.progress("weights (MB)") as step:
         found = read_weights(model, against, step)
     output.deliver(json_file, found.to_json, lambda: output.echo(weights_text(found)))
+
+
+def _series(models: list[str], json_file: str | None, plot: Path | None, page: output.ReportFile | None) -> None:
+    """`--weights-only` of several checkpoints."""
+    from signalprop.diagnosis.weight_series import read_series
+    from signalprop.report.plots import save_figure
+    from signalprop.report.weight_series import series_figure, series_text
+
+    output.check_outputs(json_file, plot)
+    with output.sections() as step:
+        found = read_series(models, step)
+
+    def draw() -> None:
+        assert plot is not None
+        save_figure(plot, lambda: series_figure(found))
+
+    output.deliver(
+        json_file,
+        found.to_json,
+        lambda: output.echo(series_text(found)),
+        output.File("plot", plot, draw),
+        page=page,
+        items=lambda: [("checkpoints", found)],
+    )
 
 
 class _Asked(NamedTuple):
@@ -229,6 +271,7 @@ class _Asked(NamedTuple):
     expect: str
     device: str
     audio: Path | None
+    inside: str | None
     mapping: Path | None
 
 
@@ -259,14 +302,17 @@ def _ready(source: str, asked: _Asked, more: _More = _NOTHING_MORE) -> _Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
-    from signalprop.cli.loading import mapping_of_file
+    from signalprop.cli.loading import check_one_input, mapping_of_file
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.data.audio import check_reads_audio, with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
     loaded.model.to(place)
+    loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
     mapping = mapping_for(loaded.model, mapping_of_file(loaded.model, asked.mapping))
+    check_one_input(loaded.model, mapping)
     finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
     if asked.audio is not None:
@@ -367,7 +413,7 @@ def _batches(loaded: Loaded, mapping: Mapping, asked: _Asked) -> Iterator[Batch]
 
 
 def _formats(names: list[str] | None) -> list[str]:
-    from signalprop.diagnosis.casts import FORMATS
+    from signalprop.diagnosis.number_formats import FORMATS
 
     return list(FORMATS) if names and "all" in names else list(names or [])
 

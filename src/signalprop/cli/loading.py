@@ -28,7 +28,7 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "") -> nn.Module:
-    """The model in a directory in float32, as `signalprop.diagnosis.loading.read_model` reads it.
+    """The model in a directory or a .gguf file in float32, as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
         hint: what to do instead, where there are no weights that could be read.
@@ -36,12 +36,27 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     Raises:
         InputError: no config, no weights (unless random_init), or a class that transformers does not have.
     """
-    from signalprop.diagnosis.loading import read_model
+    from signalprop.diagnosis.loading import load, read_model
 
+    if directory.suffix.lower() == ".gguf":
+        if random_init:
+            raise InputError(f"{directory} is a file of weights; leave --random-init out, or give a directory")
+        return load(directory).model
     if not directory.exists():
         raise InputError(f"cannot read {directory}: there is no such file or directory")
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
     return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
+
+
+def inside(model: nn.Module, path: str | None) -> nn.Module:
+    """The model at the path of --inside, which is run by itself; the whole one without.
+
+    Raises:
+        InputError: there is no module at that path; or none is asked for, and the model reads several things at once.
+    """
+    from signalprop.attachment.mapping import find
+
+    return model if path is None else find(model, path, "--inside")
 
 
 def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
@@ -83,11 +98,24 @@ def architecture_of(
     """
     from signalprop.attachment.families import mapping_for
 
-    a = mapping_for(model, mapping).architecture
+    mapping = mapping_for(model, mapping)
+    check_one_input(model, mapping)
+    a = mapping.architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
     changed_a = a.replace(**changed)
     return changed_a if longest is None else shortened(changed_a, longest).replace(**lengths(changed))
+
+
+def check_one_input(model: nn.Module, mapping: Mapping) -> None:
+    """Raise InputError for a model whose arguments cannot be made of a batch, as one that reads images beside text."""
+    if mapping.arguments is None:
+        models = [n for n, m in model.named_modules() if n and "." not in n and getattr(m, "config", None) is not None]
+        which = f", as {' or '.join(models)}" if models else ""
+        raise InputError(
+            f"give --inside PATH, a model inside that reads one thing alone{which}: what a {type(model).__name__} "
+            "reads is not made of text or of images alone"
+        )
 
 
 def model_batch(

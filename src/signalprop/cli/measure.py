@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 def measure(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A Hugging Face directory; or an ARCH, built with --scheme.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A Hugging Face directory or .gguf file; or an ARCH, built with --scheme."
+        ),
     ],
     layers: opt.Layers = None,
     d_model: opt.DModel = None,
@@ -53,6 +56,7 @@ def measure(
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     skip_first: opt.SkipFirst = None,
+    inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
@@ -68,6 +72,7 @@ def measure(
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.errors import InputError, require
     from signalprop.report import tables
     from signalprop.results.profile import average
@@ -78,11 +83,11 @@ def measure(
         assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
         activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
     )  # fmt: skip
-    directory = Path(model) if opt.is_directory(model) else None
+    directory = Path(model) if opt.is_directory(model) or opt.is_gguf(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
-    if directory is None and (random_init or mapping):
-        name = "--random-init" if random_init else "--mapping"
+    if directory is None and (random_init or mapping or inside):
+        name = "--random-init" if random_init else "--mapping" if mapping else "--inside"
         raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
     require("torch", "models")
@@ -96,7 +101,8 @@ def measure(
         """The k-th model, its mapping, the architecture that its batch is made for, the name of its initialisation."""
         if p is not None:
             return build(p, seed=seed + k).to(place), None, p.architecture, p.scheme
-        live = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
+        whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
+        live = model_inside(whole, inside)
         given = mapping_of_file(live, mapping)
         label = "random init" if random_init else "as is"
         return live, given, architecture_of(live, changed, mapping=given), label

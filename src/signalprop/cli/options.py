@@ -88,6 +88,14 @@ Audio = Annotated[
     Path | None,
     typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
 ]
+Inside = Annotated[
+    str | None,
+    typer.Option(
+        "--inside",
+        metavar="PATH",
+        help="Take the model inside a directory's model, e.g. model.language_model or vision_model.",
+    ),
+]
 MappingFile = Annotated[
     Path | None,
     typer.Option(
@@ -200,16 +208,19 @@ def several(text: str | None, option: str) -> list[str] | None:
     return members
 
 
-def several_depths(text: str | None) -> list[int] | None:
-    """The numbers of layers that --layers names, None where it is not given.
+def several_numbers(text: str | None, option: str, what: str, example: str) -> list[int] | None:
+    """The whole numbers that an option names with commas between, None where it is not given.
+
+    Args:
+        what: such a number is, in words. example: two good values.
 
     Raises:
         InputError: something that is not a whole number, or as `several`.
     """
-    members = several(text, "--layers")
+    members = several(text, option)
     for member in members or []:
         if not member.removeprefix("-").isdecimal() or len(member) > 9:
-            raise InputError(f"--layers {member!r:.40} is not a number of layers; expected e.g. 12, or 12,48,192")
+            raise InputError(f"{option} {member!r:.40} is not {what}; expected e.g. {example}")
     return None if members is None else [int(member) for member in members]
 
 
@@ -231,6 +242,11 @@ def is_directory(source: str) -> bool:
     """Whether an ARCH names a Hugging Face directory (or its config.json)."""
     path = Path(source)
     return path.is_dir() or path.name == "config.json"
+
+
+def is_gguf(source: str) -> bool:
+    """Whether it names a GGUF file, which holds a whole model."""
+    return source.lower().endswith(".gguf")
 
 
 def parametrization(
@@ -306,3 +322,13 @@ def _scaled(p: Parametrization, qk_scale: float) -> Parametrization:
     if not 0 < qk_scale < 1e6:
         raise InputError(f"--qk-scale is {qk_scale}; expected a positive number below a million")
     return p.with_columns(**{f"weight__{role}": p.weights[role] * qk_scale for role in ("query", "key")})
+
+
+def given(context: typer.Context) -> list[str]:
+    """The options that were typed in the running command, by their first names, in the order of its help."""
+    sources = ((parameter, context.get_parameter_source(str(parameter.name))) for parameter in context.command.params)
+    return [
+        parameter.opts[0]
+        for parameter, source in sources
+        if parameter.opts[0].startswith("-") and source is not None and source.name == "COMMANDLINE"
+    ]

@@ -74,7 +74,9 @@ def predict(
     output.check_outputs(json_file, plot)
     chosen = check_fidelity(fidelity)
     schemes: Sequence[str | None] = opt.several(scheme, "--scheme") or [None]
-    depths: Sequence[int | None] = opt.several_depths(layers) or [None]
+    depths: Sequence[int | None] = opt.several_numbers(
+        layers, "--layers", "a number of layers", "12, or 12,48,192"
+    ) or [None]
     many = len(schemes) * len(depths) > 1
     if many and all_rows:
         raise InputError("--all prints every layer of one network; leave it out, or give one scheme and one depth")

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach, require_roles
+from signalprop.attachment.attached import attach, is_transposed, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
+from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format
 from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
@@ -30,31 +30,6 @@ from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
 
 Of = Literal["weights", "activations", "both"]
-FORMATS = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")
-
-
-@dataclass(frozen=True)
-class Format:
-    """A cast there and back.
-
-    Attributes:
-        name: of `FORMATS`. scaled: the tensor is divided by its largest |number| over the largest of the format first.
-    """
-
-    name: str
-    scaled: bool
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The tensor as the format holds it; beyond its range numbers are held at its ends.
-
-        torch's own cast makes NaN of those in float8_e4m3fn and infinity in float8_e5m2; kernels saturate.
-        """
-        top = 127.0 if self.name == "int8" else float(torch.finfo(getattr(torch, self.name)).max)
-        largest = float(x.abs().amax()) if x.numel() else 0.0
-        scale = largest / top if self.scaled and largest > 0 and math.isfinite(largest) else 1.0
-        held = (x.float() / scale).clamp(-top, top)
-        cast = held.round() if self.name == "int8" else held.to(getattr(torch, self.name)).float()
-        return (cast * scale).to(x.dtype)
 
 
 def maps_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
@@ -64,15 +39,21 @@ def maps_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
 
 
 @contextmanager
-def cast(model: nn.Module, mapping: Mapping, form: Format, of: Of) -> Iterator[None]:
-    """The model with cast weights, activations or both, for as long as the block runs. One map's weights at a time."""
+def cast(
+    model: nn.Module, mapping: Mapping, form: Format, of: Of, maps: Sequence[nn.Module] | None = None
+) -> Iterator[None]:
+    """The model with cast weights, activations or both, for as long as the block runs. One map's weights at a time.
+
+    Args:
+        maps: of `maps_of`; default: all.
+    """
     kept: dict[int, Tensor] = {}
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if of != "activations":
             weight: nn.Parameter = module.weight  # type: ignore[assignment]
             kept[id(module)] = weight.data
-            weight.data = form(weight.data)
+            weight.data = form(weight.data.mT).mT if is_transposed(module) else form(weight.data)
         if of != "weights" and args and isinstance(args[0], Tensor):
             return (form(args[0]), *args[1:]), kwargs
         return None
@@ -82,7 +63,7 @@ def cast(model: nn.Module, mapping: Mapping, form: Format, of: Of) -> Iterator[N
             weight: nn.Parameter = module.weight  # type: ignore[assignment]
             weight.data = kept.pop(id(module))
 
-    hooks, maps = Hooks(model), maps_of(model, mapping)
+    hooks, maps = Hooks(model), maps_of(model, mapping) if maps is None else maps
     for module in maps:
         hooks.before(module, before)
         hooks.after(module, after, always=True)
@@ -99,7 +80,7 @@ def casts(
     batches: Sequence[Batch],
     mapping: Mapping,
     *,
-    formats: Sequence[str] = FORMATS,
+    formats: Sequence[str] = tuple(PER_TENSOR),
     of: Sequence[Of] = ("weights", "activations", "both"),
     scaled: Sequence[bool] = (False, True),
     whole: LossResult | None = None,
@@ -109,7 +90,7 @@ def casts(
 ) -> tuple[Cast, ...]:
     """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
 
-    bfloat16 is cast without a scale alone: it has the range of float32.
+    bfloat16 is cast without a scale alone: it has the range of float32; formats with scales of their own with them.
 
     Args:
         whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses
@@ -128,8 +109,8 @@ def casts(
     layered = has_modules(mapping)
     clean = _streams(model, first, mapping, skip_first) if layered else []
     combinations = [
-        (Format(name, scale), part) for name in formats for part in of for scale in scaled
-        if not (scale and name == "bfloat16")
+        (Format(name, scale), part) for name in formats for part in of
+        for scale in (scaled if name in PER_TENSOR else (True,)) if not (scale and name == "bfloat16")
     ]  # fmt: skip
 
     def measured(form: Format, part: Of) -> Cast:

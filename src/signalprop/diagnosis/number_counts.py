@@ -2,7 +2,8 @@
 
 A 16-bit number is one of 65,536: how often each occurs gives every statistic exactly, without holding the tensor.
 Of float32 and float64 moments, zeros and the largest number are summed up exactly; quantiles and the errors of casts
-come from counts of the upper 16 bits, which fix a number to 2^-7 of itself.
+come from counts of the upper 16 bits, which fix a number to 2^-7 of itself. Where at most `KEPT` numbers share those
+bits, as the largest do, the numbers themselves are kept, so that a heavy tail counts as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,8 @@ _FLOATS = {
 }  # fmt: skip
 CASTS = tuple((name, scaled) for name in (*_FLOATS, "int8") for scaled in (False, True) if (name, scaled) != (
     "bfloat16", True))  # fmt: skip
-_SUBCELLS = (np.arange(8) + 0.5) / 8  # where numbers are taken to lie between two whose upper 16 bits are neighbours
+KEPT = 8
+_SUBCELLS = (np.arange(16) + 0.5) / 16  # where numbers are taken to lie between two whose upper 16 bits are neighbours
 _SHORTEST_ROW = 64  # of which it is told that they are all zeros
 Word = NDArray[np.uint16]
 Seen = Callable[[int], None]
@@ -138,7 +141,7 @@ def _counted(tensor: StoredTensor, seen: Seen | None) -> Statistics:
 
 
 def _wide(tensor: StoredTensor, seen: Seen | None) -> Statistics:
-    counts = np.zeros(1 << 16, np.int64)
+    counts, kept_numbers = np.zeros(1 << 16, np.int64), np.zeros((1 << 16, KEPT))
     n = zeros = nan = infinite = 0
     least, most, shift, sums, square = math.inf, -math.inf, None, np.zeros(4), 0.0
     for piece in tensor.pieces():
@@ -151,7 +154,9 @@ def _wide(tensor: StoredTensor, seen: Seen | None) -> Statistics:
             piece = piece[kept]
         if not len(piece):
             continue
-        counts += np.bincount(piece.astype("<f4", copy=False).view("<u4") >> 16, minlength=1 << 16)
+        cells = piece.astype("<f4", copy=False).view("<u4") >> 16
+        _keep(kept_numbers, counts, cells, piece)
+        counts += np.bincount(cells, minlength=1 << 16)
         n += len(piece)
         zeros += len(piece) - int(np.count_nonzero(piece))
         least, most = min(least, float(piece.min())), max(most, float(piece.max()))
@@ -164,7 +169,7 @@ def _wide(tensor: StoredTensor, seen: Seen | None) -> Statistics:
     s1, s2, s3, s4 = (float(s) / n if n else math.nan for s in sums)
     second = max(s2 - s1 * s1, 0.0) if n else math.nan
     fourth = s4 - 4 * s1 * s3 + 6 * s1**2 * s2 - 3 * s1**4
-    x, c = _cells(counts, tensor.dtype)
+    x, c = _cells(counts, kept_numbers)
     largest = max(abs(least), abs(most)) if n else 0.0
     return Statistics(
         n=tensor.n,
@@ -184,16 +189,29 @@ def _wide(tensor: StoredTensor, seen: Seen | None) -> Statistics:
     )
 
 
-def _cells(counts: NDArray[np.int64], dtype: str) -> tuple[FloatArray, FloatArray]:
-    """Numbers and how often they occur, for counts of the upper 16 bits: spread evenly over each cell."""
-    used = np.flatnonzero(counts).astype(np.uint32)
+def _keep(kept: FloatArray, counts: NDArray[np.int64], cells: NDArray[Any], numbers: NDArray[Any]) -> None:
+    """Write numbers into cells that hold fewer than `KEPT` so far (`counts`), in order, as many as there is room."""
+    rare = np.flatnonzero(counts[cells] < KEPT)
+    rare = rare[np.argsort(cells[rare], kind="stable")]
+    cell = cells[rare]
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    slot = counts[cell] + np.arange(len(cell)) - np.repeat(first, np.diff(first, append=len(cell)))
+    room = slot < KEPT
+    kept[cell[room], slot[room]] = numbers[rare[room]]
+
+
+def _cells(counts: NDArray[np.int64], kept: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Numbers and how often they occur, for counts of the upper 16 bits: those kept, or spread evenly over a cell."""
+    few = (counts > 0) & (counts <= KEPT)
+    alone = kept[few][np.arange(KEPT) < counts[few][:, None]]
+    used = np.flatnonzero(counts > KEPT).astype(np.uint32)
     lower = (used << 16).view(np.float32).astype(np.float64)
     upper = ((used << 16) | 0xFFFF).view(np.float32).astype(np.float64)
     split = np.where((used & 0x7FFF) == 0, 0.0, 1.0)  # a zero is a zero
     x = lower[:, None] + (upper - lower)[:, None] * _SUBCELLS * split[:, None]
     c = np.repeat(counts[used] / len(_SUBCELLS), len(_SUBCELLS))
     good = np.isfinite(x.ravel())
-    return x.ravel()[good], c[good]
+    return np.concatenate([alone, x.ravel()[good]]), np.concatenate([np.ones(len(alone)), c[good]])
 
 
 def _quantiles(x: FloatArray, c: FloatArray) -> tuple[float, ...]:

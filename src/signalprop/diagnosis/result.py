@@ -21,6 +21,7 @@ from signalprop.files.validation import Value, typed
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
 Numbers = tuple[Number, ...]
+ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
 Severity = Literal["fault", "warning", "note"]
 
 
@@ -153,12 +154,27 @@ class Removal(Value):
     greedy: tuple[Removed, ...] = ()
 
 
+class MapNoise(Value):
+    """What a cast of one linear map alone does.
+
+    Attributes:
+        name: path of the map in the model. layer: which. noise: of the stream after its layer over the signal there,
+            mean squares. damage: at the logits, predicted, in nats per token (`signalprop.diagnosis.sensitivity`).
+    """
+
+    name: str
+    layer: int
+    noise: Number
+    damage: Number
+
+
 class Cast(Value):
     """A direct cast to few bits.
 
     Attributes:
-        format: float8_e4m3fn, float8_e5m2, bfloat16 or int8. of: weights, activations or both. scaled: one scale per
-            tensor, else none. loss, increase: as in `Removed`. signal_to_noise: of the stream after each layer, in dB.
+        format: of `signalprop.diagnosis.number_formats.FORMATS`. of: weights, activations or both. scaled: with scales
+            (one per tensor, or as the format has them). loss, increase: as in `Removed`. signal_to_noise: of the stream
+            after each layer, in dB. maps: every map by itself.
     """
 
     format: str
@@ -167,6 +183,30 @@ class Cast(Value):
     loss: Estimate
     increase: Estimate
     signal_to_noise: Numbers = ()
+    maps: tuple[MapNoise, ...] = ()
+
+    @property
+    def damages(self) -> dict[int, float]:
+        """What the cast of each layer alone does at the logits, in nats per token: of its maps together."""
+        out: dict[int, float] = {}
+        for item in self.maps:
+            if item.damage is not None:
+                out[item.layer] = out.get(item.layer, 0.0) + item.damage
+        return out
+
+
+class LeftOut(Value):
+    """Linear maps to leave unquantised: the fewest that make half of a cast's damage, at most a tenth of all.
+
+    Attributes:
+        format, of: of the cast. reasons: by path in the model. runtimes: the list as each runtime takes it
+            (`signalprop.repair.left_out.TAKEN_BY`), with the head, and what vLLM computes together.
+    """
+
+    format: str
+    of: Literal["weights", "activations", "both"]
+    reasons: dict[str, str]
+    runtimes: dict[str, tuple[str, ...]]
 
 
 class Verdict(Value):
@@ -195,7 +235,7 @@ class Diagnosis(Value, Document):
         loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
             task, where there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
-            out. casts: to few bits. verdicts: what follows. notes: what was left out, and why.
+            out. casts: to few bits. left_out: maps to spare. verdicts: what follows. notes: what was left out, and why.
         schema_: version of the JSON form.
     """
 
@@ -213,6 +253,7 @@ class Diagnosis(Value, Document):
     identity: Identity | None = None
     removal: Removal | None = None
     casts: tuple[Cast, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -11,12 +11,14 @@ from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import evaluating, unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.casts import FORMATS, Of, casts
+from signalprop.diagnosis.casts import Of, casts
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.kept import Kept, digest, result_of
 from signalprop.diagnosis.layers import has_modules
+from signalprop.diagnosis.number_formats import FORMATS
 from signalprop.diagnosis.removal import check_removal, estimate, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
+from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
@@ -55,7 +57,7 @@ def diagnose(
         name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
-        cast: formats of `signalprop.diagnosis.casts.FORMATS` to cast to. cast_of: what is cast.
+        cast: formats of `signalprop.diagnosis.number_formats.FORMATS` to cast to. cast_of: what is cast.
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
         accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnosis.tasks`).
         expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
@@ -118,6 +120,10 @@ def diagnose(
                 model, held, mapping, formats=cast, of=cast_of, whole=whole, skip_first=skip_first,
                 kept=kept, progress=step("casts"),
             )  # fmt: skip
+            if has_modules(mapping):
+                cast_rows = by_map(
+                    model, held[0], mapping, cast_rows, skip_first=skip_first, progress=step("casts by map")
+                )
     record = record_of(model)
     found = Diagnosis(
         schema=SCHEMA,
@@ -139,6 +145,7 @@ def diagnose(
         identity=near,
         removal=removed,
         casts=cast_rows,
+        left_out=to_leave_out(model, cast_rows),
         notes=tuple(notes),
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")

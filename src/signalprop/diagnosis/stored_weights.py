@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from signalprop.diagnosis.number_counts import CASTS, QUANTILES, Statistics, statistics, values_of
 from signalprop.diagnosis.result import Number, number
@@ -100,11 +101,15 @@ class Initialisation(Value):
     Attributes:
         schemes: by name; several where weights alone do not tell them apart. error: root mean square over the matrices
             of log(found / predicted). tolerance: what drawing and rounding explain.
+        z: root mean square of log(found / predicted) over its standard error if drawn (from the kurtosis): 1 of fresh
+            weights. others: `error` of every other scheme that goes with the architecture, the nearest first.
     """
 
     schemes: tuple[str, ...]
     error: float
     tolerance: float
+    z: Number = None
+    others: dict[str, Number] = Field(default_factory=dict)
 
     @property
     def fresh(self) -> bool:
@@ -296,6 +301,8 @@ def recognised(rows: list[TensorWeights], places: Places) -> Initialisation | No
     if a is None or not found or any(row.rms is None or row.nan + row.infinite for _, row in found):
         return None
     errors: dict[str, float] = {}
+    scores: dict[str, float] = {}
+    standard = [math.sqrt(max((row.kurtosis or 1.0) - 1, 1e-6) / (4 * row.n)) for _, row in found]
     for name, scheme in SCHEMES.items():
         try:
             table = scheme()(a)
@@ -310,9 +317,11 @@ def recognised(rows: list[TensorWeights], places: Places) -> Initialisation | No
             both = row.rms > 0 and predicted > 0
             squares.append(math.log(row.rms / predicted) ** 2 if both else 0.0 if row.rms == predicted else math.inf)
         errors[name] = math.sqrt(sum(squares) / len(squares))
+        scores[name] = math.sqrt(sum(x / s**2 for x, s in zip(squares, standard, strict=True)) / len(squares))
     least = min(errors.values(), default=math.inf)
     if not math.isfinite(least):
         return None
     tolerance = _EXACT + _SAMPLED * math.sqrt(sum(0.5 / row.n for _, row in found) / len(found))
     alike = tuple(name for name, error in errors.items() if error <= max(least * 1.001, least + 1e-6))
-    return Initialisation(schemes=alike, error=least, tolerance=tolerance)
+    others = {name: number(errors[name]) for name in sorted(errors, key=errors.__getitem__) if name not in alike}
+    return Initialisation(schemes=alike, error=least, tolerance=tolerance, z=number(scores[alike[0]]), others=others)

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from signalprop.diagnosis.result import Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
+from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict, Weights
 from signalprop.network.moments import FloatArray
 from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.first_positions import MASSIVE
@@ -475,13 +475,19 @@ def _casts(d: Diagnosis) -> Iterable[Verdict]:
             layers=(min(ratios)[1],) if ratios else (),
             text=f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}",
             cause="numbers below or above the format's range, or too few digits for outliers",
-            advice="a scale per tensor fixes it" if helps else "finer scales (per channel), or that layer in bfloat16",
+            advice="a scale per tensor fixes it" if helps else _leave(worst),
         )
+
+
+def _leave(cast: Cast) -> str:
+    names = [item.name for item in sorted(cast.maps, key=lambda item: -(item.damage or 0.0)) if item.damage]
+    first = "finer scales (per channel or block), or " if cast.format in ONE_SCALE else ""
+    return f"{first}{' and '.join(names[:2])} in bfloat16" if names else f"{first}that layer in bfloat16"
 
 
 def _listed(casts: Sequence[Cast]) -> str:
     return ", ".join(
-        f"{cast.of}{' with a scale per tensor' if cast.scaled else ''} "
+        f"{cast.of}{' with a scale per tensor' if cast.scaled and cast.format in ONE_SCALE else ''} "
         + ("not finite" if cast.increase.value is None else f"+{cast.increase.value:.3g}")
         for cast in casts
     )

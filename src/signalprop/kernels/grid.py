@@ -129,8 +129,13 @@ class Grid:
     def sums(self, kernel: FloatArray) -> tuple[float, float]:
         """(trace, sum over pairs of different positions) of the kernel of all positions."""
         off, own = self.split(kernel)
+        diagonal = float(self.weights @ own)
+        return diagonal, self.total(off, own) - diagonal
+
+    def total(self, off: FloatArray, own: FloatArray) -> float:
+        """Sum over all pairs of positions, each with itself included, of a kernel as `split` gives it."""
         w = self.weights
-        return float(w @ own), float(w @ off @ w - w @ np.diagonal(off))
+        return float(w @ off @ w - w @ np.diagonal(off) + w @ own)
 
 
 @lru_cache(maxsize=4)

@@ -77,13 +77,18 @@ class State:
 
     def overlap(self, other: State, keep: NDArray[np.bool_] | Grid | None = None) -> float:
         """sum_ij A_ij B_ij / (tr A tr B) over positions that count; 0 where one of them is zero."""
+        sizes = self.trace(keep) * other.trace(keep)
+        if sizes <= 0:
+            return 0.0
+        if isinstance(keep, Grid):
+            (off, own), (off_other, own_other) = keep.split(self.kernel), keep.split(other.kernel)
+            return keep.total(off * off_other, own * own_other) / sizes
+        product = self.kernel * other.kernel
+        return float(product.sum() if keep is None else keep @ product @ keep) / sizes
 
-        def sums(kernel: FloatArray) -> tuple[float, float]:
-            if isinstance(keep, Grid):
-                diagonal, pairs = keep.sums(kernel)
-                return diagonal, diagonal + pairs
-            kept = kernel if keep is None else kernel[np.ix_(keep, keep)]
-            return float(np.trace(kept)), float(kept.sum())
-
-        sizes = sums(self.kernel)[0] * sums(other.kernel)[0]
-        return sums(self.kernel * other.kernel)[1] / sizes if sizes > 0 else 0.0
+    def trace(self, keep: NDArray[np.bool_] | Grid | None = None) -> float:
+        """Sum over the positions that count of the kernel's diagonal."""
+        if isinstance(keep, Grid):
+            return float(keep.weights @ keep.split(self.kernel)[1])
+        diagonal = np.diagonal(self.kernel)
+        return float(diagonal.sum() if keep is None else diagonal[keep].sum())

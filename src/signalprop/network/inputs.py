@@ -1,6 +1,6 @@
 """Input statistics: how alike two tokens of the data are, before any weight is met.
 
-Formulas: TGS v1 section B.1 with its corrected finite-length form, derived in `docs/theory/inputs.md`.
+Formulas: TGS v1 section B.1 with its corrected finite-length form, derived in `docs/theory/components.md`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def segment_correlation(length: int | None = None) -> float:
     """Token correlation of a two-row segment table whose boundary is uniform.
 
     Uniform on 0..L (either segment may be empty): 2/3 at any L. With `length` given, uniform on 1..L-1 (both
-    segments non-empty): 2/3 - 2/(3(L-1)). TGS v1 section B.1; derivation in `docs/theory/inputs.md`.
+    segments non-empty): 2/3 - 2/(3(L-1)). TGS v1 section B.1; derivation in `docs/theory/components.md`.
     """
     if length is None:
         return 2 / 3

@@ -165,8 +165,8 @@ def check(
     """
     model = unwrapped(model)
     record = record_of(model)
-    vanilla = vanilla_mapping(model) if mapping is None else mapping
     attached = require_roles(attach(model, mapping))
+    vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
     table = _table(scheme, options, vanilla, record, inputs)
     check_shape(vanilla.architecture, table.architecture)
     absorbed = record.factors if record is not None and record.mode == "absorbed" else {}

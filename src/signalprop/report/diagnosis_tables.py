@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import Diagnosis, Estimate, Number
+from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Number
 from signalprop.results.text import number, text_table
 
 _WIDTH = 110
@@ -21,6 +22,8 @@ def diagnosis_text(d: Diagnosis) -> str:
         parts.append(removal_table(d))
     if d.casts:
         parts.append(cast_table(d))
+    if d.left_out:
+        parts.append(left_out_text(d))
     parts += [f"note: {line}" for line in d.notes]
     return "\n\n".join(part for part in parts if part)
 
@@ -132,12 +135,33 @@ def cast_rows(d: Diagnosis) -> Rows:
         rows.append(
             [
                 f"{cast.format} {cast.of}",
-                "per tensor" if cast.scaled else "none",
+                ("per tensor" if cast.format in ONE_SCALE else "its own") if cast.scaled else "none",
                 *_costs(cast.loss, cast.increase),
                 worst,
+                _most_damage(cast),
             ]
         )
-    return ["cast", "scale", "loss", "increase", "least signal / noise"], rows
+    header = ["cast", "scale", "loss", "increase", "least signal / noise", "most damage at the logits"]
+    return (header, rows) if any(row[-1] for row in rows) else (header[:-1], [row[:-1] for row in rows])
+
+
+def left_out_text(d: Diagnosis) -> str:
+    """Which maps to leave unquantised, and why; the runtimes' lists are in the JSON."""
+    parts = []
+    for item in d.left_out:
+        parts.append(f"leave unquantised ({item.format} {item.of}; lists for {', '.join(item.runtimes)} in --json):")
+        parts += [f"  {name}: {reason}" for name, reason in item.reasons.items()]
+    return "\n".join(parts)
+
+
+def _most_damage(cast: Cast) -> str:
+    """The map whose cast does most at the logits, without what all paths begin with, and its share of all."""
+    known = [(item.damage, item.name) for item in cast.maps if item.damage is not None]
+    whole = sum(damage for damage, _ in known)
+    if not whole > 0:
+        return ""
+    damage, name = max(known)
+    return f"{re.sub(r'^.*?(?=[0-9])', '', name)} {100 * damage / whole:.0f} %"
 
 
 def compared(d: Diagnosis, other: Diagnosis) -> str:

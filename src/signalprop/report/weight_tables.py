@@ -19,7 +19,10 @@ def weights_text(w: StoredWeights) -> str:
     if w.left_out:
         parts.append(f"left out: {len(w.left_out)} tensors without floating-point numbers ({_some(list(w.left_out))})")
     if not all(tensor.exact for tensor in w.tensors):
-        parts.append("casts of float32 and float64 are from their upper 16 bits; all else is exact")
+        parts.append(
+            "of float32 and float64 casts are from their upper 16 bits, within 0.05 dB where measured, and quantiles "
+            "within 2^-7; all else is exact"
+        )
     return "\n".join(part for part in (*parts, *w.notes) if part)
 
 
@@ -35,10 +38,13 @@ def _initialisation(w: StoredWeights) -> str:
     found = w.initialisation
     if found is None:
         return ""
+    second = next(((name, error) for name, error in found.others.items() if error is not None), None)
+    after = f"; then {second[0]}, off by {100 * math.expm1(second[1]):.3g} %" if second else ""
     schemes, off = " = ".join(found.schemes), 100 * math.expm1(found.error)
+    z = f"z {number(found.z)}"
     if found.fresh:
-        return f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %)"
-    return f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %)"
+        return f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %, {z}{after})"
+    return f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %, {z}{after})"
 
 
 def _changes(w: StoredWeights) -> str:

@@ -187,6 +187,21 @@ class Finder:
             largest = max(largest, one.parameters)
         return found
 
+    def not_run(self, found: Sequence[Stack]) -> list[str]:
+        """Lists of modules as large as a stack of which the pass ran none: what was given does not reach them."""
+        largest = max((stack.parameters for stack in found), default=0)
+        ran = {id(call.module) for call in self.calls}
+        inner = [layer.path for stack in found for layer in stack.layers]
+        out: list[str] = []
+        for one in containers(self.model):
+            if one.path.endswith("*") or not isinstance(self.model.get_submodule(one.path), nn.ModuleList):
+                continue
+            silent = not any(id(part) in ran for _, member in one.members for part in member.modules())
+            outside = not any(_within(one.path, path) for path in [*inner, *out])
+            if silent and outside and len(one.members) > 1 and one.parameters >= _SMALLEST * largest:
+                out.append(one.path)
+        return out
+
     def _stack(self, one: Container) -> Stack | None:
         """The container as a stack; None where most of its members do not carry a stream."""
         runs = sorted(

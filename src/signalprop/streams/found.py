@@ -32,6 +32,7 @@ class Anatomy:
         model: the name of its class. stacks: the largest first. norms: what those of stream and branches compute.
         inputs: names of the arguments of the passes. invented: they were made up.
         numbers: whether the passes had numbers; without (on the meta device) nothing is proved.
+        not_run: lists of layers that the passes did not run, as those for images where text alone was given.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Anatomy:
     inputs: tuple[str, ...]
     invented: bool
     numbers: bool
+    not_run: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
@@ -115,10 +117,11 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
                 "give mapping=, which names the branches: no residual stream was found, that is, no list of layers in "
                 f"which {type(model).__name__} adds to what it carries"
             )
+        silent = tuple(finder.not_run(stacks))
         norms: tuple[Norm, ...] = ()
         if numbers:
             stacks, norms = prove(model, given, stacks)
-    return Anatomy(type(model).__name__, stacks, norms, tuple(given), arguments is None, numbers)
+    return Anatomy(type(model).__name__, stacks, norms, tuple(given), arguments is None, numbers, silent)
 
 
 def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:

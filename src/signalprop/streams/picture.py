@@ -116,6 +116,7 @@ def _proof(group: list[Branch]) -> str:
 
 
 def _proofs(found: Anatomy) -> Iterator[str]:
+    yield from (f"not run             {path} (the input does not reach it)" for path in found.not_run)
     branches = [b for s in found.stacks for b in s.branches]
     proved = [b.error for b in branches if b.proved and b.error is not None]
     if not found.numbers:

@@ -191,7 +191,7 @@ def attention(
             best = min(best, error)
             if error <= limit and bool(target.any()):
                 blind = attended(0 * query, key, _split(v, kv_heads), shape, bias)
-                if float((blind - target).abs().max()) / size > 4 * limit:  # else any queries and keys would fit
+                if float((blind - target).abs().max()) / size > 64 * error:  # else any queries and keys would fit
                     return Replayed(
                         {**weights, "output": (last.path, None)},
                         error,

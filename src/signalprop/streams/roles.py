@@ -122,6 +122,7 @@ class _Replay:
             if not names:
                 return f"no linear map reads what enters the branch of {last.path}"
             miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
+            miss = " (its scores are so small that any queries and keys would do)" if found <= limit else miss
             return f"what {names} are to {last.path} is not proved{miss}"
         for path in {path for path, _ in found.weights.values()}:
             if self._linear(path) > LIMIT:

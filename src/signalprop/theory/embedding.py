@@ -1,4 +1,4 @@
-"""From input statistics to the stream that enters the first sublayer (TGS v1 section B.1; docs/theory/inputs.md)."""
+"""From input statistics to the stream that enters the first sublayer (TGS v1 B.1; docs/theory/components.md)."""
 
 from __future__ import annotations
 

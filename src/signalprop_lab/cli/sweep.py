@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from signalprop.cli import options as opt
 from signalprop.cli import output
 
 
@@ -19,6 +20,9 @@ def sweep(
         Path | None, typer.Option("--out", metavar="DIR", help="Runs and results (default: sweeps/NAME).")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="DEVICE", help="Where to train (default: a GPU if there is one).")
+    ] = None,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
     ] = False,
@@ -49,6 +53,7 @@ def sweep(
         raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
+    from signalprop_lab.training.processes import see_only
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare
     from signalprop_lab.training.sweep import sweep as run
     from signalprop_lab.training.tables import results_table, store_of, writers
@@ -64,6 +69,8 @@ def sweep(
     runs = prepare(grid, folder)
     try:
         if not table_only:
+            if device is not None:
+                see_only(opt.usable(device))
             run(grid, folder, jobs=jobs)
     except BaseException:  # what was done until an interruption
         for write in writers(store_of(grid, runs.entries()), folder).values():

@@ -21,7 +21,7 @@ from signalprop.results.profile import Profile
 from signalprop_lab.explorer.settings import Settings, labels
 
 MOST = 7  # curves at once: as many as there are colours
-# Sublayers times squared length up to which token kernels take seconds (docs/exploring.md).
+# Sublayers times squared length up to which token kernels take seconds (docs/reporting.md).
 _LARGEST_KERNELS = 6_500_000
 # Sublayers times (squared length plus what a sublayer costs at any length) up to which they take 50 ms.
 _QUICK_KERNELS, _PER_SUBLAYER = 250_000, 15_000

@@ -1,0 +1,79 @@
+"""`signalprop coordinates`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from signalprop.cli import options as opt
+from signalprop.cli import output
+
+
+def coordinates(
+    arch: opt.Arch,
+    widths: Annotated[
+        str, typer.Option("--widths", metavar="N,N[,N...]", help="Widths of the residual stream.")
+    ] = "64,128,256",
+    layers: opt.Layers = None,
+    seq_len: opt.SeqLen = None,
+    vocab_size: opt.VocabSize = None,
+    assignments: opt.Set = None,
+    scheme: opt.SchemeName = None,
+    option: opt.SchemeOption = None,
+    text: opt.Text = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, muon or sgd.")] = "adamw",
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate (default: 1e-3, for muon 0.02, for sgd 0.1).")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training.")] = 4,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="How far from 0 a slope may be.")] = 0.25,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks of each width.")] = 2,
+    batch_size: opt.BatchSize = 4,
+    seed: opt.Seed = 0,
+    json_file: opt.Json = None,
+    plot: opt.Plot = None,
+) -> None:
+    """Check that what a step of training does to the signal does not depend on the width.
+
+    Networks of every width are trained for a few steps on one batch, with the learning rates that the scheme asks for.
+    Shows how much each probe changed, with the slope over the width. Exit status 1 when a slope is further from 0
+    than the tolerance and two standard errors.
+
+    \b
+    Example:
+      signalprop coordinates gpt2 --layers 2 --widths 64,128,256 --scheme mup --option base_width=64
+    """
+    from signalprop.errors import InputError, require
+
+    output.check_outputs(json_file, plot)
+    chosen = opt.several_numbers(widths, "--widths", "a width", "64,128,256") or []
+    if optimizer not in ("adamw", "muon", "sgd"):
+        raise InputError(f"--optimizer {optimizer!r:.40} is not known; choose adamw, muon or sgd")
+    known: Any = optimizer
+    changed = opt.changes(assignments, layers=layers, seq_len=seq_len, vocab_size=vocab_size)
+    tables = [opt.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
+    require("torch", "models")
+    from signalprop.data.batches import default_batch
+    from signalprop.monitoring.coordinates import coordinates as checked
+
+    batch = default_batch(tables[0].architecture, text=text, batch_size=batch_size, seed=seed)
+    with output.progress("training") as step:
+        found = checked(
+            tables, optimizer=known, lr=lr, steps=steps, seeds=seeds, seed=seed, batch=batch,
+            tolerance=tolerance, progress=step,
+        )  # fmt: skip
+
+    def draw() -> None:
+        from signalprop.report.coordinate_plots import save_coordinates
+
+        assert plot is not None
+        save_coordinates(plot, found)
+
+    def show() -> None:
+        output.echo(found.table())
+        if found.ok:
+            output.echo(found.summary())
+
+    file = output.File("plot", plot, draw)
+    output.deliver(json_file, found.to_json, show, file, failure=None if found.ok else found.summary())

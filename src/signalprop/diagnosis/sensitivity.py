@@ -1,0 +1,141 @@
+"""Which maps a cast hurts most at the logits: the noise of each map alone, weighed by the gradient where it enters.
+
+A change d of the stream after a layer changes the loss by g d to first order, whose sign is chance, and the predicted
+distribution by half the mean of (g d)^2 in nats (its Fisher information; the gradients g are those of the text). So
+the damage of a map is that, summed over tokens, per token. The first positions are left out: trained models park
+activations there whose size norms take away again, so that a first order says too much. A gain from the sizes of
+weights alone does not rank the layers of trained models: outlier features carry most of the noise, and the logits
+hardly read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.attached import Attached, attach, require_roles
+from signalprop.attachment.mapping import Mapping
+from signalprop.data.batches import Batch
+from signalprop.diagnosis.casts import cast
+from signalprop.diagnosis.layers import Positions, Progress, groups, layer_modules, sequences, stacks_of
+from signalprop.diagnosis.number_formats import Format
+from signalprop.diagnosis.result import Cast, LeftOut, MapNoise, number, tuples
+from signalprop.hooks import Hooks, first_tensor
+from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
+from signalprop.repair.left_out import left_out
+
+LEAST_DAMAGE = 0.01  # nats per token
+
+
+class _Pass(NamedTuple):
+    """How a layer was called, the stream that it output, the gradient of the mean loss there, positions that count."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+    gradient: Tensor
+    keep: Tensor
+
+
+def by_map(
+    model: nn.Module,
+    batch: Batch,
+    mapping: Mapping,
+    rows: Sequence[Cast],
+    *,
+    skip_first: int = 4,
+    progress: Progress | None = None,
+) -> tuple[Cast, ...]:
+    """The casts, each with what it does to every map by itself. Every layer runs again on what it met without a cast.
+
+    Args:
+        batch: its first sequence is taken. skip_first: positions that do not count. progress: called with
+            (casts done, all).
+
+    Raises:
+        InputError: the mapping does not name the layers, or does not know their weights.
+    """
+    attached = require_roles(attach(model, mapping))
+    maps = [layer_maps(attached, group) for group in groups(attached.layout)]
+    modules, one = layer_modules(model, mapping), next(sequences(batch))
+    passes = _passes(model, one, mapping, modules, skip_first)
+    targets = int((one.targets >= 0).sum())
+    out: list[Cast] = []
+    for row in rows:
+        form, found = Format(row.format, row.scaled), []
+        for k, (layer, seen) in enumerate(zip(modules, passes, strict=True)):
+            signal = float(seen.output[seen.keep].double().square().sum())
+            for name, module in maps[k].items():
+                with cast(model, mapping, form, row.of, [module]), torch.no_grad():
+                    output = first_tensor(layer(*seen.args, **seen.kwargs))
+                assert output is not None
+                noise = (output - seen.output)[seen.keep].double()
+                changes = (noise * seen.gradient[seen.keep]).sum(-1)
+                found.append(
+                    MapNoise(
+                        name=name,
+                        layer=k,
+                        noise=number(float(noise.square().sum()) / signal) if signal > 0 else None,
+                        damage=number(0.5 * targets * float(changes.square().sum())),
+                    )
+                )
+        out.append(row.model_copy(update={"maps": tuple(found)}))
+        if progress is not None:
+            progress(len(out), len(rows))
+    return tuple(out)
+
+
+def to_leave_out(model: nn.Module, rows: Sequence[Cast]) -> tuple[LeftOut, ...]:
+    """Of every format whose cast is predicted to cost more than `LEAST_DAMAGE`: which maps to spare, the worst first.
+
+    Args:
+        rows: with `maps`; of a format the last is taken, which casts most.
+    """
+    out = []
+    for row in {row.format: row for row in rows}.values():
+        known = sorted(((item.damage, item.name) for item in row.maps if item.damage), reverse=True)
+        whole, held = sum(damage for damage, _ in known), 0.0
+        reasons: dict[str, str] = {}
+        for damage, name in known[: -(-len(row.maps) // 10)]:
+            if whole < LEAST_DAMAGE or held >= whole / 2:
+                break
+            held += damage
+            reasons[name] = f"{100 * damage / whole:.0f} % of the damage, {damage:.2g} nats per token"
+        if reasons:
+            out.append(LeftOut(format=row.format, of=row.of, **tuples(left_out(model, reasons))))
+    return tuple(out)
+
+
+def layer_maps(attached: Attached, group: Sequence[int]) -> dict[str, nn.Module]:
+    """The linear maps of a layer's sublayers by their paths, each once."""
+    holders = [held.holder for i in group for held in attached.rows[i].weights.values()]
+    modules = {id(holder): holder for holder in holders if isinstance(holder, nn.Module)}.values()
+    return {attached.path_of(module, "a map"): module for module in modules}
+
+
+def _passes(
+    model: nn.Module, one: Batch, mapping: Mapping, layers: Sequence[nn.Module], skip_first: int
+) -> list[_Pass]:
+    seen: list[Any] = []
+    hooks = Hooks(model)
+    for layer in layers:
+        hooks.after(layer, lambda _, args, kwargs, output: _keep(seen, args, kwargs, output))
+    arguments = arguments_of(model, mapping, one)
+    positions = Positions(mapping, arguments, skip_first)
+    if "use_cache" in signature(model.forward).parameters:
+        arguments["use_cache"] = False
+    with torch.inference_mode(False), torch.enable_grad(), lent_gradients(model), hooks:
+        outputs = loss_of(model(**arguments), one, None)
+        gradients = torch.autograd.grad(outputs, [output for _, _, output in seen])
+    return [
+        _Pass(args, kwargs, x.detach(), gradient, positions.keep(stack, x))
+        for (args, kwargs, x), gradient, stack in zip(seen, gradients, stacks_of(mapping), strict=True)
+    ]
+
+
+def _keep(seen: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    seen.append((args, kwargs, first_tensor(output)))

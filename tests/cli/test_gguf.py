@@ -1,0 +1,47 @@
+"""A .gguf file where a directory is expected: measured and looked into as the model that it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import signalprop as sp
+from commandline import Command
+from gguf_file import write_gguf
+
+LLAMA = LlamaConfig(
+    vocab_size=80, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=96, max_position_embeddings=32, rms_norm_eps=1e-6, pad_token_id=1,
+)  # fmt: skip
+
+
+def test_a_gguf_file_is_measured_as_its_model(command: Command, refused: Callable[..., str], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LLAMA).eval()
+    words = " ".join(f"word{i * i % 50}" for i in range(400))
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=["<|end|>"], show_progress=False)
+    bpe.train_from_iterator([words], trainer)
+    model.resize_token_embeddings(bpe.get_vocab_size())
+    (tmp_path / "words").write_text(words)
+    model.save_pretrained(tmp_path / "plain")
+    write_gguf(tmp_path / "model.gguf", model, bpe)
+    options = ("--text", str(tmp_path / "words"), "--seq-len", "16", "--json", "-")
+    found = []
+    for source in ("plain", "model.gguf"):
+        status, out, err = command("measure", str(tmp_path / source), *options)
+        assert status == 0, err
+        found.append(sp.Profile.from_json(json.loads(out)))
+    for where in ("branch", "stream_out"):
+        plain, quantised = (profile.forward[where].variance for profile in found)
+        np.testing.assert_allclose(quantised, plain, rtol=1e-5)
+    status, out, err = command("anatomy", str(tmp_path / "model.gguf"))
+    assert status == 0 and "4 of 4 sums" in out, err
+    assert "leave --random-init out" in refused("measure", str(tmp_path / "model.gguf"), "--random-init")

@@ -1,0 +1,81 @@
+"""The coordinate check: flat under muP for AdamW and Muon, not under others; its command, its errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import signalprop as sp
+from commandline import Command
+from signalprop.data.batches import Batch
+from signalprop.errors import InputError
+from signalprop.monitoring.coordinates import _slope, coordinates
+from signalprop.network.parametrization import Parametrization
+from signalprop.schemes import scheme
+
+IDS = np.random.default_rng(0).integers(3, 60, (4, 17))
+BATCH = Batch(tokens=IDS[:, :-1], targets=IDS[:, 1:])
+
+
+def tables(name: str, widths: tuple[int, ...] = (32, 64, 128), **options: Any) -> list[Parametrization]:
+    small = {"n_layers": 1, "vocab_size": 60, "seq_len": 16}
+    a = sp.Architecture.preset("gpt2", **small).replace(d_model=32, n_heads=2, d_head=16, d_ff=64)
+    return [scheme(name, **options)(a.replace(d_model=w)) for w in widths]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "optimizer", "flat"),
+    [
+        ("mup", {"base_width": 32}, "adamw", True), ("mup", {"base_width": 32}, "muon", True),
+        ("xavier", {}, "adamw", False), ("fixed", {}, "muon", False),
+    ],
+)  # fmt: skip
+def test_which_parametrizations_are_flat(name: str, options: dict[str, Any], optimizer: Any, flat: bool) -> None:
+    found = coordinates(tables(name, **options), optimizer=optimizer, steps=3, batch=BATCH)
+    assert found.ok is flat, found.table()
+    assert [c.name for c in found.probes] == [
+        "layer 0 attention", "layer 0 feed-forward", "stream after layer 0", "logits",
+    ]  # fmt: skip
+    if not flat:
+        assert max(c.slope for c in found.outside) > 0.4 and "outside" in found.table()
+
+
+def test_slopes_are_those_of_least_squares() -> None:
+    x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.1, 0.9, 2.2, 2.8])
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    assert _slope(x, y) == pytest.approx((slope, covariance[0, 0] ** 0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"widths": (32,)}, "expected two or more"), ({"widths": (32, 32)}, "expected two or more"),
+        ({"seeds": 1, "widths": (32, 64)}, "three networks"), ({"steps": 0}, "steps are 0"),
+        ({"lr": -1.0}, "lr -1"), ({"tolerance": 0.0}, "tolerance 0"), ({"lr": 1e30, "steps": 2}, "give a smaller lr="),
+    ],
+)  # fmt: skip
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    given = tables("xavier", options.pop("widths", (32, 64)))
+    with pytest.raises(InputError, match=message):
+        coordinates(given, batch=BATCH, **options)
+
+
+def test_the_command(tmp_path: Path, command: Command) -> None:
+    small = ["gpt2", "--layers", "1", "--widths", "64,128", "--seq-len", "8", "--vocab-size", "50", "--steps", "2"]
+    text = tmp_path / "a.txt"
+    text.write_text("the stream of a layer is what the layer before it wrote and what it adds " * 9)
+    small += ["--text", str(text)]
+    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
+    done = command("coordinates", *small, "--scheme", "xavier", "--tolerance", "0.1", *files)
+    assert done.status == 1 and "slopes are more than 0.1 from 0" in done.err and "slope" in done.out
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["widths"] == [64, 128] and found["ok"] is False and len(found["probes"]) == 4
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    assert command("coordinates", *small, "--scheme", "xavier", "--tolerance", "9").status == 0
+    for bad, message in ((["--widths", "64,x"], "is not a width"), (["--optimizer", "sophia"], "choose adamw")):
+        failed = command("coordinates", "gpt2", *bad)
+        assert failed.status == 2 and message in failed.err
