@@ -332,7 +332,7 @@ def main() -> None:
         else:
             new[name] = in_a_process(name)
             print(f"{i + 1}/{len(todo)} {name}: {summary(new[name])}", flush=True)
-        if i % 20 == 19 or i + 1 == len(todo):  # another run may have written meanwhile
+        if i % 10 == 9 or i + 1 == len(todo):  # another run may have written meanwhile
             models = {**(read_json(FILE)["models"] if Path(FILE).is_file() else {}), **new}
             stored["models"] = models = {name: models[name] for name in known if name in models}
             write_json(FILE, stored)

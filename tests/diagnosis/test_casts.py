@@ -16,7 +16,8 @@ from diagnosing import logits_of, mapping_of, text_batch, tiny
 from diagnosis.test_signal import streams
 from signalprop.diagnosis.casts import cast, casts, maps_of, ratio
 from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, SCALED, Format
-from signalprop.diagnosis.sensitivity import by_map
+from signalprop.diagnosis.result import Cast, Estimate, MapNoise
+from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.stream import loss
 from signalprop.errors import InputError
 
@@ -236,6 +237,28 @@ class TestByMap:
             assert item.noise == pytest.approx(float(noise.square().sum()) / signal, rel=1e-4)
             assert item.damage == pytest.approx(damage_of(model, item.layer, noise[0]), rel=1e-3)
         assert found.damages[0] == pytest.approx(sum(item.damage or 0.0 for item in found.maps[:4]))
+
+    def test_the_worst_are_left_out(self) -> None:
+        """Half of the damage, in at most a tenth of the maps; nothing where the damage is small."""
+        model = tiny("llama", 3)
+
+        def row(*damages: float) -> Cast:
+            names = list(maps_by_name(model))
+            items = [MapNoise(name=n, layer=0, noise=1.0, damage=d) for n, d in zip(names, damages, strict=True)]
+            nothing = Estimate(value=None)
+            return Cast(
+                format="nvfp4", of="both", scaled=True, loss=nothing, increase=nothing, maps=tuple(items)
+            )  # fmt: skip
+
+        (found,) = to_leave_out(model, [row(0.1, *[0.01] * 19, 0.3)])
+        assert list(found.reasons)[:2] == [list(maps_by_name(model))[20], "lm_head"]
+        assert found.reasons[list(maps_by_name(model))[20]] == "51 % of the damage, 0.3 nats per token"
+        assert to_leave_out(model, [row(*[1e-5] * 21)]) == ()
+        assert len(to_leave_out(model, [row(*[0.1] * 21)])[0].reasons) == 3 + 1  # a tenth of 21, and the head
+
+
+def maps_by_name(model: Any) -> dict[str, nn.Module]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
 
 
 def damage_of(model: Any, layer: int, noise: Tensor) -> float:

@@ -71,6 +71,25 @@ def test_lns_on_a_found_stream_is_what_the_paper_writes_down(batch: dict[str, Te
     assert type(model) is Layers
 
 
+class Shifted(nn.LayerNorm):
+    """Its gain is 1 + weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, x.shape[-1:]) * (1 + self.weight) + self.bias
+
+
+def test_norms_with_gains_of_two_sorts_are_not_folded(batch: dict[str, Tensor]) -> None:
+    model = Layers(Feed, 3)
+    parts: Any = model
+    parts.layers[1].norm = Shifted(WIDTH)
+    nn.init.normal_(parts.layers[1].norm.weight)
+    sp.apply(model, "lns", initialize=False, data=batch)
+    scaled = model(**batch)
+    with pytest.raises(sp.InputError, match=r"some of the model's norms have the gain weight, and some 1 \+ weight"):
+        sp.fold(model)
+    assert torch.equal(model(**batch), scaled)
+
+
 def test_what_needs_more_than_the_stream_is_refused_and_leaves_the_model(batch: dict[str, Tensor]) -> None:
     model = Layers(Feed, 3)
     before = model(**batch)

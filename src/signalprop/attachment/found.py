@@ -56,6 +56,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
         sublayers=items,
         final_norm=stacks[-1].final_norm,
         encoder_final_norm=stacks[0].final_norm if len(stacks) > 1 else None,
+        gains_differ=len(offsets) > 1,
         gain_offset=offsets.pop() if len(offsets) == 1 else 0.0,
         arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),

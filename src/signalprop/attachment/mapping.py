@@ -150,7 +150,7 @@ class Mapping:
         encoder_final_norm: the norm after the encoder of an encoder-decoder.
         embedding, head: the two ends; only `read_parametrization` needs them.
         shaping: how attentions are shaped; their numbers are with the sublayers.
-        gain_offset: added to every norm's weight to get its gain (1 in Gemma).
+        gain_offset: added to every norm's weight to get its gain (1 in Gemma). gains_differ: of some it is another.
         arguments: makes the keyword arguments of the model from a `signalprop.data.Batch`. Without it
             `measure` needs a dictionary of arguments.
         padding, decoder_padding: names of the forward arguments that hold 1 or True at real tokens, shape
@@ -169,6 +169,7 @@ class Mapping:
     head: HeadMap = HeadMap()
     shaping: Shaping = _UNSHAPED
     gain_offset: float = 0.0
+    gains_differ: bool = False
     arguments: Callable[[Any], Dictionary[str, Any]] | None = None
     padding: str = "attention_mask"
     padding_stride: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -104,9 +105,16 @@ def folded_error(before: Tensor, arguments: dict[str, Any], folder: Path) -> flo
     from signalprop.cli.loading import load_model
 
     model = load_model(folder, random_init=False, seed=0).to(before.device)
-    after = first_output(model, arguments)
-    error = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+    error = difference(before, first_output(model, arguments))
+    error = math.inf if error is None else error
     return refused_beyond(error, stored_type(model), "folded", "keep it unfolded")
+
+
+def difference(before: Tensor, after: Tensor) -> float | None:
+    """The largest difference over the largest value before; None where outputs are not finite."""
+    if not bool(after.isfinite().all()):
+        return None
+    return float((after.to(before.dtype) - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 
 def refused_beyond(error: float, stored: torch.dtype, how: str, instead: str) -> float:

@@ -85,7 +85,7 @@ def fit(
         "class_name": type(model).__name__,
         "read": read,
         **found.to_json(),
-        "error": difference(before, exact_logits(model, arguments)),
+        "error": checkpoints.difference(before, exact_logits(model, arguments)),
         "stored_error": None,
         "format_error": {"before": None, "after": None},
     }
@@ -96,7 +96,7 @@ def fit(
             del model
             gc.collect()
             again = load_model(folder, random_init=False, seed=0).double()
-            error = difference(before, exact_logits(again, arguments))
+            error = checkpoints.difference(before, exact_logits(again, arguments))
             instead = "try a smaller --margin, or a checkpoint in float32"
             result["stored_error"] = checkpoints.refused_beyond(
                 math.inf if error is None else error, stored, "fitted", instead
@@ -122,13 +122,6 @@ def _failure(found: Fit, result: dict[str, Any]) -> str | None:
     return None
 
 
-def difference(before: Tensor, after: Tensor) -> float | None:
-    """The largest difference over the largest value before; None where outputs are not finite."""
-    if not bool(after.isfinite().all()):
-        return None
-    return float((after.double() - before).abs().max() / before.abs().max().clamp_min(1e-30))
-
-
 def _in_format(source: Path, name: str, arguments: dict[str, Any], exact: Tensor) -> float | None:
     """How far outputs computed in a type are from the exact ones."""
     import torch
@@ -138,7 +131,7 @@ def _in_format(source: Path, name: str, arguments: dict[str, Any], exact: Tensor
     dtype = getattr(torch, name)
     model = load_model(source, random_init=False, seed=0).to(dtype)
     given = {key: x.to(dtype) if torch.is_floating_point(x) else x for key, x in arguments.items()}
-    return difference(exact, checkpoints.first_output(model, given))
+    return checkpoints.difference(exact, checkpoints.first_output(model, given))
 
 
 def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
@@ -168,6 +161,8 @@ def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
     if any(value is not None for value in result["format_error"].values()):
         was, now = (_relative(result["format_error"][when]) for when in ("before", "after"))
         facts.append((f"in {found.format}", f"outputs differ from those in float64 by {was} before, {now} after"))
+    for name, why in result["left_out"].get("reasons", {}).items():
+        facts.append(("leave unquantised", f"{name}: {why}"))
     facts.append(("read", result["read"]))
     if result["out"]:
         facts.append(("written", f"{result['out']}, for transformers"))

@@ -195,6 +195,20 @@ class Cast(Value):
         return out
 
 
+class LeftOut(Value):
+    """Linear maps to leave unquantised: the fewest that make half of a cast's damage, at most a tenth of all.
+
+    Attributes:
+        format, of: of the cast. reasons: by path in the model. runtimes: the list as each runtime takes it
+            (`signalprop.repair.left_out.TAKEN_BY`), with the head, and what vLLM computes together.
+    """
+
+    format: str
+    of: Literal["weights", "activations", "both"]
+    reasons: dict[str, str]
+    runtimes: dict[str, tuple[str, ...]]
+
+
 class Verdict(Value):
     """One finding in words.
 
@@ -221,7 +235,7 @@ class Diagnosis(Value, Document):
         loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
             task, where there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
-            out. casts: to few bits. verdicts: what follows. notes: what was left out, and why.
+            out. casts: to few bits. left_out: maps to spare. verdicts: what follows. notes: what was left out, and why.
         schema_: version of the JSON form.
     """
 
@@ -239,6 +253,7 @@ class Diagnosis(Value, Document):
     identity: Identity | None = None
     removal: Removal | None = None
     casts: tuple[Cast, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 

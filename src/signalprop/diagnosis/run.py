@@ -18,7 +18,7 @@ from signalprop.diagnosis.layers import has_modules
 from signalprop.diagnosis.number_formats import FORMATS
 from signalprop.diagnosis.removal import check_removal, estimate, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
-from signalprop.diagnosis.sensitivity import by_map
+from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
@@ -149,6 +149,7 @@ def diagnose(
         identity=near,
         removal=removed,
         casts=cast_rows,
+        left_out=to_leave_out(model, cast_rows),
         notes=tuple(notes),
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")

@@ -23,9 +23,12 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import cast
 from signalprop.diagnosis.layers import Positions, Progress, groups, layer_modules, sequences, stacks_of
 from signalprop.diagnosis.number_formats import Format
-from signalprop.diagnosis.result import Cast, MapNoise, number
+from signalprop.diagnosis.result import Cast, LeftOut, MapNoise, number, tuples
 from signalprop.hooks import Hooks, first_tensor
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
+from signalprop.repair.left_out import left_out
+
+LEAST_DAMAGE = 0.01  # nats per token
 
 
 class _Pass(NamedTuple):
@@ -83,6 +86,27 @@ def by_map(
         out.append(row.model_copy(update={"maps": tuple(found)}))
         if progress is not None:
             progress(len(out), len(rows))
+    return tuple(out)
+
+
+def to_leave_out(model: nn.Module, rows: Sequence[Cast]) -> tuple[LeftOut, ...]:
+    """Of every format whose cast is predicted to cost more than `LEAST_DAMAGE`: which maps to spare, the worst first.
+
+    Args:
+        rows: with `maps`; of a format the last is taken, which casts most.
+    """
+    out = []
+    for row in {row.format: row for row in rows}.values():
+        known = sorted(((item.damage, item.name) for item in row.maps if item.damage), reverse=True)
+        whole, held = sum(damage for damage, _ in known), 0.0
+        reasons: dict[str, str] = {}
+        for damage, name in known[: -(-len(row.maps) // 10)]:
+            if whole < LEAST_DAMAGE or held >= whole / 2:
+                break
+            held += damage
+            reasons[name] = f"{100 * damage / whole:.0f} % of the damage, {damage:.2g} nats per token"
+        if reasons:
+            out.append(LeftOut(format=row.format, of=row.of, **tuples(left_out(model, reasons))))
     return tuple(out)
 
 

@@ -25,6 +25,7 @@ from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.initialisation import plain
 from signalprop.repair.largest_activations import Place, inner_maps, largest, places_of
+from signalprop.repair.left_out import left_out
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
@@ -59,6 +60,8 @@ class Fit:
         gain_rounding: largest relative error of a changed gain 1 + weight (Gemma) where the format, or bfloat16 for
             those of 8 bits, holds the weight; 0 where gains are weights.
         activations: one per place.
+        left_out: linear maps to leave unquantised, with reasons and in the words of runtimes: see
+            `signalprop.repair.left_out`.
     """
 
     format: str
@@ -70,6 +73,7 @@ class Fit:
     matched: bool
     gain_rounding: float
     activations: tuple[Activation, ...]
+    left_out: dict[str, Any] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
@@ -160,7 +164,27 @@ def fit(
             Activation(place.where, place.what, *numbers)
             for place, *numbers in zip(places, before, predicted, after, strict=True)
         ),
+        left_out=left_out(attached.model, _reasons(attached, places, after, top)),
     )
+
+
+def _reasons(attached: Attached, places: Sequence[Place], after: Sequence[float], top: float) -> dict[str, str]:
+    """Of the maps at places beyond the format why: a map's own, and at norms and streams all of the sublayer."""
+    names = {id(module): name for name, module in attached.model.named_modules()}
+    maps = {row.label: [held.holder for held in row.weights.values()] for row in attached.rows}
+    head = attached.ends.head
+    ends = [] if head is None else [head.holder]
+    out: dict[str, str] = {}
+    for place, value in zip(places, after, strict=True):
+        if value <= top:
+            continue
+        at = maps.get(place.where, ends)
+        at = [place.site.module] if any(place.site.module is one for one in at) else at
+        for module in at:
+            if id(module) in names:
+                why = f"{place.what} reaches {value:.3g} (largest number {top:.5g}), and no weight can move it"
+                out.setdefault(names[id(module)], why)
+    return out
 
 
 def _refuse(attached: Attached) -> None:

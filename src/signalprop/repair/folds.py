@@ -300,6 +300,9 @@ class _Folding:
         for key, factors in self.factors.items():
             module = self.modules[key]
             offset = self.attached.mapping.gain_offset if key in norms else 0.0
+            if key in norms and self.attached.mapping.gains_differ and not _equal(factors.weight, 1.0):
+                where = self.where.get(key, type(module).__name__)
+                raise _refused(where, "some of the model's norms have the gain weight, and some 1 + weight")
             for name, factor, add in (("weight", factors.weight, offset), ("bias", factors.bias, 0.0)):
                 tensor = getattr(module, name, None)
                 if not isinstance(tensor, Tensor):

@@ -22,6 +22,8 @@ def diagnosis_text(d: Diagnosis) -> str:
         parts.append(removal_table(d))
     if d.casts:
         parts.append(cast_table(d))
+    if d.left_out:
+        parts.append(left_out_text(d))
     parts += [f"note: {line}" for line in d.notes]
     return "\n\n".join(part for part in parts if part)
 
@@ -141,6 +143,15 @@ def cast_rows(d: Diagnosis) -> Rows:
         )
     header = ["cast", "scale", "loss", "increase", "least signal / noise", "most damage at the logits"]
     return (header, rows) if any(row[-1] for row in rows) else (header[:-1], [row[:-1] for row in rows])
+
+
+def left_out_text(d: Diagnosis) -> str:
+    """Which maps to leave unquantised, and why; the runtimes' lists are in the JSON."""
+    parts = []
+    for item in d.left_out:
+        parts.append(f"leave unquantised ({item.format} {item.of}; lists for {', '.join(item.runtimes)} in --json):")
+        parts += [f"  {name}: {reason}" for name, reason in item.reasons.items()]
+    return "\n".join(parts)
 
 
 def _most_damage(cast: Cast) -> str:

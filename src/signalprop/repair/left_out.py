@@ -1,0 +1,67 @@
+"""Layers to leave unquantised, in the words of the runtimes that quantise: names of modules, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from signalprop.attachment.attached import is_transposed
+
+# What vLLM makes one map of: either all of these are left out or none.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# How each runtime takes its list.
+TAKEN_BY = {
+    "transformers": "FineGrainedFP8Config(modules_to_not_convert=...), BitsAndBytesConfig(llm_int8_skip_modules=...)",
+    "llm-compressor": "QuantizationModifier(ignore=...)",
+    "torchao": "quantize_(model, config, filter_fn=lambda m, name: isinstance(m, nn.Linear) and name not in ...)",
+    "onnxruntime": "quantize_static(..., nodes_to_exclude=...), nodes as torch.onnx.export(dynamo=False) names them",
+    "vllm": '"ignored_layers" in quantization_config of config.json',
+}
+
+
+def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
+    """The lists of `TAKEN_BY`, and the reason of every module; empty where there are no reasons.
+
+    A list that is given replaces the default of transformers and of llm-compressor, which spares the head: so it is in.
+
+    Args:
+        reasons: by path of a linear map in the model, in words.
+    """
+    if not reasons:
+        return {"reasons": {}, "runtimes": {}}
+    named = dict(model.named_modules())
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    ends = {name: "the head, which runtimes spare by themselves only without a list" for name, module in named.items()
+            if module is head and name not in reasons}  # fmt: skip
+    every = {**reasons, **ends}
+    plain = list(every)
+    return {
+        "reasons": every,
+        "runtimes": {
+            "transformers": plain,
+            "llm-compressor": plain,
+            "torchao": plain,
+            "onnxruntime": [f"{_scope(name)}/{'Gemm' if is_transposed(named[name]) else 'MatMul'}" for name in plain],
+            "vllm": sorted({one for name in plain for one in _together(name, named)}, key=_in_order(named)),
+        },
+    }
+
+
+def _scope(name: str) -> str:
+    """`model.layers.3.mlp` as the exporter has it: /model/layers.3/mlp."""
+    return "/" + re.sub(r"\.(?!\d+(\.|$))", "/", name)
+
+
+def _together(name: str, named: Mapping[str, nn.Module]) -> Iterable[str]:
+    """The map and those that vLLM computes with it."""
+    parent, _, last = name.rpartition(".")
+    group = next((names for names in _FUSED if last in names), (last,))
+    return [f"{parent}.{one}" if parent else one for one in group if (f"{parent}.{one}" if parent else one) in named]
+
+
+def _in_order(named: Mapping[str, nn.Module]) -> Any:
+    order = {name: k for k, name in enumerate(named)}
+    return order.__getitem__
