@@ -46,6 +46,7 @@ _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exi
 NOT_RUN = {
     ("README.md", "python3 -m venv"): _INSTALLS,
     ("README.md", "layer  stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
+    ("docs/questions.md", ""): "a record: python -m benchmarks.walk asks, and writes it",
     ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
     (
         "docs/reporting.md",
@@ -319,6 +320,7 @@ def test_the_demo_prints_what_the_readme_shows(
 WRITTEN = {
     "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
     "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
+    "questions",
 }  # fmt: skip
 
 
@@ -327,3 +329,13 @@ def test_there_are_at_most_thirty_pages_to_read() -> None:
     by_hand = [page for page in DOCS if Path(page).stem not in WRITTEN and not page.startswith("docs/results/")]
     assert len(by_hand) <= 30
     assert all((ROOT / "docs" / f"{name}.md").is_file() for name in WRITTEN)
+
+
+def test_a_question_takes_two_commands_at_most() -> None:
+    walk = import_module("benchmarks.walk")
+    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+    assert len(walk.QUESTIONS) == 5
+    for question in walk.QUESTIONS:
+        answered = text.partition(f"## {question.words}\n")[2].partition("\n## ")[0]
+        assert re.findall(r"`signalprop (.*?)`", answered) == list(question.commands)
+        assert len(question.commands) <= 2 and re.search(question.answer, answered, re.MULTILINE)

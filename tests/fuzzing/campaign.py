@@ -76,6 +76,7 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "fold": (1, []),
     "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50"]),
     "compare": (2, ["--layers", "1", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50", "--no-report"]),
+    "coordinates": (1, ["--layers", "1", "--widths", "16,32", "--seq-len", "8", "--vocab-size", "50", "--steps", "1"]),
     "verify": (1, ["--quick", "--component", "dropout"]),
     "reproduce": (1, ["--list"]),
     "nonsense": (1, []),

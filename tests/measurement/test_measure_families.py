@@ -25,7 +25,7 @@ from signalprop.schemes import scheme
 from .conftest import MODELS, VOCABULARY
 
 ALL = sorted(MODELS)
-ENCODER_DECODERS = ("T5Config", "MT5Config", "BartConfig", "WhisperConfig", "Speech2TextConfig")
+ENCODER_DECODERS = ("T5Config", "MT5Config", "BartConfig", "MBartConfig", "WhisperConfig", "Speech2TextConfig")
 
 
 def arguments_for(model: nn.Module, batch: int = 3, length: int = 11, seed: int = 1) -> dict[str, Any]:

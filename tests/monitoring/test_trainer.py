@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from monitored import VOCABULARY, gpt2, hooks, sequences
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import integration_utils
 
 import signalprop as sp
 from signalprop.errors import InputError
@@ -103,6 +105,37 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:
             (step, pytest.approx(numbers[name], rel=1e-6)) for step, numbers in found.items() if name in numbers
         ]
     assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9]
+
+
+class Logged(dict[int, dict[str, float]]):
+    """Stands in for a logger's package: what it was given, by step."""
+
+    @property
+    def run(self) -> SimpleNamespace:
+        return SimpleNamespace(summary={})
+
+    def log(self, metrics: dict[str, float]) -> None:
+        if "train/signal/outside" in metrics:
+            self[int(metrics["train/global_step"])] = metrics
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        if "signal/outside" in metrics:
+            self[step] = metrics
+
+
+@pytest.mark.parametrize("name", ["WandbCallback", "MLflowCallback"])
+def test_the_loggers_of_transformers_get_the_numbers(name: str, tmp_path: Path) -> None:
+    kind = getattr(integration_utils, name)
+    logger, seen = kind.__new__(kind), Logged()  # its __init__ wants the package
+    vars(logger).update(_wandb=seen, _ml_flow=seen, _initialized=True, _async_log=False, _auto_end_run=False)
+    logger.on_train_begin = logger.on_train_end = lambda *_, **__: None
+    watched = trainer(tmp_path, callbacks=[logger])
+    watched.add_callback(sp.SignalCallback(watched, every=5))
+    watched.train()
+    prefix = "train/" if name == "WandbCallback" else ""
+    for step, numbers in signals(watched).items():
+        assert {k: seen[step][prefix + k] for k in numbers} == numbers
+    assert list(seen) == [1, 5, 10]
 
 
 def test_a_step_that_is_logged_and_sampled_logs_its_loss(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Code World Model: Llama, with a window on three layers of four; as `seq_len`, an Architecture has its width.
+
+Its rotations are stretched for long contexts ("llama3"): an Architecture has the plain ones of the same base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import llama
+from signalprop.families.base import Config, rotary
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    windows = "sliding_attention" in (c.get("layer_types") or ("sliding_attention",))
+    base = {"rotary_base": rotary(c, "rope_theta", 1e6)}
+    return llama.fields({**c, "attention_bias": False, "use_sliding_window": windows}) | base
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="cwm",
+    defaults={
+        **llama.FAMILY.defaults, "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504,
+        "num_hidden_layers": 64, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "sliding_window": 8192,
+    },
+    fields=fields,
+    paths=llama.paths(replace(llama.ATTENTION, attention="")),  # some layers see only a window
+)  # fmt: skip
