@@ -15,7 +15,7 @@ from benchmarks.timing import compared, take_turns
 from signalprop.measurement import Probe
 from signalprop.results.profile import Profile
 
-LAYERS, ROUNDS = 12, 40
+LAYERS, ROUNDS = 12, 15
 
 TITLE = "Watching a compiled step"
 ABOUT = f"""
@@ -85,4 +85,4 @@ def measured() -> Iterator[str]:
     """The section of the page."""
     for title, checkpointing in (("### One graph", False), ("### With checkpointing", True)):
         torch.compiler.reset()
-        yield compared(title, take_turns(variants(checkpointing), ROUNDS, warm_up=3), "bare")
+        yield compared(title, take_turns(variants(checkpointing), ROUNDS, warm_up=1), "bare")

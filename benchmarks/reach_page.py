@@ -33,9 +33,9 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.reach` from `docs/reach.json`: do not edit. `python -m benchmarks.reach NAME` runs one
 model anew, `--page` only writes this page.
 
-Which models are read, and how far that is proved. Every config type of transformers {transformers} is built small
-(width 64, one layer of each kind, two at least, random weights; no download, no code from a hub) and run with PyTorch
-{torch}, in single precision.
+Which models are read, and how far that is proved. Config types of transformers {transformers} are built small (width
+64, one layer of each kind, two at least, random weights; no download, no code from a hub) and run with PyTorch
+{torch}, in single precision. Types that are not here were not tried yet: `python -m benchmarks.reach` tries them.
 
 * *by*: the family's row in the table, or the anatomy that was found in the model itself.
 * *layers*: how many, and of which `ModuleList`: of several stacks, the one with most parameters is measured.

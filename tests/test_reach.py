@@ -26,6 +26,8 @@ def test_the_file_says_what_the_project_promises() -> None:
     types = [record for name, record in STORED["models"].items() if name not in OTHERS]
     assert sum(record["ran"] for record in types) >= 150
     assert sum(map(right, types)) >= 130
+    assert sum("stream" in record.get("predicted", {}) for record in types) >= 190
+    assert sum("weights" in record.get("initialised", {}) for record in types) >= 180
     assert sum(exact(record, "lns") or exact(record, "layerscale") for record in types) >= 100
 
 

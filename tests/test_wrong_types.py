@@ -101,7 +101,9 @@ def test_a_wrong_type_is_refused_by_name(name: str, function: Callable[..., Any]
             if (other != key and parameter.default is not parameter.empty) or parameter.kind is parameter.VAR_KEYWORD:
                 continue
             given = value if other == key else good(str(parameter.annotation))
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL) or "names" in parameters:
+            before_others = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+            by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+            if by_place or (before_others and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
                 positional.append(given)
             else:
                 named[other] = given

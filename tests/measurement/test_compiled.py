@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import watched_processes
 from applied import MODELS, arguments_of, batch_of, vanilla
 from own_model import OwnGPT
 from signalprop.errors import InputError
@@ -102,12 +107,13 @@ def test_one_graph_the_same_training_and_the_numbers_of_hooks(kind: type[OwnGPT]
             )
             with torch.no_grad():
                 watched(IDS)  # is not part of the step
+            assert torch.equal(step(twin, parts=2), loss)  # another model of its class
             profile = probe.profile()
             assert (profile is None) == (k % 2 == 1)
             if profile is not None:
                 same_numbers(profile, expected)  # of both halves together
                 assert any("2 times" in note and "all passes" in note for note in profile.notes)
-        assert backend.graphs == 3  # one with taps, one for the steps in between
+        assert backend.graphs == 4  # one with taps, one for the steps in between; the other's own, again
     assert not [name for module in watched.modules() for name in vars(module) if name.startswith("_signalprop")]
 
 
@@ -175,3 +181,43 @@ def test_what_cannot_be_inside_the_graph_is_said(caplog: pytest.LogCaptureFixtur
     with pytest.raises(InputError, match=r"no module forms the sum.*leave the groups out"):
         Probe(model, data_group=object())
     assert "compiled code ran uncompiled" in measure(torch.compile(own()), {"ids": IDS}, loss=torch.Tensor.sum).notes
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two processes found, by the way that they train together."""
+    folder = tmp_path_factory.mktemp("processes")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", watched_processes.__file__]
+    running = [
+        subprocess.Popen([*command, str(rank), "2", str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=600)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["ddp", "fsdp", "tp", "tokens"])
+def test_processes_together_find_what_one_finds(processes: dict[str, Any], route: str) -> None:
+    model = watched_processes.own(watched_processes.Tokenwise if route == "tokens" else OwnGPT)
+    expected = watched_processes.profiled(model, model, watched_processes.IDS)
+    same_numbers(Profile.from_json(processes[route]), Profile.from_json(expected), rel=5e-6)
+
+
+@pytest.mark.slow
+def test_every_stage_of_a_pipeline_finds_its_own_layer(processes: dict[str, Any]) -> None:
+    model = watched_processes.own()
+    whole = Profile.from_json(watched_processes.profiled(model, model, watched_processes.IDS))
+    for rank, data in enumerate(processes["stages"]):
+        stage, rows = Profile.from_json(data), slice(2 * rank, 2 * rank + 2)
+        assert stage.gradient is not None and whole.gradient is not None
+        for point in ("stream_in", "branch", "stream_out"):
+            np.testing.assert_allclose(stage.forward[point].variance, whole.forward[point].variance[rows], rtol=5e-6)
+            own, other = stage.gradient[point].variance, whole.gradient[point].variance[rows]
+            np.testing.assert_allclose(own * stage.gradient_scale, other * whole.gradient_scale, rtol=5e-6)

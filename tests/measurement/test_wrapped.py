@@ -21,6 +21,7 @@ from signalprop.errors import InputError
 from signalprop.measurement import Probe, measure
 from signalprop.monitoring import SignalMonitor
 from signalprop.repair import apply, check
+from signalprop.streams.found import anatomy
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*fan_in_fan_out:UserWarning")  # peft's
 
@@ -116,3 +117,49 @@ def test_the_module_inside_is_measured(wrap: Callable[[nn.Module], nn.Module]) -
     wrapped, batch = wrap(model), batch_for(model)
     assert type(unwrapped(wrapped)) is type(model)
     assert worst(measure(wrapped, batch), measure(model, batch)) == 0
+
+
+def offloaded(model: nn.Module, folder: Any) -> nn.Module:
+    accelerate = pytest.importorskip("accelerate")
+    inside: nn.Module = copy.deepcopy(model)
+    if folder is None:
+        made: nn.Module = accelerate.cpu_offload(inside, execution_device=torch.device("cpu"))
+    else:
+        made = accelerate.disk_offload(inside, folder, execution_device=torch.device("cpu"))
+    assert all(p.is_meta for p in made.parameters())
+    return made
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_weights_that_device_map_keeps_elsewhere(where: str, tmp_path: Any) -> None:
+    model = vanilla("llama", 2).eval()
+    wrapped, batch = offloaded(model, tmp_path if where == "disk" else None), batch_for(model)
+    mine, theirs = (measure(each, batch, backward=False) for each in (wrapped, model))
+    assert np.array_equal(mine.forward["stream_out"].variance, theirs.forward["stream_out"].variance)
+    assert np.array_equal(mine.forward["branch"].variance, theirs.forward["branch"].variance)
+    assert anatomy(wrapped).proved
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantize:UserWarning")
+def test_dynamic_int8_is_measured_forward_and_has_no_gradient() -> None:
+    model = vanilla("llama", 2).eval()
+    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    batch = batch_for(model)
+    seen: list[float] = []
+    for layer in quantised.model.layers:
+        layer.register_forward_hook(lambda _, __, out: seen.append(float(out.double().var(correction=0))))
+    mine = measure(quantised, batch, backward=False).forward["stream_out"].variance
+    np.testing.assert_allclose(mine[1::2], seen[:2], rtol=1e-6)
+    with pytest.raises(InputError, match=r"give backward=False .*q_proj is quantised to integers, so no gradient"):
+        measure(quantised, batch)
+    found = diagnose(quantised, [batch])
+    assert found.identity is None and all(layer.gradient is None for layer in found.signal)
+    assert any("q_proj is quantised to integers" in note for note in found.notes)
+
+
+def test_packed_integers_are_not_read_as_weights() -> None:
+    model = vanilla("llama", 2).eval()
+    layer: Any = model.get_submodule("model.layers.0.mlp.up_proj")
+    layer.weight = nn.Parameter(layer.weight.detach().mul(1000).to(torch.int8), requires_grad=False)
+    with pytest.raises(InputError, match="a Linear holds packed integers; read the model before it is quantised"):
+        read_parametrization(model)

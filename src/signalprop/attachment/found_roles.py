@@ -18,6 +18,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.streams.anatomy import Branch, Stack
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
+from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
 from signalprop.streams.replay import Replayed
 from signalprop.streams.roles import prove_roles
@@ -43,7 +44,7 @@ def mapping_with_roles(model: nn.Module, arguments: Dictionary[str, Any] | None 
     branches = [branch for stack in stacks for branch in stack.branches]
     labels = [f"{layer.path} {b.sort.replace('_', '-')}" for s in stacks for layer in s.layers for b in layer.branches]
     _refuse(model, found, stacks, labels)
-    device = next(model.parameters()).device
+    device = device_of(model)
     given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
     with as_it_was(model):
         proof = prove_roles(model, given, stacks, found.norms)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.streams.placement import device_of
+
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside wrappers: of torch.compile, DataParallel, DistributedDataParallel, PEFT.
@@ -69,6 +71,14 @@ def with_adapters_merged(module: Any) -> Any:
     return merged.get_base_layer()
 
 
+def without_gradient(model: nn.Module) -> str:
+    """The path of a layer that PyTorch has quantised, through which no gradient goes; '' where there is none."""
+    return next(
+        (name for name, module in model.named_modules() if type(module).__module__.startswith("torch.ao.nn.quantized")),
+        "",
+    )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode; afterwards every module is in the mode it was in."""
@@ -83,7 +93,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
     """The arguments that are not None, on the model's device."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     with torch.inference_mode(False):  # a tensor of inference mode takes no part in a backward pass, its copy does
         usable = {k: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for k, v in arguments.items()}
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in usable.items() if v is not None}

@@ -140,7 +140,10 @@ def numbers_of(owner: Any) -> Tensor | None:
     if not isinstance(found, Tensor):
         return None
     found = found.full_tensor() if hasattr(found, "full_tensor") else found
-    return found.dequantize() if found.is_quantized else found
+    found = found.dequantize() if found.is_quantized or type(found).__module__.startswith("torchao.") else found
+    if not found.is_floating_point():
+        raise InputError(f"a {type(owner).__name__} holds packed integers; read the model before it is quantised")
+    return found
 
 
 def rms(tensor: Tensor, where: str) -> float:

@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import evaluating, unwrapped
+from signalprop.attachment.live_model import evaluating, unwrapped, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import Of, casts
@@ -78,9 +78,13 @@ def diagnose(
         return None if progress is None else lambda done, total: progress(section, done, total)
 
     notes: list[str] = []
+    if blocked := without_gradient(model):
+        notes.append(f"no gradients and no distances from the identity: {blocked} is quantised to integers")
+        jacobian_sequences = 0
     with evaluating(model):
         signal = observe(
-            model, held, mapping, skip_first=skip_first, gradient_sequences=min(_BACKWARD_SEQUENCES, n),
+            model, held, mapping, skip_first=skip_first,
+            gradient_sequences=0 if blocked else min(_BACKWARD_SEQUENCES, n),
             progress=step("signal"), total=len(held),
         )  # fmt: skip
         finite = all(item.finite for item in signal)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach
-from signalprop.attachment.live_model import placed
+from signalprop.attachment.live_model import placed, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, default_batch, shortened
@@ -27,6 +27,7 @@ from signalprop.hooks import is_compiled
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
+from signalprop.streams.placement import without_numbers
 from signalprop.watching.first_positions import FIRST, MASSIVE, FirstPositions
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
@@ -80,6 +81,10 @@ def measure(
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
+    if backward and (layer := without_gradient(model)):
+        raise InputError(
+            f"give backward=False (--no-gradient): {layer} is quantised to integers, so no gradient goes through it"
+        )
     if batch is None:
         batch = default_batch(shortened(attached.mapping.architecture))
     arguments = arguments_of(model, attached.mapping, batch)
@@ -169,7 +174,7 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
     mask = arguments.get(mapping.padding)
     if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.any():
         raise InputError(f"{mapping.padding} is zero everywhere, so there is no token to measure; expected 1 at tokens")
-    if next((p.is_meta for p in model.parameters()), False):
+    if without_numbers(model):
         raise InputError(
             "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
         )

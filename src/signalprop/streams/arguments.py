@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
+from signalprop.streams.placement import device_of
 
 TOKENS = 7  # a number that few dimensions of a model have
 
@@ -27,7 +28,7 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
             f"give arguments=, the keyword arguments of the model's forward: what {type(model).__name__} reads could "
             "not be told from it"
         )
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return {
         name: value.to(device, dtype if value.is_floating_point() else None) if isinstance(value, Tensor) else value

@@ -17,6 +17,7 @@ from signalprop.files.validation import typed
 from signalprop.streams.anatomy import Finder, Stack
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.picture import picture
+from signalprop.streams.placement import device_of, without_numbers
 from signalprop.streams.proof import Norm, prove
 from signalprop.streams.tape import record
 
@@ -95,9 +96,9 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
         InputError: the model does not run on them, or no residual stream was found.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
-    numbers = not any(p.is_meta for p in model.parameters())
+    numbers = not without_numbers(model)
     if numbers:
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
     with as_it_was(model):
         try:

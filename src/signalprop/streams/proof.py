@@ -130,6 +130,8 @@ def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> N
     module, wide, given = model.get_submodule(path), x.double(), y.double()
     own = epsilon(module)
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if any(isinstance(held, Tensor) and held.is_meta for held in (weight, bias)):
+        return Norm(path, "unknown", None, None)  # fetched only while it runs
     if any(isinstance(held, Tensor) and held.shape != x.shape[-held.ndim :] for held in (weight, bias)):
         return Norm(path, "unknown", None, None)  # over channels that are not last
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +191,7 @@ class Taps:
         self._sums: dict[torch.device, Tensor] = {}
         self._places: list[tuple[torch.device, int]] = []
         self._leaves: list[Tensor] = []
+        self._settings = ExitStack()
 
     @property
     def placed(self) -> bool:
@@ -203,6 +205,7 @@ class Taps:
         attached = self.attached
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
+        self._settings = _guarding_hooks()
         devices = [_device(site.module, attached.model) for site in attached.plan.sites]
         self._places = [(device, devices[:i].count(device)) for i, device in enumerate(devices)]
         self._sums = {device: torch.zeros(devices.count(device), 2, _SUMS, device=device) for device in devices}
@@ -230,6 +233,7 @@ class Taps:
             handle.remove()
         self._handles.clear()
         self._leaves.clear()
+        self._settings.close()
         for module in self.attached.model.modules():
             for name in [name for name in vars(module) if name.startswith("_signalprop_")]:
                 del vars(module)[name]
@@ -349,6 +353,17 @@ def _spots(attached: Attached) -> Iterator[tuple[nn.Module, str, int]]:
             yield last[key], "output", site.stack
         else:
             yield site.module, site.side, site.stack
+
+
+def _guarding_hooks() -> ExitStack:
+    """Until it is closed Dynamo tells a module with taps from one without, where both are of one class."""
+    import torch._dynamo.config as settings
+
+    stack = ExitStack()
+    if hasattr(settings, "skip_nnmodule_hook_guards"):
+        stack.callback(setattr, settings, "skip_nnmodule_hook_guards", settings.skip_nnmodule_hook_guards)
+        settings.skip_nnmodule_hook_guards = False
+    return stack
 
 
 def _device(module: nn.Module, model: nn.Module) -> torch.device:

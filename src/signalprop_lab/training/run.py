@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from signalprop.errors import InputError
-from signalprop.files.storage import make_folder, read_json, write_json, write_text, written_whole
+from signalprop.files.storage import make_folder, read_json, read_text, write_json, write_text, written_whole
 from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
@@ -508,8 +508,8 @@ def _revision() -> str | None:
 
 def _processor() -> str:
     """The processor's own name, where the system tells it."""
-    with suppress(OSError, UnicodeDecodeError):
-        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+    with suppress(InputError):
+        for line in read_text("/proc/cpuinfo").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
