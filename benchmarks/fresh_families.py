@@ -47,9 +47,7 @@ def configuration(family: str) -> Any:
     from transformers import AutoConfig
 
     config: Any = AutoConfig.for_model(family)
-    values: dict[str, Any] = {
-        name: value for listed, value in SIZES for name in listed.split() if vars(config).get(name)
-    }
+    values: dict[str, Any] = {name: value for listed, value in SIZES for name in listed.split() if name in vars(config)}
     if "word_embed_proj_dim" in values:
         values["word_embed_proj_dim"] = WIDTH
     values |= {name: 0.0 for name, value in vars(config).items() if "drop" in name and isinstance(value, float)}
