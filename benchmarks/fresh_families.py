@@ -1,0 +1,145 @@
+"""Predicted against measured signals of transformers' own models as it initialises them: writes docs/fresh-families.md.
+
+    python -m benchmarks.fresh_families             # all text families; `NAME ...` measures some anew
+    python -m benchmarks.fresh_families --page      # only the page, from docs/fresh-families.json
+
+A prediction reads the configuration alone (scheme `huggingface`); the models are built by transformers, which draws
+their weights by its own `_init_weights`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import signalprop as sp
+from benchmarks.small_models import model_classes
+from signalprop.data.batches import default_batch
+from signalprop.errors import InputError
+from signalprop.families import find, names
+from signalprop.files.storage import read_json, write_json, write_text
+
+RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
+LAYERS, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 256, 128, 2000, 4
+SIZES = (
+    ("hidden_size d_model n_embd", WIDTH),
+    ("num_hidden_layers n_layer encoder_layers decoder_layers num_layers num_decoder_layers", LAYERS),
+    ("num_attention_heads n_head encoder_attention_heads decoder_attention_heads num_heads", 4),
+    ("num_key_value_heads", 2),
+    ("head_dim d_kv query_pre_attn_scalar", 64),
+    ("intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff ffn_hidden_size word_embed_proj_dim", 3 * WIDTH),
+    ("max_position_embeddings n_positions", TOKENS + 2),
+    ("vocab_size", VOCABULARY),
+    ("sliding_window", 2 * TOKENS),
+)
+# what is written about a row that misses, and the columns: quantity, heading, largest median error
+BOUNDS = (
+    ("forward variance", "stream variance", 0.05),
+    ("forward token correlation", "token correlation", 0.03),
+    ("gradient variance", "gradient variance", 0.10),
+)
+
+
+def configuration(family: str) -> Any:
+    """transformers' configuration of a family, small and without dropout."""
+    from transformers import AutoConfig
+
+    config: Any = AutoConfig.for_model(family)
+    values: dict[str, Any] = {
+        name: value for listed, value in SIZES for name in listed.split() if vars(config).get(name)
+    }
+    if "word_embed_proj_dim" in values:
+        values["word_embed_proj_dim"] = WIDTH
+    values |= {name: 0.0 for name, value in vars(config).items() if "drop" in name and isinstance(value, float)}
+    small = {
+        name: i for i, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if hasattr(config, name)
+    }
+    made: Any = type(config)
+    return made(**values, **small, decoder_start_token_id=2)
+
+
+def measured(family: str) -> dict[str, Any]:
+    """The agreement of one family: errors by quantity."""
+    import torch
+
+    began = time.monotonic()
+    config = configuration(family)
+    model_class = model_classes(family, config)[0]
+    profiles = []
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        model = model_class(config).eval()
+        if not seed:
+            architecture = sp.Architecture.from_hf(model).replace(seq_len=TOKENS)
+            if architecture.kind == "encoder-decoder":
+                architecture = architecture.replace(target_len=TOKENS)
+            batch = default_batch(architecture, batch_size=2)
+        profiles.append(sp.measure(model, batch))
+    table = sp.scheme("huggingface")(architecture)
+    predicted = sp.predict(table, batch.statistics(architecture))
+    found = {a.quantity: vars(a) for a in sp.compare(predicted, sp.average(profiles)).agreements}
+    keep = ("median", "signed", "standard_error", "z")
+    errors = {name: {key: found[name][key] for key in keep} for name, _, _ in BOUNDS if name in found}
+    print(
+        f"{family}: {time.monotonic() - began:.0f} s", {n: round(e["median"], 4) for n, e in errors.items()}, flush=True
+    )
+    return {"class": model_class.__name__, "errors": errors}
+
+
+def page(record: dict[str, Any]) -> str:
+    """The page."""
+    rows = []
+    for family, found in sorted(record["families"].items()):
+        if "refused" in found:
+            rows.append(f"| {family} | – | – | – | {found['refused']} |")
+            continue
+        cells, over = [], []
+        for name, heading, bound in BOUNDS:
+            e = found["errors"].get(name)
+            if e is None:
+                cells.append("–")
+                continue
+            z = "–" if e["z"] is None else f"{e['z']:.1f}"
+            cells.append(f"{100 * e['median']:.1f} ({100 * e['signed']:+.1f}; {z})")
+            over += [heading] if e["median"] > bound else []
+        rows.append(f"| {family} | {' | '.join(cells)} | {'beyond: ' + ', '.join(over) if over else ''} |")
+    within = sum(row.endswith("|  |") for row in rows)
+    return "\n".join([
+        "# Fresh models of transformers", "",
+        "Written by `python -m benchmarks.fresh_families` from `docs/fresh-families.json`: do not edit.", "",
+        f"Predictions from a configuration alone (scheme `huggingface`) against {SEEDS} models that transformers",
+        f"{record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
+        f"{TOKENS} tokens of real text, two sequences, no dropout. Median error over the sublayers in percent (signed",
+        "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
+        "Token correlations: difference over max(|r|, 0.1).",
+        "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",
+        f"named: {within} of {len(rows)} families are within all three.", "",
+        "| family | " + " | ".join(heading for _, heading, _ in BOUNDS) + " | |", "| --- | --- | --- | --- | --- |",
+        *rows, "",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    import transformers
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--page", action="store_true")
+    given = parser.parse_args()
+    record = read_json(RECORD) if RECORD.exists() else {"families": {}}
+    if not given.page:
+        record["transformers"] = transformers.__version__
+        text = [name for name in names() if (found := find(name)) and not found.hears and found.head == "lm"]
+        for family in given.families or text:
+            try:
+                record["families"][family] = measured(family)
+            except InputError as refusal:
+                record["families"][family] = {"refused": str(refusal)}
+            write_json(RECORD, record)
+    write_text(PAGE, page(record))
+
+
+if __name__ == "__main__":
+    main()
