@@ -41,7 +41,7 @@ Which models are read, and how far that is proved. Config types of transformers 
 * *layers*: how many, and of which `ModuleList`: of several stacks, the one with most parameters is measured.
 * *measured*: largest relative difference between the stream's variance by `signalprop.measure` and by plain PyTorch
   hooks (on the layers, and on the norms within them), which know nothing of signalprop. Up to {right:.0e} is right.
-  It differs where a layer begins with a norm on the stream (MiniMax, Grounding DINO): `stream_in` is what leaves that
+  It differs where a layer begins with a norm on the stream (MiniMax, RWKV, Grounding DINO): `stream_in` leaves that
   norm, and is added to; hooks on the layer see what enters it.
 * *gradient*: the same for the gradient of a random projection of the output, at the layers.
 * *lns*, *layerscale*: the scheme applied to the model as it is, then folded into plain weights: largest difference of
