@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
 
 from signalprop.cli import all_commands, command_line, run
@@ -69,6 +70,19 @@ def result_of(arguments: list[str]) -> Any:
 
 def test_the_interface_is_as_it_was() -> None:
     assert interface() == json.loads(SNAPSHOT.read_text())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["coordinates", "tgs", "--layers", "1", "--widths", "16,32"],
+        ["reproduce", "tgs-fig1"],
+        ["measure", "tgs", *TINY, "--vocab-size", "50"],
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--device", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def coordinates(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks of each width.")] = 2,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
@@ -54,6 +55,7 @@ def coordinates(
     changed = opt.changes(assignments, layers=layers, seq_len=seq_len, vocab_size=vocab_size)
     tables = [opt.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
     require("torch", "models")
+    place = opt.usable(device)
     from signalprop.data.batches import default_batch
     from signalprop.monitoring.coordinates import coordinates as checked
 
@@ -61,7 +63,7 @@ def coordinates(
     with output.progress("training") as step:
         found = checked(
             tables, optimizer=known, lr=lr, steps=steps, seeds=seeds, seed=seed, batch=batch,
-            tolerance=tolerance, progress=step,
+            tolerance=tolerance, device=place, progress=step,
         )  # fmt: skip
 
     def draw() -> None:

@@ -39,6 +39,7 @@ def fit(
     seq_len: opt.SeqLen = None,
     batch_size: opt.BatchSize = 4,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice of text.")] = 0,
+    device: opt.Device = "cpu",
     mapping: opt.MappingFile = None,
     always: Annotated[bool, typer.Option("--always", help="Write the checkpoint even where the model fits.")] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="Print every place, not the largest of each kind.")] = False,
@@ -69,10 +70,11 @@ def fit(
 
     if form not in FORMATS:
         raise InputError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
+    place = opt.usable(device)
     quiet()
     model = load_model(directory, random_init=False, seed=0)
     stored = checkpoints.stored_type(model)
-    model.double()
+    model.double().to(place)
     changed = {} if seq_len is None else {"seq_len": seq_len}
     given = mapping_of_file(model, mapping)
     batch, read = model_batch(architecture_of(model, changed, 128, given), directory, text, batch_size, seed)
@@ -95,7 +97,7 @@ def fit(
             checkpoints.copy_companions(directory, folder)
             del model
             gc.collect()
-            again = load_model(folder, random_init=False, seed=0).double()
+            again = load_model(folder, random_init=False, seed=0).double().to(place)
             error = checkpoints.difference(before, exact_logits(again, arguments))
             instead = "try a smaller --margin, or a checkpoint in float32"
             result["stored_error"] = checkpoints.refused_beyond(
@@ -129,7 +131,7 @@ def _in_format(source: Path, name: str, arguments: dict[str, Any], exact: Tensor
     from signalprop.cli.loading import load_model
 
     dtype = getattr(torch, name)
-    model = load_model(source, random_init=False, seed=0).to(dtype)
+    model = load_model(source, random_init=False, seed=0).to(dtype).to(exact.device)
     given = {key: x.to(dtype) if torch.is_floating_point(x) else x for key, x in arguments.items()}
     return checkpoints.difference(exact, checkpoints.first_output(model, given))
 

@@ -124,6 +124,7 @@ def coordinates(
     batch: Batch | None = None,
     batch_size: int = 4,
     tolerance: float = 0.25,
+    device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> Coordinates:
     """Build networks of several widths, train each for a few steps on one batch, and fit the changes' slopes.
@@ -136,7 +137,8 @@ def coordinates(
             learning rate of 1e-3); sgd. lr: default 1e-3, 0.02 and 0.1.
         steps: of training. seeds: networks per width; seed: of the first, and of the batch.
         batch: what is trained on; default: `batch_size` sequences of the embedded text, of 64 tokens at most.
-        tolerance: see `Coordinates`. progress: called with the networks that are done, and all of them.
+        tolerance: see `Coordinates`. device: where the networks are trained.
+        progress: called with the networks that are done, and all of them.
 
     Raises:
         InputError: fewer than two widths or three networks, tables of several depths, numbers out of range, no loss,
@@ -158,7 +160,7 @@ def coordinates(
     for i, p in enumerate(tables):
         found.append([])
         for k in range(seeds):
-            found[-1].append(_changes(p, batch, optimizer, rate, steps, seed + k))
+            found[-1].append(_changes(p, batch, optimizer, rate, steps, seed + k, device))
             if progress is not None:
                 progress(i * seeds + k + 1, len(tables) * seeds)
     probes = []
@@ -172,9 +174,11 @@ def coordinates(
     return Coordinates(tables[0].scheme, optimizer, rate, steps, seeds, widths, tolerance, tuple(probes))
 
 
-def _changes(p: Parametrization, batch: Batch, optimizer: Optimizer, lr: float, steps: int, seed: int) -> Any:
+def _changes(
+    p: Parametrization, batch: Batch, optimizer: Optimizer, lr: float, steps: int, seed: int, device: str
+) -> Any:
     """Root mean square of the change of every probe of one network."""
-    model = build(p, seed=seed).eval()
+    model = build(p, seed=seed).eval().to(device)
     arguments = arguments_of(model, attach(model).mapping, batch)
     before = _probes(model, arguments)
     steppers = _steppers(model, optimizer, lr)

@@ -39,6 +39,7 @@ def reproduce(
         Path | None, typer.Option("--out", metavar="DIR", help="Write a picture and JSON of each into a directory.")
     ] = None,
     seed: opt.Seed = 0,
+    device: opt.Device = "cpu",
     json_file: opt.Json = None,
 ) -> None:
     """Reproduce the papers' figures and tables: their numbers beside ours, and a verdict.
@@ -72,7 +73,8 @@ def reproduce(
             lambda: output.echo(_listing(rows)),
         )
         return
-    settings = Settings(scale=scale, seed=seed, checkpoint=checkpoint)
+    place = "cpu" if device == "cpu" else opt.usable(device)  # many rows need no PyTorch
+    settings = Settings(scale=scale, seed=seed, checkpoint=checkpoint, device=place)
     if len(rows) == 1 and rows[0].checkpoint and checkpoint is None:
         raise InputError(f"{rows[0].id}: {rows[0].missing}")
     if out is not None:

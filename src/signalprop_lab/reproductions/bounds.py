@@ -46,7 +46,10 @@ def lemmas(settings: Settings) -> Findings:
     for number, (name, p) in enumerate(tables.items()):
         runs = []
         for k in range(_NETWORKS):
-            runs.append(simulate(p, inputs, n_seeds=1, seed=settings.seed + k, batch_size=1, backward=False))
+            drawn = settings.seed + k
+            runs.append(
+                simulate(p, inputs, n_seeds=1, seed=drawn, batch_size=1, backward=False, device=settings.device)
+            )
             settings.progress(number * _NETWORKS + k + 1, 2 * _NETWORKS)
         out = average(runs).forward["stream_out"]
         assert out.variance_se is not None

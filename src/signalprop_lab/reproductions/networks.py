@@ -92,7 +92,7 @@ def both(network: Network, settings: Settings, done: int = 0, total: int = 1) ->
     data = _batch(network.architecture, network.seed)
     inputs = network.inputs or data.statistics(network.architecture)
     predicted = predict(p, inputs, backward=network.backward)
-    key = (replace(network, change=None), repr(p.to_json()) if network.change else "")
+    key = (replace(network, change=None), repr(p.to_json()) if network.change else "", settings.device)
     if key not in _KNOWN:
         given: dict[str, Any] = {"batch": data} if network.inputs is None else {"inputs": network.inputs}
         threads = torch.get_num_threads()
@@ -111,6 +111,7 @@ def both(network: Network, settings: Settings, done: int = 0, total: int = 1) ->
                     seed=network.seed + number,
                     backward=network.backward,
                     batch_size=1,
+                    device=settings.device,
                     progress=step,
                     **given,
                 )

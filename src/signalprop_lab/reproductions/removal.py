@@ -28,6 +28,7 @@ def figure_2(settings: Settings) -> Findings:
     if settings.checkpoint is None:
         raise InputError("COD figure 2 needs a trained checkpoint: --checkpoint DIR or FILE.gguf")
     loaded = load(settings.checkpoint)
+    loaded.model.to(settings.device)
     mapping = mapping_for(loaded.model, None)
     a = mapping.architecture
     n = len(mapping.layers)

@@ -31,12 +31,13 @@ class Settings:
     Attributes:
         scale: `small` takes seconds to a minute on two cores, `paper` the shapes of the paper where they are larger.
         seed: of weights and data. checkpoint: a trained model, for the rows that need one.
-        progress: called with (steps done, all of them).
+        device: where networks are simulated. progress: called with (steps done, all of them).
     """
 
     scale: Scale = "small"
     seed: int = 0
     checkpoint: str | None = None
+    device: str = "cpu"
     progress: Progress = field(default=lambda done, total: None, repr=False, compare=False)
 
     def pick(self, small: Any, paper: Any) -> Any:
