@@ -203,8 +203,12 @@ def applied(model: nn.Module, inputs: dict[str, Any], scheme: str, norms: dict[s
 
 def scaled_norms(model: nn.Module, norms: dict[str, int]) -> nn.Module:
     """LNS by hand: what the norms of layer l (from 1) give is divided by sqrt(l)."""
+
+    def scaled(out: Any, factor: float) -> Any:
+        return type(out)(scaled(x, factor) for x in out) if isinstance(out, tuple) else out * factor
+
     for name, layer in norms.items():
-        model.get_submodule(name).register_forward_hook(lambda _, __, out, f=(layer + 1) ** -0.5: out * f)
+        model.get_submodule(name).register_forward_hook(lambda _, __, out, f=(layer + 1) ** -0.5: scaled(out, f))
     return model
 
 

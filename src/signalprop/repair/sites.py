@@ -104,7 +104,8 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
         _check_reading(tiny_pass, row, readers[i], stream)
         norm = norms[i]
         if row.placement == "post":
-            assert norm is not None
+            if norm is None:
+                raise InputError(f"{where}: a norm on the stream follows, and which module it is is not known")
             total, free = _only(tiny_pass.inputs, norm, f"{where}: its norm", tiny_pass), True
         elif sites.stream_out[i] >= 0:
             total, free = at(sites.stream_out[i]) * item.units[2], False
@@ -157,6 +158,9 @@ def _check_reading(tiny_pass: TinyPass, row: AttachedRow, readers: Sequence[nn.M
 def _check_sum(total: Tensor, terms: list[tuple[Any, Tensor]], where: str, *, free: bool) -> None:
     """total = sum of factor * tensor, to rounding; `free`: up to a factor, where a norm reads the total."""
     wide = [_wide(factor) * like(tensor, total).double() for factor, tensor in terms]
+    if {term.shape for term in wide} != {total.shape}:
+        shapes = ", ".join(str(tuple(term.shape)) for term in (*wide, total))
+        raise InputError(f"{where}: stream, branch and their sum have different shapes ({shapes}); expected one")
     expected, actual = torch.stack(wide).sum(0), total.double()
     if free:
         expected = expected * (expected * actual).sum() / (expected * expected).sum().clamp_min(1e-300)
