@@ -55,6 +55,7 @@ NOT_RUN = {
     ("docs/install.md", "pip install"): _INSTALLS,
     ("docs/install.md", "make demo"): _INSTALLS,
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",
+    ("docs/monitoring.md", "step 102:"): "a warning of a loss that jumped; tests/monitoring/test_faults.py makes some",
     ("docs/training.md", "torchrun --nproc-per-node 8"): _CLUSTER,
     ("docs/training.md", "torchrun --nnodes 4"): _CLUSTER,
     ("docs/training.md", "#!/bin/bash"): _CLUSTER,
@@ -334,7 +335,7 @@ def test_the_demo_prints_what_the_readme_shows(
 WRITTEN = {
     "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
     "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
-    "questions",
+    "questions", "fresh-families",
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ so that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appen
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,6 +105,8 @@ def _in_parts(p: Parametrization, passes: Callable[[Parametrization], Passes]) -
     """`passes` of a sweep, part by part, on all cores (NumPy lets go of the interpreter while it computes)."""
     if p.skip.ndim != 2 or len(p.skip) <= _PART:
         return passes(p)
+    from concurrent.futures import ThreadPoolExecutor  # with logging and queues, which one prediction does not need
+
     parts = [p.members(slice(i, i + _PART)) for i in range(0, len(p.skip), _PART)]
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(passes, parts))

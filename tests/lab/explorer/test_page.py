@@ -45,10 +45,10 @@ def text(page: Page, part: str) -> str:
 
 
 def heights(page: Page, chart: str) -> dict[str, list[float]]:
-    """Heights of the curves of a chart, by name."""
+    """Heights of the curves of a chart, by name; bands have none."""
     return page.run(
         f"Object.fromEntries(document.querySelector('#{chart} .plot').data"
-        ".filter((t) => !(t.line.color || '').startsWith('rgba(0,0,0,0)')).map((t) => [t.name, [...t.y]]))"
+        ".filter((t) => t.name && !(t.line.color || '').startsWith('rgba(0,0,0,0)')).map((t) => [t.name, [...t.y]]))"
     )
 
 

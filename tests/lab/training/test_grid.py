@@ -166,7 +166,7 @@ def test_the_example_of_the_documentation_is_one(tmp_path) -> None:
     assert list(grid.cells) == ["xavier / 12", "deepscalelm / 12", "deepscalelm / 48"]
     fields = type(grid.sweep).model_fields
     left_out = {name for name in fields if getattr(grid.sweep, name) == fields[name].default}
-    assert left_out <= {"description", "seeds_at", "score", "direction", "keep"}
+    assert left_out <= {"description", "seeds_at", "score", "direction", "keep", "best_of"}
 
 
 def test_sweeps_of_the_package_can_be_loaded() -> None:
