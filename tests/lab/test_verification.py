@@ -48,7 +48,14 @@ def test_quick_run_is_no_worse_than_the_papers_table(name: str) -> None:
     json.dumps(report.as_json())
 
 
-@pytest.mark.parametrize("name", [name for name in COMPONENTS if name not in ("softmax", "relu", "attention")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.endswith(("sublayer", "step")) else ())
+        for name in COMPONENTS
+        if name not in ("softmax", "relu", "attention")
+    ],
+)
 def test_every_component_agrees_with_its_formula(name: str) -> None:
     """A few configurations each: the 50th percentile within 1 % plus the noise."""
     effort = EFFORTS["quick"]._replace(configurations=4, attention_configurations=4, longest=300)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -147,6 +147,18 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bart-bare": ("BartModel", "BartConfig", _fairseq(max_position_embeddings=40)),
     "bert-classes": ("BertForSequenceClassification", "BertConfig", _common(**_DROP)),
 }  # fmt: skip
+# Of these another model above has the same modules; they are tried with the slow tests.
+ALIKE = {
+    "mistral", "qwen2", "internlm3", "arcee", "ministral", "seed_oss", "cwm", "smollm3", "olmo3", "jais2", "eurobert",
+    "roberta", "xlm-roberta", "camembert", "ernie", "data2vec-text", "mbart", "mt5",
+}  # fmt: skip
+
+
+def models(names: Iterable[str] = MODELS) -> list[Any]:
+    """Names of models as parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in sorted(names)]
+
+
 # a release of transformers may be older than a family
 MODELS = {name: row for name, row in MODELS.items() if hasattr(transformers, row[0]) and hasattr(transformers, row[1])}
 Build = Callable[..., nn.Module]

@@ -22,9 +22,9 @@ from signalprop.network.inputs import tensor_moments
 from signalprop.network.parametrization import PLACEMENTS, layout
 from signalprop.schemes import scheme
 
-from .conftest import MODELS, VOCABULARY
+from .conftest import MODELS, VOCABULARY, models
 
-ALL = sorted(MODELS)
+ALL = models()
 ENCODER_DECODERS = ("T5Config", "MT5Config", "BartConfig", "MBartConfig", "WhisperConfig", "Speech2TextConfig")
 
 
@@ -147,7 +147,7 @@ def test_profile_equals_brute_force(build: Any, name: str, training: bool) -> No
         close(got, m.mean / np.sqrt(scale), after / scale, m.covariance / scale, (point, row, "gradient"))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "dropout" in MODELS[name][2]])
+@pytest.mark.parametrize("name", models(name for name in MODELS if "dropout" in MODELS[name][2]))
 def test_a_dropout_function_is_counted_where_no_hook_sees_it(build: Any, name: str) -> None:
     model = build(name, dropout=0.3).train()
     arguments = arguments_for(model)
@@ -226,7 +226,7 @@ def test_the_scaling_multiplies_the_scores(build: Any, name: str, implementation
                     tensor.mul_(0.5)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if MODELS[name][1] not in ENCODER_DECODERS])
+@pytest.mark.parametrize("name", models(name for name in MODELS if MODELS[name][1] not in ENCODER_DECODERS))
 def test_layer_boundaries_are_the_hidden_states(build: Any, name: str) -> None:
     model = build(name).eval()
     arguments = arguments_for(model)

@@ -15,14 +15,14 @@ from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
 from signalprop.network.parametrization import ROLES, Parametrization, role_mask
 
-from .conftest import MODELS
+from .conftest import models
 
 
 def rms(tensor: torch.Tensor) -> float:
     return float((tensor.detach().double() ** 2).mean().sqrt())
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", models())
 def test_every_family_reads_and_round_trips(build: Any, name: str) -> None:
     p = read_parametrization(build(name))
     assert p.scheme == "as is" and set(p.distribution.values()) == {"measured"}

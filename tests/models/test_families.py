@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from measurement.conftest import MODELS
+from measurement.conftest import MODELS, models
 from signalprop.attachment.attached import Held, attach, is_transposed
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find_any
@@ -218,7 +218,7 @@ def is_offset(own: Tensor, other: Tensor, cut: Any) -> bool:
     return own.shape == other.shape and not torch.equal(cut(torch.zeros_like(other)), torch.zeros_like(other))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", models(NAMES))
 def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = theirs(name)
     output, gradient = compare(model, monkeypatch)
@@ -226,7 +226,7 @@ def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert output < (2e-6 if single else 1e-13) and gradient < (1e-5 if single else 1e-11)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", models(NAMES))
 def test_parameters_are_counted(name: str) -> None:
     model = theirs(name)
     pooler = {id(p) for path, p in model.named_parameters() if ".pooler." in f".{path}"}

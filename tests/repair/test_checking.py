@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from measurement.conftest import MODELS
+from measurement.conftest import MODELS, models
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import HeadMap
 from signalprop.errors import InputError
@@ -115,7 +115,7 @@ class TestScatter:
 
 
 class TestRightModels:
-    @pytest.mark.parametrize("name", sorted(MODELS))
+    @pytest.mark.parametrize("name", models())
     def test_what_transformers_initialises(self, name: str) -> None:
         found = check(family(name), "huggingface")
         assert found.ok, found.summary()

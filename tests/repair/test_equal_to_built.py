@@ -66,6 +66,7 @@ class TestEveryScheme:
         with double_norms():
             compare(family, scheme, 4, torch.float64, 1e-10)
 
+    @pytest.mark.slow
     def test_in_single_precision(self, scheme: str, family: str) -> None:
         compare(family, scheme, 4, torch.float32, 1e-5)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import signalprop as sp
-from measurement.conftest import MODELS
+from measurement.conftest import MODELS, models
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find
@@ -43,12 +43,12 @@ def found_in(model: nn.Module, mapping: Mapping) -> list[Branch]:
 
 
 class TestEveryFamily:
-    @pytest.mark.parametrize("name", sorted(MODELS))
+    @pytest.mark.parametrize("name", models())
     def test_confirm_holds(self, name: str) -> None:
         model = family(name)
         assert confirm(attach(model, mapping_of(model))) is True
 
-    @pytest.mark.parametrize("name", sorted(MODELS))
+    @pytest.mark.parametrize("name", models())
     def test_the_anatomy_is_the_family_table(self, name: str) -> None:
         model = family(name)
         mapping = mapping_of(model)

@@ -20,7 +20,10 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("preset", "placement", "causal"), [("gpt2", "pre", True), ("tgs", "post", False)])
+@pytest.mark.parametrize(
+    ("preset", "placement", "causal"),
+    [pytest.param("gpt2", "pre", True, marks=pytest.mark.slow), ("tgs", "post", False)],
+)
 def test_against_networks(preset: str, placement: str, causal: bool) -> None:
     p = scheme("xavier")(Architecture.preset(preset, **SMALL, norm_placement=placement))
     batch = default_batch(p.architecture, batch_size=1)
