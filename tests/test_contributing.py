@@ -141,7 +141,8 @@ def test_a_new_folder_is_a_new_kind_of_sublayer(copy: Path) -> None:
     """Its whole guide: predicted, built, measured, applied, counted, printed and verified like the others."""
     *_, looked, verified = [text for step in ADD_A_KIND for text in follow(step, copy)]
     told = dict(line.split(": ") for line in looked.splitlines())
-    assert [told[name] for name in ("table", "parameters", "operations", "applied")] == ["True"] * 3 + ["True True"]
+    assert [told[name] for name in ("table", "settings", "parameters", "operations")] == ["True"] * 4
+    assert told["applied"] == "True True"
     # nats of variance, over all sublayers: attention and feed-forwards of the same network are as far off
     for fidelity in ("moments", "kernel"):
         assert all(float(error) < 0.2 for error in told[fidelity].split())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
+from signalprop.errors import InputError
 from signalprop.files.validation import Value, typed
 from signalprop.network.activations import activation
-from signalprop.network.kinds import KINDS, kind_named
+from signalprop.network.kinds import KINDS, kind_named, kinds_where
 from signalprop.network.presets import preset
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
@@ -48,6 +50,8 @@ class Architecture(Value):
         branches: kinds of the sublayers of a layer, in their order: one tuple of names for all layers, or one per layer
             (hybrids; in an encoder-decoder the encoder's layers, then the decoder's). Default: `attention`,
             `feed_forward`, in a decoder that reads an encoder with `cross_attention` between.
+        settings: what some kinds of sublayers need beyond these fields, by the kind's name: a mapping, or the value
+            that it makes. Kinds that are there and are not named get their defaults.
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
@@ -95,6 +99,7 @@ class Architecture(Value):
     parallel: bool = False
     shared_norm: bool = False
     branches: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
+    settings: dict[str, SerializeAsAny[Value]] = Field(default_factory=dict)
     final_norm: bool | None = None
     norm_eps: float = Field(1e-5, ge=0, le=1)
     qk_norm: bool | Literal["whole"] = False
@@ -145,6 +150,8 @@ class Architecture(Value):
                 data[name] = tuple(data[name])
         if isinstance(data.get("branches"), (list, tuple)):
             data["branches"] = tuple(tuple(x) if isinstance(x, list) else x for x in data["branches"])
+        if isinstance(data.get("settings"), dict):
+            data["settings"] = {name: _made(name, given) for name, given in data["settings"].items()}
         d_model = data.get("d_model")
         if not _is_width(d_model):
             return data
@@ -181,6 +188,7 @@ class Architecture(Value):
                 " give one word, or one per layer"
             )
         self._check_branches()
+        object.__setattr__(self, "settings", self._settings())
         if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
             raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
         if self.decoder_positions and self.kind != "encoder-decoder":
@@ -225,6 +233,17 @@ class Architecture(Value):
             across = [name for name in names if kind_named(name).reads_memory]
             if across and (self.kind != "encoder-decoder" or number < self.n_layers):
                 raise ValueError(f"{across[0]} needs the decoder of kind 'encoder-decoder': it reads an encoder")
+
+    def _settings(self) -> dict[str, Value]:
+        """Of every kind that is there and has any."""
+        there = {name for names in self.layer_branches for name in names}
+        absent = sorted(self.settings.keys() - there)
+        if absent:
+            raise ValueError(f"settings of {absent[0]!r}: no layer has such a sublayer; see branches")
+        return {name: self.settings.get(name) or _made(name, {}) for name in sorted(there) if kind_named(name).settings}
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
 
     def _check_convolutions(self) -> None:
         if self.kind == "decoder":
@@ -365,6 +384,8 @@ class Architecture(Value):
                 fields[follower] = None
         if changes.get("kind", self.kind) != self.kind:
             fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None, "branches": None}
+        fields["settings"] = self._settings_after(changes)
+        changes = {key: value for key, value in changes.items() if key != "settings"}
         if changes.get("parallel") is False:
             fields["shared_norm"] = None
         if changes.get("norm_placement", self.norm_placement) != self.norm_placement:
@@ -378,6 +399,17 @@ class Architecture(Value):
                 fields |= self._heads_at(d_model)
         return type(self)(**{**fields, **changes})
 
+    def _settings_after(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""
+        kept: dict[str, Any] = dict(self.settings)
+        if "branches" in changes or changes.get("kind", self.kind) != self.kind:
+            there = set(_names(changes.get("branches") or ("attention", "feed_forward", "cross_attention")))
+            kept = {name: value for name, value in kept.items() if name in there}
+        for name, given in (changes.get("settings") or {}).items():
+            before = kept[name].model_dump() if name in kept and isinstance(given, dict) else {}
+            kept[name] = before | given if isinstance(given, dict) else given
+        return kept
+
     def _heads_at(self, d_model: int) -> dict[str, int | None]:
         """Heads of the same width at another d_model, in groups of the same size where that goes."""
         n_heads, remainder = divmod(self.n_heads * d_model, self.d_model)
@@ -386,6 +418,27 @@ class Architecture(Value):
         group = self.n_heads // self.n_kv_heads
         options = [n_heads // group if n_heads % group == 0 else 0, self.n_kv_heads]
         return {"n_heads": n_heads, "n_kv_heads": next((n for n in options if n and n_heads % n == 0), None)}
+
+
+def _made(name: Any, given: Any) -> Any:
+    """Settings of the kind `name` from a mapping; anything else is left to the field's own check.
+
+    Raises:
+        InputError: no such kind, or it has no settings.
+    """
+    if not isinstance(given, dict):
+        return given
+    settings = kind_named(name).settings if name in KINDS else None
+    if settings is None:
+        having = ", ".join(kind.name for kind in kinds_where(lambda kind: kind.settings is not None)) or "none"
+        raise InputError(f"settings of {name!r}: there is no such kind of sublayer with settings; these have: {having}")
+    return settings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+
+
+def _names(branches: Any) -> Iterator[str]:
+    """The kinds that a value of `branches` names."""
+    for item in branches if isinstance(branches, (list, tuple)) else ():
+        yield from (item,) if isinstance(item, str) else _names(item)
 
 
 def _is_one_layer(branches: tuple[str, ...] | tuple[tuple[str, ...], ...]) -> TypeGuard[tuple[str, ...]]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
+from signalprop.files.validation import Value
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
@@ -70,6 +71,8 @@ class Kind:
         counted: the part of a network that its parameters and operations count to; default: its name.
         attends: it has queries and keys, so its scores have a scale. reads_memory: it reads the encoder's output.
         activates: the architecture's activation is in it.
+        settings: what an architecture says of its sublayers of this kind beyond its own fields; in
+            `Architecture.settings` under the kind's name.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Kind:
     attends: bool = False
     reads_memory: bool = False
     activates: bool = False
+    settings: type[Value] | None = None
 
     @property
     def code(self) -> int:
