@@ -126,6 +126,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
         return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
+    if a.kind == "encoder" and single and _has_window(parametrization):
+        return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     shallow = single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP
     if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
@@ -163,17 +165,26 @@ def _large_scores(p: Parametrization) -> str:
 
 def _left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -> tuple[str, ...]:
     """What predictions leave out that matters here, a sentence each, or ''."""
-    return _large_scores(p), _left_out(p), _window(p.architecture), _images(inputs, profile), _unstable(p, profile)
+    return _large_scores(p), _left_out(p), _window(p, profile), _images(inputs, profile), _unstable(p, profile)
 
 
-def _window(a: Architecture) -> str:
-    if a.window is None or a.seq_len <= a.window:
+def _window(p: Parametrization, profile: Profile) -> str:
+    if profile.fidelity != "moments" or not _has_window(p):
         return ""
     return (
-        f"attention sees {a.window} tokens at most, and is predicted as if it saw all {a.seq_len}: at nine windows "
-        "(300 tokens, 32), token correlations of 0.90 were predicted for 0.42 and 3.6 times the first gradient; take "
-        f"seq_len {a.window}, or measure"
+        "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
+        "alike; take fidelity kernel of one parametrization, or measure"
     )
+
+
+def _has_window(p: Parametrization) -> bool:
+    from signalprop.network.kinds import rows_where
+
+    if not rows_where(p, lambda kind: kind.name == "attention").any():
+        return False
+    from signalprop.sublayers.attention.kernel import has_window
+
+    return has_window(p)
 
 
 def _images(inputs: InputStatistics, profile: Profile) -> str:

@@ -14,6 +14,7 @@ from signalprop.attachment.found import mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
+from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
 from signalprop.streams.anatomy import Branch, Stack
 from signalprop.streams.arguments import tiny_arguments
@@ -173,8 +174,10 @@ def _fields(
         fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
     if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:
         fields["attention_scale"] = shapes[0].scale
-    if windows := [s.window for s in own if s is not None and s.window]:
-        fields["window"] = min(windows)
+    if len(own) == sum(len(stack.layers) for stack in stacks):
+        windows = pattern([(s.window if s.causal else 2 * s.window - 1) * bool(s.window) for s in own])
+        turns = pattern([s.rotation is not None for s in own]) if rotations else True
+        fields["settings"] = {"attention": {"window": windows, "rotates": turns}}
     if rotations:
         n = len(rotations[0].frequencies)
         base = rotations[0].frequencies[1] ** -n if n > 1 else 10_000.0
