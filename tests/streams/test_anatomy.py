@@ -64,7 +64,10 @@ def test_a_norm_on_the_stream_that_nothing_is_added_before_is_said() -> None:
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.begin, self.end, self.up, self.down = (*(nn.LayerNorm(8) for _ in "ab"), *(nn.Linear(8, 8) for _ in "ab"))
+            self.begin, self.end, self.up, self.down = (
+                *(nn.LayerNorm(8) for _ in "ab"),
+                *(nn.Linear(8, 8) for _ in "ab"),
+            )
             nn.init.normal_(self.begin.weight)
 
         def forward(self, x: Tensor) -> Tensor:

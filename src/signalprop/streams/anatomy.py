@@ -434,7 +434,9 @@ def _post_norms(layers: Sequence[Layer], final: str | None) -> tuple[tuple[Layer
         if norm is not None:
             seen = layers[i + 1].branches[0].stream_in if i + 1 < len(layers) else Seen(norm, "output")
             last = replace(last, placement="post", norm=norm, stream_out=seen)
-        out.append(replace(layer, branches=(*layer.branches[:-1], last), entry_norm=layer.entry_norm if i == 0 else None))
+        out.append(
+            replace(layer, branches=(*layer.branches[:-1], last), entry_norm=layer.entry_norm if i == 0 else None)
+        )
     return tuple(out), None
 
 
