@@ -43,7 +43,7 @@ STRANGERS: dict[str, dict[str, Any]] = {
 
 
 def test_norms_on_the_stream_that_begin_layers_stand_on_the_sums_before() -> None:
-    """MiniMax's layers begin with a norm that is added to: a post-norm of the layer before; in layer 0 the embedding's."""
+    """Those of MiniMax begin with a norm that is added to: a post-norm of the layer before; first, the embedding's."""
     model = model_of("minimax", **_LLAMA, num_local_experts=4, head_dim=8)
     profile, seen = sp.measure(model, {"input_ids": IDS}, backward=False), []
     for layer in model.model.layers:
