@@ -125,7 +125,9 @@ class AttachedRow:
 
     def holders(self, chosen: Callable[[Role], bool]) -> list[Any]:
         """What holds the weights of the roles that pass a test, each once."""
-        found = [self.weights[role.name].holder for role in self.kind.roles if chosen(role) and role.name in self.weights]
+        found = [
+            self.weights[role.name].holder for role in self.kind.roles if chosen(role) and role.name in self.weights
+        ]
         return list({id(holder): holder for holder in found}.values())
 
     @property

@@ -42,7 +42,7 @@ class ChosenExperts(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor, index: Tensor, weight: Tensor, maps: list[Copies]) -> Tensor:
-        """(tokens, features) -> the same; `index` and `weight` are (tokens, k); maps: gate, if there is one, up, down."""
+        """(tokens, features) -> the same; `index` and `weight` are (tokens, k); maps: (gate,) up, down."""
         out = torch.zeros_like(x)
         for expert in index.unique().tolist():
             token, place = torch.where(index == expert)
