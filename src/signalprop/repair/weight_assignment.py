@@ -165,7 +165,7 @@ def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Pa
     if not isinstance(held.weight, Tensor):
         return replace(part, problem=f"the mapping's module has no {part.name}")
     padding = getattr(held.holder, "padding_idx", None)
-    here = {"rows": held.rows, "transposed": held.transposed, "copies": held.copies}
+    here: dict[str, Any] = {"rows": held.rows, "transposed": held.transposed, "copies": held.copies}
     return _inside(replace(part, tensor=held.weight, padding=padding, **here))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Copies(nn.Module):
 class ChosenExperts(nn.Module):
     """Every token through the experts that it has chosen; who watches the load of experts sees them here."""
 
-    def __init__(self, num_experts: int, activation: nn.Module) -> None:
+    def __init__(self, num_experts: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.num_experts = num_experts
         self.activation = activation
@@ -44,7 +45,7 @@ class ChosenExperts(nn.Module):
     def forward(self, x: Tensor, index: Tensor, weight: Tensor, maps: list[Copies]) -> Tensor:
         """(tokens, features) -> the same; `index` and `weight` are (tokens, k); maps: (gate,) up, down."""
         out = torch.zeros_like(x)
-        for expert in index.unique().tolist():
+        for expert in torch.unique(index).tolist():
             token, place = torch.where(index == expert)
             hidden = maps[-2].of(expert, x[token])
             gated = len(maps) == 3
@@ -70,16 +71,15 @@ class ExpertsModule(nn.Module):
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape; the tokens do not meet."""
         s, x = self.settings, stream.flatten(0, 1)
-        weight, index = choose(self.router(x), s)
-        maps = [getattr(self, role) for role in self.roles if role.startswith("expert_")]
-        out: Tensor = self.experts(x, index, weight * s.scale, maps)
+        maps: dict[str, Any] = {role: getattr(self, role) for role in self.roles}
+        weight, index = choose(maps["router"](x), s)
+        chosen = [one for role, one in maps.items() if role.startswith("expert_")]
+        out: Tensor = self.experts(x, index, weight * s.scale, chosen)
         if s.shared_width:
-            hidden = self.shared_up(x)
-            activation = self.experts.activation
-            gated = "shared_gate" in self.roles
-            hidden = activation(self.shared_gate(x)) * hidden if gated else activation(hidden)
-            own = self.shared_down(hidden)
-            out = out + (self.shared_router(x).sigmoid() * own if s.shared_gated else own)
+            hidden, f = maps["shared_up"](x), self.experts.activation
+            hidden = f(maps["shared_gate"](x)) * hidden if "shared_gate" in maps else f(hidden)
+            own = maps["shared_down"](hidden)
+            out = out + (maps["shared_router"](x).sigmoid() * own if s.shared_gated else own)
         return out.view_as(stream)
 
 
@@ -88,7 +88,7 @@ def choose(logits: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
     scores = logits.softmax(-1) if s.scores == "softmax" else logits.sigmoid()
     allowed = scores
     if s.n_groups > 1:
-        grouped = scores.detach().unflatten(-1, (s.n_groups, -1))
+        grouped = scores.detach().reshape(*scores.shape[:-1], s.n_groups, -1)
         best = grouped.topk(2 if s.scores == "sigmoid" else 1, -1).values.sum(-1).topk(s.top_groups, -1).indices
         open_ = torch.zeros(*scores.shape[:-1], s.n_groups, 1, device=scores.device).scatter_(-2, best[..., None], 1)
         allowed = (grouped * open_).flatten(-2)

@@ -58,9 +58,12 @@ class Settings(Value):
         return self
 
 
+_DEFAULTS = Settings.model_validate({})
+
+
 def settings(a: Architecture) -> Settings:
     """Of the experts of an architecture that has any; else the defaults."""
-    return cast(Settings, a.settings.get("experts") or Settings())
+    return cast(Settings, a.settings.get("experts") or _DEFAULTS)
 
 
 def width(a: Architecture) -> int:
