@@ -19,6 +19,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.schemes.default import parametrized
+from signalprop.sublayers.attention.roles import has_window
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -126,7 +127,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
         return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
-    if a.kind == "encoder" and single and _has_window(parametrization):
+    if a.kind == "encoder" and single and has_window(a):
         return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     shallow = single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP
@@ -174,22 +175,12 @@ def _left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) 
 
 
 def _window(p: Parametrization, profile: Profile) -> str:
-    if profile.fidelity != "moments" or not _has_window(p):
+    if profile.fidelity != "moments" or not has_window(p.architecture):
         return ""
     return (
         "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
         "alike; take fidelity kernel of one parametrization, or measure"
     )
-
-
-def _has_window(p: Parametrization) -> bool:
-    from signalprop.network.kinds import rows_where
-
-    if not rows_where(p, lambda kind: kind.name == "attention").any():
-        return False
-    from signalprop.sublayers.attention.kernel import has_window
-
-    return has_window(p)
 
 
 def _images(inputs: InputStatistics, profile: Profile) -> str:

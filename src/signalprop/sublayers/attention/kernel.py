@@ -11,10 +11,10 @@ from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotati
 from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.windows import windowed
-from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.moments import SelfAttention, seeing, sights_of
+from signalprop.sublayers.attention import roles
+from signalprop.sublayers.attention.moments import seeing, sights_of
 from signalprop.sublayers.attention.roles import Sight
 
 
@@ -25,10 +25,9 @@ class AttentionKernel:
         shapes: of every sublayer of the table. grid: on which kernels stand; None: every position has its row.
     """
 
-    def __init__(
-        self, made: SelfAttention, a: Architecture, shapes: Sequence[Shapes], grid: Grid | None = None
-    ) -> None:
-        self.made, self.a, self.shapes, self.grid = made, a, shapes, grid
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
+        self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
+        self.sights = sights_of(p, stack)
         self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
 
     def silent(self, i: int) -> bool:
@@ -77,7 +76,7 @@ class AttentionKernel:
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
         }
-        (window, base), a = self.made.sights[i], self.a
+        (window, base), a = self.sights.at(i), self.a
         rho, omega = None, None
         if base:
             rho, omega = rotation(a.seq_len, a.d_head, base, a.rotary_fraction, a.causal or window > 0)
@@ -104,18 +103,14 @@ class AttentionKernel:
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
     """The self-attention sublayers of a table in one stack (index into STACKS)."""
-    return AttentionKernel(_made(p, stack), p.architecture, shapes)
+    return AttentionKernel(p, stack, shapes)
 
 
 def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> AttentionKernel:
     """The same on a grid of positions."""
-    return AttentionKernel(_made(p, stack), p.architecture, shapes, grid)
+    return AttentionKernel(p, stack, shapes, grid)
 
 
 def has_window(p: Parametrization) -> bool:
     """Whether some layer of a table sees less than what came before."""
-    return any(one.window for one in sights_of(p, int(p.stack[-1])))
-
-
-def _made(p: Parametrization, stack: int) -> SelfAttention:
-    return seeing(p, stack, sights_of(p, stack), Sight(0, 0.0))  # its products of weights, which no mask enters
+    return roles.has_window(p.architecture)

@@ -13,8 +13,7 @@ from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
-from signalprop.sublayers.attention.moments import sights_of
-from signalprop.sublayers.attention.roles import ROLES, Sight
+from signalprop.sublayers.attention.roles import ROLES, Sight, sights
 
 
 class Attention(nn.Module):
@@ -106,14 +105,13 @@ class Attention(nn.Module):
             scale=self.score_scale,
         )
 
-
     def _windowed(self, around: Surroundings, length: int, device: torch.device) -> Tensor | None:
         """The mask of the surroundings within the window; the causal part is in it."""
-        if not self.seen.window:
+        reach = self.seen.window - 1 if around.causal else self.seen.window // 2
+        if not self.seen.window or reach >= length - 1:
             return around.mask
         at = torch.arange(length, device=device)
         ahead = at[:, None] - at
-        reach = self.seen.window - 1 if around.causal else self.seen.window // 2
         near = (ahead <= reach) & (ahead >= (0 if around.causal else -reach))
         if around.mask is None:
             return near
@@ -151,7 +149,7 @@ def make(
         float(p.score_scale[index]),
         biases,
         cross=cross,
-        seen=Sight(0, 0.0) if cross else sights_of(p, int(p.stack[index]))[index],
+        seen=Sight() if cross else sights(p.architecture, p.layer).at(index),
         dtype=dtype,
         value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
         attention_gain=trainable(gain, learned, 1, dtype),

@@ -14,7 +14,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.roles import KIND, Sight, sight
+from signalprop.sublayers.attention.roles import Sight, Sights, sights
 from signalprop.theory import attention
 from signalprop.theory.attention_rows import Band, Mask
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
@@ -75,7 +75,6 @@ class Heads:
     """The attention sublayers of one stack: what self- and cross-attention share.
 
     Attributes:
-        sights: what the layers of self-attention see, a Sight per row of the table.
         table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
         n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
     """
@@ -93,7 +92,6 @@ class Heads:
     causal: Mask = False
     rotary: float = 1.0
     rotary_rows: float = 1.0
-    sights: tuple[Sight, ...] = ()
 
     def at(self, i: Any) -> Row:
         """The products of sublayer i, or of several."""
@@ -192,19 +190,18 @@ class Layers:
     """Self-attention whose layers see different things: a SelfAttention for every Sight."""
 
     seeing: dict[Sight, SelfAttention]
-    sights: tuple[Sight, ...]
+    sights: Sights
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`, of one row, or of rows that see the same."""
-        first = int(i if isinstance(i, int) else i[0])
-        return self.seeing[self.sights[first]].forward(i, read)
+        return self.seeing[self.sights.at(int(i if isinstance(i, int) else i[0]))].forward(i, read)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`."""
         out: FloatArray | None = None
         second, r = (np.asarray(x) for x in read)
         for seen, made in self.seeing.items():
-            where = [k for k, row in enumerate(i.tolist()) if self.sights[row] == seen]
+            where = [k for k, row in enumerate(i.tolist()) if self.sights.at(row) == seen]
             if where:
                 part = np.stack(made.backward(i[where], (second[..., where], r[..., where])).stream)
                 out = np.empty((*part.shape[:-1], len(i))) if out is None else out
@@ -213,42 +210,40 @@ class Layers:
         return Sent(BranchBackward(*out))
 
 
-def seeing(p: Parametrization, stack: int, sights: tuple[Sight, ...], sight: Sight) -> SelfAttention:
+def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
     """The self-attention sublayers of a table in one stack, as if all of them saw the same."""
     a = p.architecture
     fields = settings(a, stack)
     causal, n = fields["causal"], fields["n_queries"]
-    if sight.window:
-        fields["causal"] = band = Band(sight.window, causal)
+    if seen.window:
+        fields["causal"] = band = Band(seen.window, causal)
         n, causal = min(n, band.widest), False  # what rotations leave is that of a row away from the ends
-    if sight.base:
-        turned = (n, a.d_head, sight.base, a.rotary_fraction)
+    if seen.base:
+        turned = (n, a.d_head, seen.base, a.rotary_fraction)
         fields["rotary"] = attention.rotary_coherence(*turned, causal="pairs" if causal else None)
         fields["rotary_rows"] = attention.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
-    return SelfAttention(table_of(p), mixes(p), **fields, sights=sights)
+    return SelfAttention(table_of(p), mixes(p), **fields)
 
 
 def of(p: Parametrization, stack: int) -> SelfAttention | Layers:
     """The self-attention sublayers of a table in one stack (index into STACKS)."""
-    sights = sights_of(p, stack)
-    there = {sights[i]: None for i in np.flatnonzero((p.stack == stack) & KIND.of(p)).tolist()}
-    made = {sight: seeing(p, stack, sights, sight) for sight in there}
-    return next(iter(made.values())) if len(made) == 1 else Layers(made, sights)
+    found = sights_of(p, stack)
+    made = {seen: seeing(p, stack, seen) for seen in dict.fromkeys(found.run)}
+    return next(iter(made.values())) if len(made) == 1 else Layers(made, found)
 
 
-def sights_of(p: Parametrization, stack: int) -> tuple[Sight, ...]:
-    """What every row of a table would see, if it attended to its stack.
+def sights_of(p: Parametrization, stack: int) -> Sights:
+    """What the layers of a stack see.
 
     Raises:
         InputError: a window on attention that is shaped.
     """
     a = p.architecture
-    length = settings(a, stack)["n_queries"]
-    by_layer = [sight(a, layer, length) for layer in range(int(p.layer.max(initial=0)) + 1)]
-    if any(one.window for one in by_layer) and (p.shaping.kind != "none" or a.positions == "alibi"):
+    found = sights(a, p.layer, settings(a, stack)["n_queries"])
+    if any(seen.window for seen in found.run) and (p.shaping.kind != "none" or a.positions == "alibi"):
         shape = "ALiBi" if p.shaping.kind == "none" else p.shaping.kind
         raise InputError(f"attention.window with {shape}: shaped attention has no window; leave one of them out")
-    return tuple(by_layer[layer] for layer in p.layer.tolist())
+    return found
 
 
 def _held_score(s0: Array) -> Array:

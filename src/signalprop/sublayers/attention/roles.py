@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from signalprop.files.validation import Value
@@ -35,8 +38,19 @@ class Sight(NamedTuple):
     """What one layer's attention sees: `window` as in Settings, 0 where it holds all tokens; base: of its rotations,
     0 where nothing rotates."""
 
-    window: int
-    base: float
+    window: int = 0
+    base: float = 0.0
+
+
+class Sights(NamedTuple):
+    """What the attention of a stack sees: a run of layers, which begins anew at its end; layer: of every sublayer."""
+
+    run: tuple[Sight, ...]
+    layer: NDArray[np.int32]
+
+    def at(self, i: int) -> Sight:
+        """Of sublayer i."""
+        return self.run[int(self.layer[i]) % len(self.run)]
 
 
 def settings_of(a: Architecture) -> Settings:
@@ -44,9 +58,19 @@ def settings_of(a: Architecture) -> Settings:
     return cast(Settings, a.settings.get("attention")) or Settings()
 
 
-def sight(a: Architecture, layer: int, length: int) -> Sight:
-    """Of a layer of a stack that reads so many tokens."""
+def sights(a: Architecture, layer: NDArray[np.int32], length: float = math.inf) -> Sights:
+    """Of a stack that reads so many tokens; layer: of its sublayers."""
     s = settings_of(a)
+    given = (len(x) for x in (s.window, s.rotates, s.rotary_base) if isinstance(x, tuple))
+    return Sights(tuple(_sight(a, s, k, length) for k in range(math.lcm(*given))), layer)
+
+
+def has_window(a: Architecture) -> bool:
+    """Whether some layer sees less than all tokens (than what came before)."""
+    return any(seen.window for seen in sights(a, np.zeros(0, np.int32), a.seq_len).run)
+
+
+def _sight(a: Architecture, s: Settings, layer: int, length: float) -> Sight:
     window = _of_layer(s.window, layer)
     reach = window if a.causal else window // 2 + 1
     turns = a.positions == "rotary" and _of_layer(s.rotates, layer)
