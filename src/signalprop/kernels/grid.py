@@ -24,7 +24,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE
 
-_DENSE, _GEOMETRIC = 32, 96
+_DENSE, _GEOMETRIC = 24, 64
 _SHORT = 200  # tokens up to which every position is followed
 
 
@@ -140,7 +140,7 @@ class Grid:
 
 @lru_cache(maxsize=4)
 def grid_of(tokens: int) -> Grid:
-    """The grid of a sequence: the first 32 positions, and 96 or fewer by equal ratios."""
+    """The grid of a sequence: the first 24 positions, and 64 or fewer by equal ratios."""
     later = np.round(np.geomspace(_DENSE, tokens, _GEOMETRIC + 1)) - 1
     return Grid(tokens, np.unique(np.concatenate([np.arange(_DENSE), later])).astype(np.int64))
 
