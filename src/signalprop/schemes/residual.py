@@ -269,7 +269,9 @@ class MiniCPM(Scheme):
         m = a.d_model / self.base_width
         table = one_std(a, self, self.std / math.sqrt(m), residual=1.0)
         if a.input == "tokens":
-            embedding = same_embedding(a, self.std).model_copy(update={"scale": a.embedding_scale * self.scale_embedding})
+            embedding = same_embedding(a, self.std).model_copy(
+                update={"scale": a.embedding_scale * self.scale_embedding}
+            )
         else:  # no table whose output a model could multiply: weights of the same effect
             embedding = same_embedding(a, self.std * self.scale_embedding)
         table = table.with_columns(

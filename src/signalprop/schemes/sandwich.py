@@ -51,7 +51,9 @@ class RunningMean(OnBase):
 
     name: ClassVar[str] = "running-mean"
     paper: ClassVar[str] = "Beam 1.0, 2026, released code: transformers 5.23, models/beam"
-    summary: ClassVar[str] = "sandwich; skip sqrt((k-1)/k), branch 1/sqrt(k) at addition k = 2, 3, ...: Peri-LN, rescaled"
+    summary: ClassVar[str] = (
+        "sandwich; skip sqrt((k-1)/k), branch 1/sqrt(k) at addition k = 2, 3, ...: Peri-LN, rescaled"
+    )
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = placed(architecture, "sandwich")
