@@ -248,7 +248,7 @@ class MiniCPM(Scheme):
     """The three multipliers that MiniCPM's models carry: x <- x + s f(x) / sqrt(N), embeddings and head scaled.
 
     s = `scale_depth` = 1.4, N layers of the stack; embeddings times `scale_embedding` = 12; the head reads its input
-    divided by m = d / `base_width`. Hidden weights have standard deviation `std` / sqrt(m) and Adam's rate 1 / m, tables
+    divided by m = d / `base_width`. Hidden weights have standard deviation `std` / sqrt(m) and Adam rate 1 / m, tables
     `std` = 0.1: muP, of table 8 (see `mup`). Granite carries constants in the same places, by model: 0.22 on the
     branches of 40 layers is 1.39 / sqrt(40).
     """

@@ -1,4 +1,4 @@
-"""Methods of the models of 2025 and 2026 that norm what a branch adds: Peri-LN, running mean, normalised gates, Pangu."""
+"""Methods of models of 2025 and 2026 that norm what a branch adds: Peri-LN, running mean, normalised gates, Pangu."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PeriLN(OnBase):
 @register
 @dataclass(frozen=True)
 class RunningMean(OnBase):
-    """The stream is the mean of the input and all branches, times sqrt(k): sandwich norms, and at addition k = 2, 3, ...
+    """The stream is sqrt(k) times the mean of the input and the branches: sandwich norms, and at addition k = 2, 3, ...
 
         stream_out = sqrt((k - 1) / k) stream_in + f(stream_in) / sqrt(k)
 
