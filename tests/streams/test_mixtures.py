@@ -13,8 +13,10 @@ from torch import nn
 from signalprop.attachment.found_roles import roles_of
 from signalprop.streams.replay import Replayed
 
-_LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-          "vocab_size": 60, "intermediate_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}  # fmt: skip
+_LLAMA = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60,
+    "intermediate_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
 _MOE = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "head_dim": 8}
 _LATENT = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
            "num_key_value_heads": 4, "head_dim": 4}  # fmt: skip
