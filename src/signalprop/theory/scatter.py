@@ -8,6 +8,7 @@ what came before by the derivative of its moments. Derivation, and measured agai
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -181,12 +182,12 @@ class _Response:
         size, r = self.d * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(met.r_read, -1.0, 1.0)
         r_g = self.profile.gradient["stream_out"].token_correlation if self.profile.gradient is not None else 0 * r
         f = activation(a.activation)
-        z, w = np.polynomial.hermite_e.hermegauss(80)
+        z = _nodes()[0]
         x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
         values, slopes = f.function(x) ** 2, f.derivative(x) ** 2
 
         def same(y: FloatArray, r: FloatArray) -> FloatArray:
-            return _square_dual(y, z, w / w.sum(), r)
+            return _square_dual(y, r)
 
         sizes = []
         for pair, pair_g in ((np.ones_like(r), np.ones_like(r)), (r, r_g)):
@@ -341,11 +342,18 @@ def _banded(series: Series, covariance: FloatArray, excess: FloatArray | None = 
     return replace(series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess)
 
 
-def _square_dual(y: FloatArray, z: FloatArray, weights: FloatArray, r: FloatArray) -> FloatArray:
-    """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes z, (sublayers, nodes)."""
-    basis = np.polynomial.hermite_e.hermevander(z, _TERMS)
+@cache
+def _nodes() -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Nodes and weights of Gauss-Hermite quadrature, and Hermite's polynomials, of norm 1, there."""
+    z, w = np.polynomial.hermite_e.hermegauss(80)
     factorials = np.cumprod(np.maximum(np.arange(_TERMS + 1.0), 1.0))
-    coefficients = (y * weights) @ basis / np.sqrt(factorials)
+    return z, w / w.sum(), np.polynomial.hermite_e.hermevander(z, _TERMS) / np.sqrt(factorials)
+
+
+def _square_dual(y: FloatArray, r: FloatArray) -> FloatArray:
+    """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes, (sublayers, nodes)."""
+    _, weights, basis = _nodes()
+    coefficients = (y * weights) @ basis
     left = (y**2 * weights).sum(-1) - (coefficients**2).sum(-1)
     powers = r[:, None] ** np.arange(_TERMS + 1)
     total = (coefficients**2 * powers).sum(-1) + left * r ** (_TERMS + 1)
