@@ -112,6 +112,7 @@ def check_fidelity(name: str) -> Fidelity:
 
 # Sublayers times squared length up to which token kernels take well under a second.
 _CHEAP = 500_000
+_LONG = 25_000_000  # up to which they take seconds
 
 
 def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
@@ -135,11 +136,14 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "moments",
             "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most",
         )
-    if a.kind == "encoder-decoder":
+    if a.kind == "encoder-decoder" and single:
+        if parametrization.n_sublayers * max(a.seq_len, a.target_len or 0) ** 2 <= _LONG:
+            return "kernel", "fidelity kernel: positions of a causal decoder differ, and averages compound wrongly"
         return (
             "moments",
             "fidelity moments: averages over positions, though those of a causal decoder differ; gradients at its "
-            "first sublayers were measured to be 1.3 (T5) to 1.8 times (Whisper) the prediction",
+            "first sublayers were measured to be 1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel "
+            "follows every position",
         )
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 

@@ -123,10 +123,10 @@ class TokenAttention:
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
-        n, spread, own_scale, dropped = self._row_length, self._spread, self._own, 1 / (1 - self.dropout)
+        n, spread, own_scale, dropped = self._row_length, self._spread, self._asks_own, 1 / (1 - self.dropout)
         own = np.diagonal(self._double_mean)
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
-            out = np.broadcast_to(self._double_mean, self.kernel.shape).copy()
+            out = np.broadcast_to(self._double_mean, self._asks.shape).copy()
             return out, np.maximum(own, 0.0) + self._mean_square / n * (dropped - 1)
         second = self._rows[0]
         out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
@@ -135,7 +135,7 @@ class TokenAttention:
         out += self._double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
         term = np.outer(linear, linear)
-        term *= self.kernel
+        term *= self._asks
         out += term
         # keys in a crowd get less than their share of a row: the second-order term of the softmax
         crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
@@ -234,6 +234,16 @@ class TokenAttention:
         """The diagonal of S."""
         return np.diagonal(self.kernel)
 
+    @property
+    def _asks(self) -> FloatArray:
+        """Kernel of what queries are made of."""
+        return self.kernel
+
+    @property
+    def _asks_own(self) -> FloatArray:
+        """Its diagonal."""
+        return self._own
+
     @cached_property
     def _means(self) -> tuple[FloatArray, FloatArray]:
         return self._sums(self.kernel, self._own)
@@ -276,11 +286,11 @@ class TokenAttention:
         return np.maximum(1 - 1 / self._row_length, 0.5)
 
     def _per_row(self, values: FloatArray) -> FloatArray:
-        return np.broadcast_to(values, (len(self.kernel),))
+        return np.broadcast_to(values, (len(self._asks),))
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
-        own = self._own
+        own = self._asks_own
         turned = 0.0 if self.omega is None else np.maximum(self._mean_square - self._spread, 0.0) * (1 - self.omega)
         return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
 
@@ -301,7 +311,7 @@ class TokenAttention:
     @cached_property
     def _pair_scores(self) -> FloatArray:
         """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
-        shared = self.qk * (self.kernel + self.query_bias)
+        shared = self.qk * (self._asks + self.query_bias)
         return shared if self._turn is None else shared * self._turn
 
     @cached_property

@@ -31,7 +31,7 @@ class AttentionKernel:
         self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
         self.rho, self.omega = None, None
         if a.positions == "rotary":
-            self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
+            self.rho, self.omega = rotation(made.n_keys, a.d_head, a.rotary_base, a.rotary_fraction, made.causal)
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -72,7 +72,7 @@ class AttentionKernel:
         fields: dict[str, Any] = {
             "qk": float(self.made.scores(row, size, size)[0] if self.a.qk_norm else row.qk),
             "d_model": self.a.d_model,
-            "causal": self.a.causal,
+            "causal": self.made.causal,
             "dropout": self.a.attention_dropout or 0.0,
             "query_bias": float(row.query_bias),
             "value_skip": float(row.value_skip),
