@@ -137,7 +137,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most",
         )
     if a.kind == "encoder-decoder" and single:
-        if parametrization.n_sublayers * max(a.seq_len, a.target_len or 0) ** 2 <= _LONG:
+        rows = (parametrization.stack == 0).sum(), (parametrization.stack == 1).sum()
+        if rows[0] * a.seq_len**2 + rows[1] * (a.target_len or a.seq_len) ** 2 <= _LONG:
             return "kernel", "fidelity kernel: positions of a causal decoder differ, and averages compound wrongly"
         return (
             "moments",

@@ -323,8 +323,8 @@ class TokenAttention:
         return self.rho[np.abs(np.subtract.outer(index, index))]
 
     @cached_property
-    def _overlaps(self) -> tuple[FloatArray, FloatArray]:
-        """(ln overlap of two rows' weights, E c times that of their Jacobians), at the shorter row's length."""
+    def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(ln overlap of two rows' weights, that of their Jacobians, E c times it), at the shorter row's length."""
         n, s = self._row_length, self._row_score_variance
         logs = np.log(n * self._shared_rows[0])
         jacobian = np.log(np.maximum(n * self._rows[1] / self._finite, 1e-300))
@@ -338,14 +338,15 @@ class TokenAttention:
             log_shared *= share
         log_shared += np.minimum(c, 0.0)
         spread = (1 / self.d_head + 2 / self.d_model) * (scores**2 + c**2)
-        value, _, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
-        return np.asarray(value), np.asarray(np.minimum(weighted, np.exp(log_jacobian) * scores))
+        value, met, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
+        most = np.minimum(weighted, np.exp(log_jacobian) * scores)
+        return np.asarray(value), np.asarray(met), np.asarray(most)
 
     @cached_property
     def _bracket_weight(self) -> FloatArray:
         """Of two queries, what multiplies the sum over keys of the centred bracket: ((e^c - 1) + c e^c) / spread, with
         overlaps for e^c."""
-        value, weighted = self._overlaps
+        value, _, weighted = self._overlaps
         spread = self._of_pair(self._per_row(self._spread))
         total = np.expm1(value) / self._of_pair(self._per_row(self._finite)) + weighted
         return np.where(spread > 1e-12, total / np.maximum(spread, 1e-12), 2 * self._pair_scores)

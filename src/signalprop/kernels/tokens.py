@@ -236,7 +236,7 @@ def passes(
     kernel, across = top(last, float(token_share(stack.p, log_norm)))
     back = Columns.empty(stack.n, keep)
     gradient = through_final_norm(stack, last, kernel)
-    across = gradient.kernel if stack.a.has_final_norm else across
+    across = gradient.absolute() if stack.a.has_final_norm else across
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
     return columns, back
