@@ -40,8 +40,8 @@ def predict(
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
-            (random-weight networks), or `auto`: kernel where positions differ (decoders, class tokens; real ids in
-            shallow encoders; shaped attention), else moments. `auto` follows a long decoder without real ids on a grid
+            (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, class tokens;
+            real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder without real ids on a grid
             of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
             (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
