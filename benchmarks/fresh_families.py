@@ -33,6 +33,9 @@ SIZES = (
     ("max_position_embeddings n_positions", TOKENS + 2),
     ("vocab_size", VOCABULARY),
     ("sliding_window", 2 * TOKENS),
+    ("num_experts num_local_experts n_routed_experts", 16),
+    ("moe_intermediate_size", WIDTH),
+    ("shared_expert_intermediate_size", 2 * WIDTH),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (
