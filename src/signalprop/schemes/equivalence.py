@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +24,7 @@ from signalprop.network.parametrization import LEARNING_RATES, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 from signalprop.schemes.default import parametrized
 
+SCHEMA = "signalprop/equivalence/1"
 _TOLERANCE = 1e-9  # relative: of numbers that are worked out in another order
 _IN_THE_TABLE = {
     "norm_placement",
@@ -34,7 +35,10 @@ _IN_THE_TABLE = {
     "family",
     "init_scale",
 }
-_ATTENTION = {"scores (query x key)": ("query", "key"), "value x output": ("value", "output")}
+_ATTENTION: dict[str, tuple[str, ...]] = {
+    "scores (query x key)": ("query", "key"),
+    "value x output": ("value", "output"),
+}
 _TRAINED = ("branch_trainable", "skip_trainable", "attention_trainable")
 
 
@@ -62,7 +66,6 @@ class Equivalence(Value, Document):
         notes: what is the same but for details: epsilon, learning rates, what is trained.
     """
 
-    schema_: Literal["signalprop/equivalence/1"] = "signalprop/equivalence/1"
     same: bool
     difference: Difference | None = None
     stream: tuple[float, ...] = ()
@@ -71,8 +74,7 @@ class Equivalence(Value, Document):
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
-        data = self.model_dump(mode="json")
-        return {"schema": data.pop("schema_")} | data
+        return {"schema": SCHEMA} | self.model_dump(mode="json")
 
     @classmethod
     def from_json(cls, data: Any) -> Equivalence:
@@ -81,9 +83,9 @@ class Equivalence(Value, Document):
         Raises:
             InputError: another schema version, or a missing or unknown field.
         """
-        if not isinstance(data, dict) or data.get("schema") != "signalprop/equivalence/1":
-            raise InputError("this is not an equivalence that this version reads; expected signalprop/equivalence/1")
-        found = {"schema_" if key == "schema" else key: value for key, value in data.items()}
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise InputError(f"this is not an equivalence that this version reads; expected schema {SCHEMA!r}")
+        found = {key: value for key, value in data.items() if key != "schema"}
         for name in ("stream", "notes"):
             found[name] = tuple(found.get(name, ()))
         found["weights"] = {role: tuple(factors) for role, factors in dict(found.get("weights", {})).items()}
