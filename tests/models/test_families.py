@@ -27,6 +27,7 @@ from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import batch_tensors
 from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
+from signalprop.sublayers.attention.roles import has_window
 
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not
 _QK_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
@@ -147,7 +148,10 @@ def transplanted(model: Any, mapping: Mapping) -> tuple[Transformer, list[Pair]]
 
 
 def batch_for(mapping: Mapping) -> Batch:
-    batch = synthetic_batch(mapping.architecture, default_statistics(mapping.architecture), 3, 0)
+    a = mapping.architecture
+    if has_window(a.replace(seq_len=40)):  # more tokens than a window holds
+        a = a.replace(seq_len=40)
+    batch = synthetic_batch(a, default_statistics(a), 3, 0)
     away = {n: np.maximum(v, 4) for n in ("tokens", "decoder_tokens") if (v := getattr(batch, n)) is not None}
     keep = None
     if batch.tokens is not None:  # sequences of 40, 29 and 5 tokens

@@ -6,9 +6,9 @@ Nothing here or in a family's file imports torch: a description is read and pred
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from signalprop.errors import InputError
 from signalprop.families._complete import check_complete
@@ -16,6 +16,7 @@ from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES
 
+T = TypeVar("T")
 Config = Mapping[str, Any]
 BY_HAND = "map the model by hand (docs/measuring.md)"
 SINUSOIDS = 0.5**0.5  # root mean square of sines and cosines
@@ -199,6 +200,41 @@ def rotary_base_of(config: Config, kind: str, before: str, default: float) -> fl
     """The rotary base of one kind of layers: in transformers 5 under its name, before that at the top level."""
     value = ((config.get("rope_parameters") or {}).get(kind) or {}).get("rope_theta", config.get(before))
     return default if value is None else float(value)
+
+
+def every(n: int, config: Config, *, first: bool = False) -> Sequence[str]:
+    """Kinds of the layers: what a configuration says, or a full one after n - 1 with a window (`first`: before)."""
+    full = [(i % n == 0) if first else ((i + 1) % n == 0) for i in range(config["num_hidden_layers"])]
+    return config.get("layer_types") or ["full_attention" if one else "sliding_attention" for one in full]
+
+
+def pattern(values: Sequence[T]) -> T | tuple[T, ...]:
+    """The shortest run that gives these values when it is repeated; a single one by itself.
+
+    >>> pattern([8, 0, 8, 0, 8])
+    (8, 0)
+    """
+    n = next(n for n in range(1, len(values) + 1) if all(x == values[i % n] for i, x in enumerate(values)))
+    return values[0] if n == 1 else tuple(values[:n])
+
+
+def seeing(config: Config, kinds: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """`seq_len` and `settings` of attention whose layers are of these kinds; seq_len is the width of a window, if any.
+
+    Args:
+        settings: others of the attention's, a value or one per layer.
+
+    Raises:
+        InputError: a kind that is neither full nor sliding.
+    """
+    odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if odd:
+        raise InputError(f"layers with {odd[0]!r} are not supported; {BY_HAND}")
+    length, window = config["max_position_embeddings"], config.get("sliding_window")
+    windows = [window if window and kind == "sliding_attention" and window < length else 0 for kind in kinds]
+    given = {"window": windows, **settings}
+    said = {name: pattern(value) if isinstance(value, (list, tuple)) else value for name, value in given.items()}
+    return {"seq_len": window if any(windows) else length, "settings": {"attention": said}}
 
 
 def pair(value: Any) -> tuple[int, int]:
