@@ -6,7 +6,7 @@ that shape that it gives. Between boundaries, what enters a layer's norms is see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -62,8 +62,14 @@ def projected(output: Any) -> Tensor:
     return (first * numbers.to(first)).sum() / len(first)
 
 
-def boundaries(model: nn.Module, inputs: dict[str, Any]) -> list[Layers]:
-    """Every ModuleList whose members ran, with the stream at its layers; one forward and one backward pass."""
+def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, str] | None = None) -> list[Layers]:
+    """Every ModuleList whose members ran, with the stream at its layers; one forward and one backward pass.
+
+    Args:
+        begins: norm by layer, by their paths, of layers that begin with a norm on the stream: what leaves it counts as
+            what enters the layer.
+    """
+    norms = {model.get_submodule(layer): model.get_submodule(norm) for layer, norm in (begins or {}).items()}
     lists = [
         (path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
     ]
@@ -72,7 +78,7 @@ def boundaries(model: nn.Module, inputs: dict[str, Any]) -> list[Layers]:
     for layers, (_, members) in zip(seen, lists, strict=True):
         for member in members:
             if member is not None:
-                handles += _watch(member, layers)
+                handles += _watch(member, layers, norm=norms.get(member))
     additions = [m for m in model.modules() if type(m).__name__ in ADDITIONS]
     seen.append(Layers("every addition"))
     for member in additions:
@@ -92,17 +98,20 @@ def boundaries(model: nn.Module, inputs: dict[str, Any]) -> list[Layers]:
     return [layers for layers in seen if layers.leaving and len(layers.leaving) == len(layers.entering)]
 
 
-def _watch(member: nn.Module, layers: Layers, stream: int = 0) -> list[Any]:
-    """Hooks on one layer and on the norms in it; the stream is that floating argument."""
+def _watch(member: nn.Module, layers: Layers, stream: int = 0, norm: nn.Module | None = None) -> list[Any]:
+    """Hooks on one layer and on the norms in it; the stream is that floating argument, or what leaves that norm."""
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensor = next(islice(floating((*args, *kwargs.values())), stream, None), None)
         if tensor is not None:
-            layers.entering.append(variance(tensor))
-            layers.norms.append([])
-            if tensor.requires_grad:
-                tensor.retain_grad()
-            layers.held.append(tensor)
+            begin(tensor)
+
+    def begin(tensor: Tensor) -> None:
+        layers.entering.append(variance(tensor))
+        layers.norms.append([])
+        if tensor.requires_grad:
+            tensor.retain_grad()
+        layers.held.append(tensor)
 
     def leave(_: nn.Module, __: Any, output: Any) -> None:
         tensors = list(floating(output))
@@ -110,16 +119,18 @@ def _watch(member: nn.Module, layers: Layers, stream: int = 0) -> list[Any]:
             same = (tensor for tensor in tensors if tensor.shape == layers.held[-1].shape)
             layers.leaving.append(variance(next(same, tensors[0])))
 
-    def norm(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def normed(module: nn.Module, args: tuple[Any, ...]) -> None:
         tensor = next(floating(args), None)
         if tensor is not None and layers.norms:
             layers.norms[-1].append((module, variance(tensor)))
 
-    inside = [m for m in member.modules() if "norm" in type(m).__name__.lower() and m is not member]
+    inside = [m for m in member.modules() if "norm" in type(m).__name__.lower() and m is not member and m is not norm]
     return [
-        member.register_forward_pre_hook(enter, with_kwargs=True),
+        member.register_forward_pre_hook(enter, with_kwargs=True)
+        if norm is None
+        else norm.register_forward_hook(lambda _, __, output: begin(output)),
         member.register_forward_hook(leave),
-        *(m.register_forward_pre_hook(norm) for m in inside),
+        *(m.register_forward_pre_hook(normed) for m in inside),
     ]
 
 

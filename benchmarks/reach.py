@@ -120,7 +120,7 @@ def of_weights(name: str) -> Record:
 def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) -> Record:
     """`signalprop.measure` against plain hooks. `norms` receives the norms that read the stream, with their layers."""
     names = {module: name for name, module in model.named_modules()}
-    oracle = boundaries(model, inputs)
+    oracle = boundaries(model, inputs, entry_norms(model, inputs))
     mapping = attach(model, None, inputs).mapping
     torch.manual_seed(0)
     profile = sp.measure(model, inputs, loss=projected)
@@ -177,6 +177,19 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
     }
 
 
+def entry_norms(model: nn.Module, inputs: dict[str, Any]) -> dict[str, str]:
+    """Of layers that begin with a norm on the stream, that norm, by paths (MiniMax, RWKV, Grounding DINO)."""
+    if _in_table(model):
+        return {}
+    found: dict[str, str] = {}
+    for stack in sp.anatomy(model, inputs).stacks:
+        for before, layer in zip((None, *stack.layers), stack.layers, strict=False):
+            norm = layer.entry_norm or (before.branches[-1].norm if before is not None and before.branches else None)
+            if norm is not None and norm.startswith(f"{layer.path}."):
+                found[layer.path] = norm
+    return found
+
+
 def _in_table(model: nn.Module) -> bool:
     """Whether the model's family is one of the table's."""
     return find(getattr(getattr(model, "config", None), "model_type", None)) is not None
@@ -214,12 +227,14 @@ def scaled_norms(model: nn.Module, norms: dict[str, int]) -> nn.Module:
 
 def silenced(model: nn.Module, inputs: dict[str, Any], paths: Collection[str]) -> Record:
     """Every branch times 0 (SkipInit, with its norms): the stream leaves a layer as it entered."""
+    begins = entry_norms(model, inputs)
     mapping = attach(model, None, inputs).mapping
     table = sp.scheme("skipinit", norm=True)(mapping.architecture)
     head = table.head.model_copy(update={"scale": mapping.head.scale})
     embedding = table.embedding.model_copy(update={"scale": mapping.embedding.scale})
     sp.apply(model, replace(table, head=head, embedding=embedding), initialize=False, data=inputs)
-    return {"identity": max(apart(one.leaving, one.entering) for one in boundaries(model, inputs) if one.path in paths)}
+    seen = boundaries(model, inputs, begins)
+    return {"identity": max(apart(one.leaving, one.entering) for one in seen if one.path in paths)}
 
 
 def predicted(model: nn.Module, inputs: dict[str, Any]) -> Record:

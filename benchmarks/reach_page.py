@@ -41,8 +41,8 @@ Which models are read, and how far that is proved. Config types of transformers 
 * *layers*: how many, and of which `ModuleList`: of several stacks, the one with most parameters is measured.
 * *measured*: largest relative difference between the stream's variance by `signalprop.measure` and by plain PyTorch
   hooks (on the layers, and on the norms within them), which know nothing of signalprop. Up to {right:.0e} is right.
-  It differs where a layer begins with a norm on the stream (MiniMax, RWKV, Grounding DINO): `stream_in` leaves that
-  norm, and is added to; hooks on the layer see what enters it.
+  Where a layer begins with a norm on the stream (MiniMax, RWKV, Grounding DINO), what enters it is what leaves that
+  norm, by a hook on it: that is added to.
 * *gradient*: the same for the gradient of a random projection of the output, at the layers.
 * *lns*, *layerscale*: the scheme applied to the model as it is, then folded into plain weights: largest difference of
   outputs over the largest output; up to {exact:.0e} is exact. LNS is also held against norms that plain hooks divide,

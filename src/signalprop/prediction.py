@@ -19,6 +19,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.schemes.default import parametrized
+from signalprop.sublayers.attention.roles import has_window
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -40,9 +41,9 @@ def predict(
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
-            (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, class tokens;
-            real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder without real ids on a grid
-            of positions, `kernel` all of them.
+            (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, class
+            tokens; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder
+            without real ids on a grid of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
             (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
 
@@ -127,6 +128,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
         return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
+    if a.kind == "encoder" and single and has_window(a):
+        return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     shallow = single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP
     if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
@@ -150,7 +153,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
 
 
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
-_LARGE_SCORES = 8.0
+LARGE_SCORES = 8.0
 
 
 def _large_scores(p: Parametrization) -> str:
@@ -158,26 +161,30 @@ def _large_scores(p: Parametrization) -> str:
     if p.skip.ndim > 1:  # a sweep has one set of notes
         return ""
     largest = _scores(p).max(initial=0.0)
-    if largest <= _LARGE_SCORES:
+    if largest <= LARGE_SCORES:
         return ""
+    return scores_note(f"{largest:.3g}")
+
+
+def scores_note(variance: str) -> str:
+    """What to say of scores whose `variance` is above LARGE_SCORES."""
     return (
-        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be a third off "
+        f"scores have variance {variance}: attention is nearly one-hot, and predicted gradients can be a third off "
         "or more; use fidelity simulate"
     )
 
 
 def _left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -> tuple[str, ...]:
     """What predictions leave out that matters here, a sentence each, or ''."""
-    return _large_scores(p), _left_out(p), _window(p.architecture), _images(inputs, profile), _unstable(p, profile)
+    return _large_scores(p), _left_out(p), _window(p, profile), _images(inputs, profile), _unstable(p, profile)
 
 
-def _window(a: Architecture) -> str:
-    if a.window is None or a.seq_len <= a.window:
+def _window(p: Parametrization, profile: Profile) -> str:
+    if profile.fidelity != "moments" or not has_window(p.architecture):
         return ""
     return (
-        f"attention sees {a.window} tokens at most, and is predicted as if it saw all {a.seq_len}: at nine windows "
-        "(300 tokens, 32), token correlations of 0.90 were predicted for 0.42 and 3.6 times the first gradient; take "
-        f"seq_len {a.window}, or measure"
+        "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
+        "alike; take fidelity kernel of one parametrization, or measure"
     )
 
 
@@ -191,7 +198,7 @@ def _images(inputs: InputStatistics, profile: Profile) -> str:
 
 
 # Spread of ln of a token's variance (docs/limits.md) from which the mean over tokens is no longer predicted.
-_SPREAD = 0.3
+SPREAD = 0.3
 
 
 def _unstable(p: Parametrization, profile: Profile) -> str:
@@ -209,18 +216,28 @@ def _unstable(p: Parametrization, profile: Profile) -> str:
     bare = (p.placement == PLACEMENTS.index("none")) & rows_where(p, lambda kind: kind.name == "feed_forward")
     if not bare.any():
         return ""
-    f = activation(a.activation)
-    z, weight = np.polynomial.hermite_e.hermegauss(101)
-    value = f.function(z)
-    growth = float((weight * z * value * f.derivative(z)).sum() / (weight * value**2).sum())
+    growth = gate_growth(a.activation)
     branch, out = profile.forward["branch"].log_variance, profile.forward["stream_out"].log_variance
     share = np.minimum(p.branch**2 * np.exp(np.minimum(branch - out, 0.0)), 1.0)
     spread = math.sqrt(2 / a.d_model) * math.exp(min(np.log1p(share[bare] * max(growth, 0.0)).sum(), 700))
-    if spread <= _SPREAD:
+    if spread <= SPREAD:
         return ""
+    return spread_note(f"{spread:.2g}")
+
+
+def gate_growth(name: str) -> float:
+    """E z f f' / E f^2 of an activation `name`: what a gate adds to differences between tokens' variances."""
+    f = activation(name)
+    z, weight = np.polynomial.hermite_e.hermegauss(101)
+    value = f.function(z)
+    return float((weight * z * value * f.derivative(z)).sum() / (weight * value**2).sum())
+
+
+def spread_note(spread: str) -> str:
+    """What to say of gated stacks without norms whose `spread` is above SPREAD."""
     return (
-        f"without norms, differences between tokens grow through the gates, to a spread of {spread:.2g} in ln of the "
-        f"variance at the top: above {_SPREAD:g}, variances and gradients become many times the prediction (4 layers "
+        f"without norms, differences between tokens grow through the gates, to a spread of {spread} in ln of the "
+        f"variance at the top: above {SPREAD:g}, variances and gradients become many times the prediction (4 layers "
         "of width 256: 14 and 50 times); take an activation of dks, or fidelity simulate"
     )
 

@@ -147,14 +147,3 @@ def test_multipliers_per_channel_fit_the_stream_or_are_refused() -> None:
     with pytest.raises(sp.InputError, match="gives 16 channels, and the scheme has a multiplier for each of 32"):
         sp.apply(model, "layerscale", initialize=False, data=images)
     assert torch.equal(model(**images).last_hidden_state, before)
-
-
-def test_a_norm_on_the_stream_that_is_not_known_is_said() -> None:
-    """MiniMax begins its layers with norms on the stream."""
-    from transformers import MiniMaxConfig, MiniMaxForCausalLM
-
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "num_hidden_layers": 2, "vocab_size": 32}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2, "max_position_embeddings": 32}
-    model = MiniMaxForCausalLM(MiniMaxConfig(**sizes, **heads)).eval()
-    with pytest.raises(sp.InputError, match="a norm on the stream follows"):
-        sp.apply(model, "layerscale", initialize=False)

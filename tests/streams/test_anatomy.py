@@ -32,15 +32,65 @@ def model_of(family: str, **fields: Any) -> Any:
 
 
 # What no family knows: experts; attention and feed-forward in parallel; factors on branches; sums within a module that
-# is given the stream; recurrence; a norm on the stream before the branch, with factors on both.
+# is given the stream; recurrence.
 STRANGERS: dict[str, dict[str, Any]] = {
     "mixtral": {**_LLAMA, "num_local_experts": 4},
     "gptj": {**_GPT, "rotary_dim": 4},
     "granite": {**_LLAMA, "residual_multiplier": 0.22},
     "bloom": {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 60},
     "mamba2": {**_SMALL, "num_heads": 8, "head_dim": 8, "n_groups": 1},
-    "minimax": {**_LLAMA, "num_local_experts": 4, "head_dim": 8},
 }
+
+
+def test_norms_on_the_stream_that_begin_layers_stand_on_the_sums_before() -> None:
+    """Those of MiniMax begin with a norm that is added to: a post-norm of the layer before; first, the embedding's."""
+    model = model_of("minimax", **_LLAMA, num_local_experts=4, head_dim=8)
+    profile, seen = sp.measure(model, {"input_ids": IDS}, backward=False), []
+    for layer in model.model.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.register_forward_hook(lambda _, __, out: seen.append(out.detach().double().var(unbiased=False).item()))
+    model.model.norm.register_forward_hook(
+        lambda _, __, out: seen.append(out.detach().double().var(unbiased=False).item())
+    )
+    model(IDS)
+    assert profile.forward["stream_in"].variance.tolist() == pytest.approx(seen[:-1], rel=1e-6)
+    assert profile.forward["stream_out"].variance.tolist() == pytest.approx(seen[1:], rel=1e-6)
+    assert "layers.0 begins with a norm on the stream (model.layers.0.input_layernorm)" in str(profile.notes)
+
+
+def test_a_norm_on_the_stream_that_nothing_is_added_before_is_said() -> None:
+    """Grounding DINO's layers end with a norm on the stream and begin with another one."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begin, self.end, self.up, self.down = (
+                *(nn.LayerNorm(8) for _ in "ab"),
+                *(nn.Linear(8, 8) for _ in "ab"),
+            )
+            nn.init.normal_(self.begin.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.begin(x)
+            x = x + self.up(x)
+            return self.end(x + self.down(x))  # type: ignore[no-any-return]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            for layer in self.layers:
+                inputs = layer(inputs)
+            return inputs
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(2, 5, 8)
+    found = sp.anatomy(model, {"inputs": x})
+    assert [layer.entry_norm for layer in found.stacks[0].layers] == ["layers.0.begin", "layers.1.begin"]
+    assert str(found).count("begin (layernorm), on the stream") == 1
+    assert "the layers begin with a norm on the stream" in str(sp.measure(model, {"inputs": x}, backward=False).notes)
 
 
 @pytest.mark.parametrize("family", STRANGERS)

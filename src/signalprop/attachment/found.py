@@ -14,7 +14,7 @@ from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
-from signalprop.streams.anatomy import Branch, Layer, Multiplier, Seen, Stack
+from signalprop.streams.anatomy import Branch, Layer, Multiplier, Placement, Seen, Stack
 from signalprop.streams.found import Anatomy, anatomy
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -137,7 +137,7 @@ def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]
     for i in reversed(range(len(branches))):
         leaves[i] = branches[i].stream_out if branches[i].stream_out is not None else leaves[i + 1]
     items = []
-    placed = branches[0].placement  # a layer has one: what stands elsewhere is left out
+    placed = _placement(layer)
     for i, branch in enumerate(branches):
         assert branch.output is not None
         virtual = a.parallel and i + 1 < len(branches) and branches[i + 1].parallel
@@ -156,6 +156,12 @@ def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]
             )
         )
     return items
+
+
+def _placement(layer: Layer) -> Placement:
+    """A layer has one, that of its first norm on the stream or on a branch: what stands elsewhere is left out."""
+    first = layer.branches[0].placement
+    return "post" if first == "none" and any(b.placement == "post" for b in layer.branches) else first
 
 
 def _number(model: nn.Module, factor: Any) -> Number:
@@ -179,7 +185,7 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
     layers = [layer for stack in stacks for layer in stack.layers]
     width, heads = stacks[-1].width, known(_HEADS) or 1
     pairs = [len(layer.branches) == 2 and layer.branches[1].parallel for layer in layers]
-    placements = tuple(layer.branches[0].placement for layer in layers)
+    placements = tuple(_placement(layer) for layer in layers)
     norms = [norm.kind for norm in found.norms if norm.kind != "unknown"]
     fields: dict[str, Any] = {
         "kind": "encoder-decoder" if two else "decoder" if causal else "encoder",
@@ -244,6 +250,13 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
         notes.append(
             "where no module sees the stream between two branches, the stream before both stands for it as stream_in, "
             "that after both as stream_out"
+        )
+    entries = [layer for stack in stacks for layer in stack.layers if layer.entry_norm is not None]
+    if entries:
+        which_ones = "the layers" if len(entries) > 1 else entries[0].path
+        notes.append(
+            f"{which_ones} begin{'s' * (len(entries) == 1)} with a norm on the stream ({entries[0].entry_norm}): "
+            "stream_in is what leaves it"
         )
     hidden = _caveats(branches)
     return notes + [

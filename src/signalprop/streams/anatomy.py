@@ -88,11 +88,16 @@ class Branch:
 
 @dataclass(frozen=True)
 class Layer:
-    """A member of a stack: its path, its branches; `why` it was not understood, where it was not."""
+    """A member of a stack: its path, its branches; `why` it was not understood, where it was not.
+
+    Attributes:
+        entry_norm: path of a norm on the stream that it begins with, where that is not on the sum before.
+    """
 
     path: str
     branches: tuple[Branch, ...]
     why: str = ""
+    entry_norm: str | None = None
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,8 @@ class Finder:
         understood = [layer for layer in layers if layer.branches]
         if 2 * len(understood) <= len(layers) or last is None:
             return None
-        return Stack(one.path, tuple(layers), width, one.parameters, self._final_norm(*last))
+        known, final = _post_norms(layers, self._final_norm(*last))
+        return Stack(one.path, known, width, one.parameters, final)
 
     def _layer(self, call: Call, path: str) -> tuple[Layer, Node | None]:
         """A layer that is a module, from one run of it; and the stream after it."""
@@ -233,7 +239,8 @@ class Finder:
                     continue
                 found = steps(end, entry, given)
                 if found is not None and any(step.parts for step in found[0]):
-                    return Layer(path, self._branches(found[0], inside, call)), end
+                    norm = None if found[0][0].parts else self._norm_between(found[0][0], inside)
+                    return Layer(path, self._branches(found[0], inside, call), entry_norm=norm), end
         if not entries or not ends:
             return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None
         if all(end.numbers is entries[0].numbers for end in ends[:1]):
@@ -273,19 +280,13 @@ class Finder:
             if not step.parts:
                 continue
             later = found[i + 1] if i + 1 < len(found) and not found[i + 1].parts else None
-            earlier = found[i - 1] if i and not found[i - 1].parts else None
-            if earlier is not None and i > 1 and found[i - 2].parts:
-                earlier = None  # that one is on the sum before
             after = step.after if later is None else later.after
             norm_of_sum = None if later is None else self._norm_between(later, inside)
-            entry_norm = None if earlier is None else self._norm_between(earlier, inside)
             for k, part in enumerate(sorted(step.parts, key=lambda part: part.node.time)):
                 branch = self._branch(step, part, inside, layer)
                 placed: dict[str, Any] = {"stream_out": self._see(after, layer), "parallel": k > 0}
                 if later is not None:
                     placed |= {"placement": "post", "norm": norm_of_sum}
-                elif earlier is not None and branch.norm is None:
-                    placed |= {"placement": "post", "norm": entry_norm}
                 out.append(replace(branch, **placed))
         return tuple(out)
 
@@ -415,6 +416,28 @@ class Finder:
     def _parameter(self, tensor: Tensor) -> str:
         name, p = self.parameters.get(tensor.data_ptr(), ("", None))
         return name if p is not None and p.numel() == tensor.numel() else ""
+
+
+def _post_norms(layers: Sequence[Layer], final: str | None) -> tuple[tuple[Layer, ...], str | None]:
+    """Layers whose entry norms are put on the sums before, where those have none (MiniMax): then it is a post-norm.
+
+    Returns:
+        The layers, and the norm after the last one; None where that is on the last sum.
+    """
+    after = [*(layer.entry_norm for layer in layers[1:]), final]
+    bare = [layer.branches[-1].placement == "none" if layer.branches else False for layer in layers]
+    if not all(bare) or None in after[:-1] or len(layers) < 2:
+        return tuple(layers), final
+    out = []
+    for i, (layer, norm) in enumerate(zip(layers, after, strict=True)):
+        last = layer.branches[-1]
+        if norm is not None:
+            seen = layers[i + 1].branches[0].stream_in if i + 1 < len(layers) else Seen(norm, "output")
+            last = replace(last, placement="post", norm=norm, stream_out=seen)
+        out.append(
+            replace(layer, branches=(*layer.branches[:-1], last), entry_norm=layer.entry_norm if i == 0 else None)
+        )
+    return tuple(out), None
 
 
 def _given(calls: Sequence[Call]) -> dict[int, list[Call]]:

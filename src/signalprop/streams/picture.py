@@ -51,6 +51,8 @@ def _layer(found: Anatomy, layer: Layer) -> Iterator[str]:
     """A layer, in names that are its own alone."""
     if layer.why:
         yield f"  not understood: {layer.why}"
+    if layer.entry_norm is not None:
+        yield f"  {_own(layer, layer.entry_norm)}{_norm(found, layer.entry_norm)}, on the stream"
     branches = list(layer.branches)
     while branches:
         group = [branches.pop(0)]

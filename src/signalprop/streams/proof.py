@@ -45,7 +45,8 @@ def prove(
         for branch in stack.branches:
             wanted |= {s for s in (branch.stream_in, branch.output, branch.total) if s is not None}
             norms |= dict.fromkeys(n for n in (branch.norm, branch.post_norm) if n is not None)
-        norms |= {stack.final_norm: None} if stack.final_norm is not None else {}
+        ends = (*(layer.entry_norm for layer in stack.layers), stack.final_norm)
+        norms |= dict.fromkeys(n for n in ends if n is not None)
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
     wanted |= {Seen(path, side) for path in norms for side in both}
     tensors, _ = tensors_of_pass(model, arguments, wanted)

@@ -8,12 +8,9 @@ A connection carries one request, so that what is not read of a refused one ends
 
 from __future__ import annotations
 
-import html
 import json
 import time
-from dataclasses import fields
 from importlib import resources
-from string import Template
 from typing import NamedTuple
 
 import anyio
@@ -29,12 +26,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from signalprop.errors import InputError, require
-from signalprop.network.activations import ACTIVATIONS
-from signalprop.network.presets import PRESETS
-from signalprop.report.html.page import embedded
-from signalprop.schemes import SCHEMES
 from signalprop_lab.explorer.curves import MOST, report, shown, takes_long
-from signalprop_lab.explorer.settings import Settings, of_preset, read, starts
+from signalprop_lab.explorer.page import SERVED, explorer_page
+from signalprop_lab.explorer.settings import Settings, read
 
 HOSTS = ["127.0.0.1", "localhost"]
 PATIENCE = 10.0  # seconds that a request's head may take to arrive, and its body again
@@ -60,7 +54,7 @@ def application() -> Starlette:
         MissingExtra: plotly, whose JavaScript draws the curves, is not installed.
     """
     files = _files()
-    page = _page().encode()
+    page = explorer_page(SERVED).encode()
 
     def index(_: Request) -> Response:
         return Response(page, media_type="text/html")
@@ -210,35 +204,3 @@ def _files() -> dict[str, bytes]:
     found = {name: report_assets.joinpath(name).read_bytes() for name in _OF_REPORT}
     found |= {name: own_assets.joinpath(name).read_bytes() for name in _OWN}
     return found | {"plotly.min.js": resources.files(plotly).joinpath("package_data", "plotly.min.js").read_bytes()}
-
-
-def _page() -> str:
-    """The page with the names that its controls choose from."""
-    names = sorted({item.name for item in ACTIVATIONS.values()})
-    start = Settings()
-    options = {
-        name: {item.name: item.default for item in fields(cls) if item.name in ("k", "alpha")}
-        for name, cls in SCHEMES.items()
-    }
-    return Template(resources.files(__package__).joinpath("assets", "explore.html").read_text("utf-8")).substitute(
-        schemes=_choices({name: f"{name}: {cls.summary}" for name, cls in sorted(SCHEMES.items())}),
-        activations=_choices({name: name for name in names}),
-        presets=_choices({name: name for name in PRESETS}),
-        starts="\n".join(
-            f'<li><a href="{html.escape(where)}">{html.escape(text)}</a></li>' for text, where in starts().items()
-        ),
-        data=embedded(
-            {
-                "start": start.model_dump(),
-                "options": options,
-                "presets": {name: of_preset(name) for name in PRESETS},
-                "most": MOST,
-            }
-        ),
-    )
-
-
-def _choices(texts: dict[str, str]) -> str:
-    return "\n".join(
-        f'<option value="{html.escape(value)}">{html.escape(text)}</option>' for value, text in texts.items()
-    )

@@ -28,6 +28,13 @@ _FLAGS = {
     "seq_len": "--seq-len",
     "dropout": "--dropout",
 }
+# The last lines of `Settings.python`.
+PRINTS = (
+    'print("variance at the top", profile.forward["stream_out"].variance[-1])',
+    'print("token correlation at the top", profile.forward["stream_out"].token_correlation[-1])',
+    'print("gradient variance, first over last", profile.gradient["stream_in"].variance[0])',
+    'print("sensitivity", profile.sensitivity()["mean"])',
+)
 
 
 class Settings(Value):
@@ -98,10 +105,7 @@ class Settings(Value):
             ]
         lines += [
             f"profile = sp.predict(table, fidelity={self.fidelity!r})",
-            'print("variance at the top", profile.forward["stream_out"].variance[-1])',
-            'print("token correlation at the top", profile.forward["stream_out"].token_correlation[-1])',
-            'print("gradient variance, first over last", profile.gradient["stream_in"].variance[0])',
-            'print("sensitivity", profile.sensitivity()["mean"])',
+            *PRINTS,
         ]
         return "\n".join(lines) + "\n"
 
@@ -143,17 +147,18 @@ def of_preset(name: str) -> dict[str, Any]:
     return {field: getattr(a, field) for field in _NETWORK} | {"scheme": default_scheme(a)}
 
 
-def starts() -> dict[str, str]:
+def starts(fidelity: str = "auto") -> dict[str, str]:
     """Where it is good to start: the address of the page's state, by what is to be seen there."""
-    deep, wide = Settings(n_layers=192), Settings(norm_placement="pre")
-    models = {name: Settings(preset=name, **of_preset(name)) for name in ("gpt2", "llama-7b")}
+    plain = Settings(fidelity=fidelity)  # type: ignore[arg-type]
+    deep, wide = plain.model_copy(update={"n_layers": 192}), plain.model_copy(update={"norm_placement": "pre"})
+    models = {name: plain.model_copy(update={"preset": name, **of_preset(name)}) for name in ("gpt2", "llama-7b")}
     return {
         "192 post-norm layers: Xavier, DeepScaleLM": address(deep.model_copy(update={"scheme": "deepscalelm"}), [deep]),
-        "pre- or post-norm": address(wide, [Settings()]),
+        "pre- or post-norm": address(wide, [plain]),
         "GPT-2 as it starts": address(models["gpt2"]),
         "Llama 7B as it starts": address(models["llama-7b"]),
         "too large queries and keys": address(wide.model_copy(update={"qk_scale": 3.0}), [wide]),
-        "no norms": address(Settings(n_layers=24, norm_placement="none")),
+        "no norms": address(plain.model_copy(update={"n_layers": 24, "norm_placement": "none"})),
     }
 
 

@@ -24,7 +24,7 @@ from signalprop.files.validation import typed
 from signalprop.report.html.contents import Item, document
 
 # The order in which the scripts are read: each uses those before it.
-SCRIPTS = ("format.js", "charts.js", "heatmaps.js", "tables.js", "sections.js", "start.js")
+SCRIPTS = ("format.js", "charts.js", "heatmaps.js", "tables.js", "sections.js", "library.js", "start.js")
 _LIBRARY = ("package_data", "plotly.min.js")
 _ICONS = {"fault": "✕", "warning": "!", "note": "i", "good": "✓"}
 
@@ -54,21 +54,17 @@ def render(content: Mapping[str, Any]) -> str:
     Raises:
         MissingExtra: plotly, whose JavaScript the page carries, is not installed.
     """
-    library, version, digest = _library()
-    script = "\n".join(_asset(name) for name in SCRIPTS)
-    return Template(_asset("page.html")).substitute(
-        policy=f"default-src 'none'; script-src '{_digest(script)}' '{digest}'; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'",
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    return Template(asset("page.html")).substitute(
+        library(script),
         title=html.escape(str(content["title"])),
         subtitle=html.escape(str(content["subtitle"])),
         findings="\n".join(_card(item) for item in content["findings"]),
         notes=_notes(content["notes"]),
         navigation="\n".join(_link(item) for item in content["sections"]),
-        style=_asset("page.css"),
+        style=asset("page.css"),
         script=script,
         data=embedded({"sections": content["sections"]}),
-        library=library,
-        credit=html.escape(f"Charts: {version}, Copyright Plotly, Inc., MIT license."),
     )
 
 
@@ -76,6 +72,23 @@ def embedded(value: Any) -> str:
     """JSON that is safe inside an HTML script element: pure ASCII, without any of < > &."""
     text = json.dumps(finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def library(script: str) -> dict[str, str]:
+    """What a page that runs this script, and carries the plotting library compressed, says.
+
+    `policy`: a content security policy that allows no other script and no connection; `library` and its `credit`.
+
+    Raises:
+        MissingExtra: plotly, whose JavaScript it is, is not installed.
+    """
+    packed, version, digest = _library()
+    return {
+        "policy": f"default-src 'none'; script-src '{_digest(script)}' '{digest}'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'",
+        "library": packed,
+        "credit": html.escape(f"Charts: {version}, Copyright Plotly, Inc., MIT license."),
+    }
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +105,8 @@ def _digest(script: str) -> str:
 
 
 @lru_cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A script, style or page of the report."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 

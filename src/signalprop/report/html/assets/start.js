@@ -1,22 +1,10 @@
 "use strict";
 
-// Builds the page from its data, inflates the plotting library, and draws figures as they come near the screen.
+// Builds the page from its data, and draws figures as they come near the screen.
 
 (() => {
   const root = document.documentElement;
   const everywhere = () => [...document.querySelectorAll("figure.block")];
-
-  /** The plotting library from its compressed form in the page. */
-  async function load() {
-    const packed = document.getElementById("library");
-    const stream = new Blob([bytesOf(packed.textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
-    packed.remove();
-    const script = document.createElement("script");
-    script.textContent = await new Response(stream).text();
-    performance.mark("inflated");
-    document.head.append(script);
-    if (!window.Plotly) throw new Error("the plotting library did not start");
-  }
 
   const waiting = [];
   let drawing = false;
@@ -87,7 +75,7 @@
     root.dataset.state = "without charts";
   }
 
-  const library = load(); // is inflated while the page is built
+  const library = loadLibrary(); // is inflated while the page is built
   const data = JSON.parse(document.getElementById("data").textContent);
   document.getElementById("sections").append(...data.sections.map(sections.build));
   followNavigation();
