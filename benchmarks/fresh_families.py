@@ -23,6 +23,7 @@ from signalprop.files.storage import read_json, write_json, write_text
 
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 256, 128, 2000, 4
+WINDOW = TOKENS // 4  # of layers that have one
 SIZES = (
     ("hidden_size d_model n_embd", WIDTH),
     ("num_hidden_layers n_layer encoder_layers decoder_layers num_layers num_decoder_layers", LAYERS),
@@ -32,7 +33,12 @@ SIZES = (
     ("intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff ffn_hidden_size word_embed_proj_dim", 3 * WIDTH),
     ("max_position_embeddings n_positions", TOKENS + 2),
     ("vocab_size", VOCABULARY),
-    ("sliding_window", 2 * TOKENS),
+    ("sliding_window local_attention", WINDOW),
+    ("max_window_layers", LAYERS // 2),
+    ("use_sliding_window", True),
+    ("num_experts num_local_experts n_routed_experts", 16),
+    ("moe_intermediate_size", WIDTH),
+    ("shared_expert_intermediate_size", 2 * WIDTH),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (

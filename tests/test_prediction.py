@@ -43,18 +43,6 @@ def said(p: Profile, words: str) -> bool:
     return any(words in note for note in p.notes)
 
 
-def test_a_window_that_is_passed_is_pointed_at() -> None:
-    config = {
-        "model_type": "mistral", "sliding_window": 16, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300,
-        "num_key_value_heads": 4, "num_hidden_layers": 2, "intermediate_size": 128,
-    }  # fmt: skip
-    assert Architecture.from_hf(config).seq_len == 16
-    assert not said(predict(Architecture.from_hf(config)), "attention sees 16 tokens at most")
-    assert said(predict(Architecture.from_hf(config, seq_len=32)), "attention sees 16 tokens at most")
-    full = Architecture.from_hf(config | {"sliding_window": None}, seq_len=32)
-    assert not said(predict(full), "tokens at most")
-
-
 def test_positions_of_a_causal_decoder_are_not_called_alike() -> None:
     two = Architecture.preset("t5-small", n_layers=1, d_model=64, n_heads=4)
     for a, alike in ((two, False), (SMALL, True)):

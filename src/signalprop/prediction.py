@@ -19,6 +19,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.schemes.default import parametrized
+from signalprop.sublayers.attention.roles import has_window
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -126,6 +127,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
         return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
+    if a.kind == "encoder" and single and has_window(a):
+        return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     shallow = single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP
     if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
@@ -168,16 +171,15 @@ def scores_note(variance: str) -> str:
 
 def _left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -> tuple[str, ...]:
     """What predictions leave out that matters here, a sentence each, or ''."""
-    return _large_scores(p), _left_out(p), _window(p.architecture), _images(inputs, profile), _unstable(p, profile)
+    return _large_scores(p), _left_out(p), _window(p, profile), _images(inputs, profile), _unstable(p, profile)
 
 
-def _window(a: Architecture) -> str:
-    if a.window is None or a.seq_len <= a.window:
+def _window(p: Parametrization, profile: Profile) -> str:
+    if profile.fidelity != "moments" or not has_window(p.architecture):
         return ""
     return (
-        f"attention sees {a.window} tokens at most, and is predicted as if it saw all {a.seq_len}: at nine windows "
-        "(300 tokens, 32), token correlations of 0.90 were predicted for 0.42 and 3.6 times the first gradient; take "
-        f"seq_len {a.window}, or measure"
+        "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
+        "alike; take fidelity kernel of one parametrization, or measure"
     )
 
 

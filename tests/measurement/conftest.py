@@ -72,26 +72,40 @@ _S2T = {"max_source_positions": 48, "input_feat_per_channel": 6, "conv_channels"
 _FALCON = {"hidden_dropout": 0.1, "ffn_hidden_size": 48, "bias": True}
 _DROP = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 _GQA = {"num_key_value_heads": 2}
-# windowed layers among the others, but a window that holds all tokens, and one rotary base: an Architecture has no more
 _GEMMA3 = {
-    "head_dim": 6, "query_pre_attn_scalar": 9, "sliding_window": 40, "sliding_window_pattern": 2,
+    "head_dim": 6, "query_pre_attn_scalar": 9, "sliding_window": 9, "sliding_window_pattern": 2,
     "rope_parameters": {
-        kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("sliding_attention", "full_attention")
+        kind: {"rope_type": "default", "rope_theta": base}
+        for kind, base in (("sliding_attention", 10_000.0), ("full_attention", 50_000.0))
     },
-    "rope_theta": 10_000.0, "rope_local_base_freq": 10_000.0,  # the names of transformers 4
+    "rope_theta": 50_000.0, "rope_local_base_freq": 10_000.0,  # the names of transformers 4
 }  # fmt: skip
 # angles of another base are not the same to the last bit; in transformers 5, and before
 _BASE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rope_theta": 10_000.0}
-_OLMO3 = {"sliding_window": 40, "rope_parameters": _GEMMA3["rope_parameters"], "rope_theta": 10_000.0}
-_EXAONE4 = {"sliding_window": 40, "sliding_window_pattern": 99}  # the others rotate nothing
+_OLMO3 = {"sliding_window": 9, "rope_parameters": _BASE["rope_parameters"], "rope_theta": 10_000.0}
+_EXAONE4 = {"sliding_window": 9, "sliding_window_pattern": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", _common(**_DROP)),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", _common(**_DROP)),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", _gpt2()),
     "llama": ("LlamaForCausalLM", "LlamaConfig", _common(**_GQA)),
-    "mistral": ("MistralForCausalLM", "MistralConfig", _common(**_GQA)),
+    "mistral": ("MistralForCausalLM", "MistralConfig", _common(**_GQA, sliding_window=9)),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _common(**_GQA)),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _common(**_GQA, head_dim=6)),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM", "Qwen2MoeConfig",
+        _common(
+            num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=24,
+            mlp_only_layers=[0], num_key_value_heads=2, experts_implementation="eager",
+        ),
+    ),
+    "glm4_moe": (
+        "Glm4MoeForCausalLM", "Glm4MoeConfig",
+        _common(
+            num_local_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, n_group=4, topk_group=2,
+            routed_scaling_factor=2.5, num_key_value_heads=2, experts_implementation="eager",
+        ),
+    ),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _common(**_GQA, **_GEMMA3)),
     "mpnet": ("MPNetForMaskedLM", "MPNetConfig", _common(**_DROP)),
@@ -124,7 +138,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRobertaForMaskedLM", "XLMRobertaConfig", _common(**_DROP)),
     "camembert": ("CamembertForMaskedLM", "CamembertConfig", _common(**_DROP)),
     "mt5": ("MT5ForConditionalGeneration", "MT5Config", _t5()),
-    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", _common(**_GQA, **_BASE, no_rope_layer_interval=99)),
+    "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", _common(**_GQA, **_BASE, no_rope_layer_interval=2)),
     "internlm3": ("LlamaForCausalLM", "InternLM3Config", _common(**_GQA, head_dim=6)),
     "arcee": ("ArceeForCausalLM", "ArceeConfig", _common(**_GQA)),
     "ministral": ("MinistralForCausalLM", "MinistralConfig", _common(**_GQA, head_dim=6)),
@@ -134,7 +148,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "seed_oss": ("SeedOssForCausalLM", "SeedOssConfig", _common(**_GQA, head_dim=6)),
     "jais2": ("Jais2ForCausalLM", "Jais2Config", _common(**_GQA)),
     "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", _common(**_GQA)),
-    "cwm": ("CwmForCausalLM", "CwmConfig", _common(**_GQA, **_BASE, head_dim=6, sliding_window=40)),
+    "cwm": ("CwmForCausalLM", "CwmConfig", _common(**_GQA, **_BASE, head_dim=6, sliding_window=9)),
     "eurobert": ("EuroBertForMaskedLM", "EuroBertConfig", _common(**_GQA)),
     "ernie": ("ErnieForMaskedLM", "ErnieConfig", _common(**_DROP)),
     "data2vec-text": ("Data2VecTextForMaskedLM", "Data2VecTextConfig", _common(**_DROP)),

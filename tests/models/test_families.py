@@ -27,6 +27,7 @@ from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import batch_tensors
 from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
+from signalprop.sublayers.attention.roles import has_window
 
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not
 _QK_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
@@ -58,7 +59,8 @@ def both(model: Any, mine: Any, reference: Any, offset: float = 0.0) -> Iterator
     rows = reference[1] if isinstance(reference, tuple) else slice(None)
     turned = is_transposed(module)
     if isinstance(module, Tensor):
-        yield mine.weight, module, lambda t: t.reshape(mine.weight.shape)
+        several = mine.weight.ndim == 3 and isinstance(reference, tuple)  # rows of every expert
+        yield mine.weight, module, lambda t: (t[:, rows] if several else t).reshape(mine.weight.shape)
         return
 
     def cut(t: Tensor) -> Tensor:
@@ -147,7 +149,10 @@ def transplanted(model: Any, mapping: Mapping) -> tuple[Transformer, list[Pair]]
 
 
 def batch_for(mapping: Mapping) -> Batch:
-    batch = synthetic_batch(mapping.architecture, default_statistics(mapping.architecture), 3, 0)
+    a = mapping.architecture
+    if has_window(a.replace(seq_len=40)):  # more tokens than a window holds
+        a = a.replace(seq_len=40)
+    batch = synthetic_batch(a, default_statistics(a), 3, 0)
     away = {n: np.maximum(v, 4) for n in ("tokens", "decoder_tokens") if (v := getattr(batch, n)) is not None}
     keep = None
     if batch.tokens is not None:  # sequences of 40, 29 and 5 tokens

@@ -94,7 +94,8 @@ class TestLayout:
             n_layers=1, n_decoder_layers=2, d_model=8, kind="encoder-decoder", norm_placement=("pre", "post", "none")
         )
         rows = layout(a)
-        assert rows.kind.tolist() == [0, 2, 0, 1, 2, 0, 1, 2]
+        attention, across, feed = (KINDS.index(name) for name in ("attention", "cross_attention", "feed_forward"))
+        assert rows.kind.tolist() == [attention, feed, attention, across, feed, attention, across, feed]
         assert rows.layer.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
         assert rows.stack.tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
         assert rows.placement.tolist() == [0, 0, 1, 1, 1, 3, 3, 3]

@@ -25,7 +25,10 @@ REFUSED = {
     ("bamboo", "bert"): "norm placement 'pre'",
     ("lns", "bert"): "norm placement 'pre'",
     ("mix-ln", "bert"): "norm placement 'pre'",
-    ("sandwich", "bert"): "norm placement 'sandwich'",
+    **dict.fromkeys(
+        ((s, "bert") for s in ("sandwich", "peri-ln", "running-mean", "normalised-gates", "depth-scaled-sandwich")),
+        "norm placement 'sandwich'",
+    ),
     ("e-spa", "t5"): "one stack",
     ("u-spa", "t5"): "one stack",
     ("value-skipinit", "t5"): "one stack",

@@ -20,16 +20,17 @@ from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import record_of
 
 FAMILIES = tuple(MODELS)
+SANDWICHED = ("sandwich", "peri-ln", "running-mean", "normalised-gates", "depth-scaled-sandwich")
 NOT_APPLIED = {
-    ("bamboo", "bert"), ("lns", "bert"), ("mix-ln", "bert"), ("sandwich", "bert"), ("deepscalelm", "vit"),
+    ("bamboo", "bert"), ("lns", "bert"), ("mix-ln", "bert"), ("deepscalelm", "vit"),
     ("takase", "vit"), ("value-skipinit", "t5"), ("admin", "gpt_neox"), ("deepnorm", "gpt_neox"),
-    ("mix-ln", "gpt_neox"), ("sandwich", "gpt_neox"), ("value-skipinit", "gpt_neox"),
+    ("mix-ln", "gpt_neox"), ("value-skipinit", "gpt_neox"),
     ("e-spa", "t5"), ("u-spa", "t5"), ("e-spa", "gpt_neox"), ("u-spa", "gpt_neox"), ("e-spa", "qwen3"),
-    ("u-spa", "qwen3"),
+    ("u-spa", "qwen3"), ("keel", "gpt_neox"), *((s, f) for s in SANDWICHED for f in ("bert", "gpt_neox")),
 }  # fmt: skip
 REMOVED, MOVED, ADDED = "its norm was removed", "its norm was moved", "a norm was added"
 UNFOLDABLE = dict.fromkeys(("fixup", "rezero", "skipinit", "t-fixup", "value-skipinit", "e-spa", "u-spa"), REMOVED)
-MOVES = {"admin": MOVED, "deepnorm": MOVED, "mix-ln": MOVED, "sandwich": ADDED}
+MOVES = dict.fromkeys(("admin", "deepnorm", "keel", "mix-ln"), MOVED) | dict.fromkeys(SANDWICHED, ADDED)
 # Every scheme on two families and three schemes on every family; the rest with the slow tests.
 CASES = [
     pytest.param(s, f, marks=() if f in ("bert", "gpt2") or s in ("deepscalelm", "lns", "admin") else pytest.mark.slow)

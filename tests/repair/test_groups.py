@@ -100,6 +100,16 @@ class TestMuon:
         adam = by_name(parameter_groups(model, lr=0.1), "lr")
         assert {name: rates[name] for name in rates if "norm" in name} == {n: adam[n] for n in adam if "norm" in n}
 
+    def test_completep_scales_the_epsilon_of_adam(self) -> None:
+        model = applied_model("llama", "completep", base_width=4, base_depth=1)
+        m, deeper = model.config.hidden_size / 4, 3.0
+        groups = parameter_groups(model, lr=1.0, eps=1e-8, weight_decay=0.1)
+        eps, rates, decay = (by_name(groups, key) for key in ("eps", "lr", "weight_decay"))
+        weight, norm = "model.layers.0.mlp.up_proj.weight", "model.layers.0.input_layernorm.weight"
+        assert eps[weight] == eps[norm] == pytest.approx(1e-8 / (m * deeper))
+        assert eps["model.embed_tokens.weight"] == pytest.approx(1e-8 / m)
+        assert (rates[weight], decay[weight]) == pytest.approx((1 / m, 0.1 * m)) and rates[norm] == 1.0
+
     def test_a_matrix_that_is_stored_the_other_way_round(self) -> None:
         """Muon takes rows for outputs: GPT-2's feed-forward has them in the columns."""
         model = applied_model("gpt2", "deepscalelm", mode="gauge")

@@ -114,11 +114,9 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
 @pytest.mark.parametrize(
     ("family", "fields", "why"),
     [
-        ("mixtral", {"num_local_experts": 4}, r"layers.0 .*layers.0.mlp.experts.gate_up_proj holds experts"),
+        ("mixtral", {"num_local_experts": 4}, r"layers.0 branch: 4 experts, 2 a token by softmax is proved, and no"),
         ("gemma2", {"head_dim": 8, "attn_logit_softcapping": 0.5}, "attention: what q_proj, k_proj, v_proj are"),
-        ("deepseek_v3", {"num_hidden_layers": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
-                         "qk_nope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 2, "head_dim": 4,
-                         "num_key_value_heads": 4}, "attention: what q_a_proj, kv_a_proj_with_mqa are to .*o_proj"),
+        ("gpt_oss", {"num_local_experts": 4, "head_dim": 8}, "attention: what q_proj, k_proj, v_proj are to .*o_proj"),
     ],
 )  # fmt: skip
 def test_a_weight_that_is_not_proved_is_named(family: str, fields: dict[str, Any], why: str) -> None:
@@ -209,9 +207,11 @@ def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Co
     for family, fields in (("granite", {}), ("mixtral", {"num_local_experts": 4})):
         stranger(family, **fields).save_pretrained(tmp_path / family)
     found = command("anatomy", str(tmp_path / "granite"), "--json", str(tmp_path / "found.json"))
-    assert "proved      of all 6 branches, by replay in float64: 4 heads, 2 of keys, positions rotary" in found.out
-    assert "3 x gate model.layers.*.mlp.gate_proj, up model.layers.*.mlp.up_proj, down" in found.out
+    assert "weights proved      of 6 of 6 branches, by replay in float64" in found.out
+    assert "3 x feed-forward: gate model.layers.*.mlp.gate_proj, up model.layers.*.mlp.up_proj, down" in found.out
+    assert "4 heads, 2 of keys, positions rotary" in found.out
     weights = json.loads((tmp_path / "found.json").read_text())["weights"]
     assert weights["sublayers"][2]["key"] == "model.layers.1.self_attn.k_proj"
     refused = command("anatomy", str(tmp_path / "mixtral"))
-    assert refused.status == 0 and "weights             not known: model.layers.0 branch: " in refused.out
+    assert "3 x 4 experts, 2 a token by softmax: router model.layers.*.mlp.gate, expert_gate" in refused.out
+    assert refused.status == 0 and "not predicted       model.layers.0 branch: 4 experts" in refused.out

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from signalprop.attachment.live_model import unwrapped, without_adapters
 from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
 from signalprop.hooks import Site
-from signalprop.network.kinds import Kind, kind_of
+from signalprop.network.kinds import ROLE, Kind, Role, kind_of
 from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
 
 
@@ -25,12 +25,14 @@ class Held:
     """A weight: what holds it, and its output features there (None: all); or another part that few things need.
 
     Attributes:
+        copies: it holds several maps, (copies, outputs, inputs).
         found: the module, or a bare parameter. problem: why there is none, where there is none.
     """
 
     found: Any
     rows: slice | Sequence[int] | None = None
     problem: str = ""
+    copies: bool = False
 
     @property
     def holder(self) -> Any:
@@ -116,8 +118,17 @@ class AttachedRow:
             return self.post_norm
         if placement == "res-post":
             return self.norm
+        if self.kind.has_copies:  # no one map ends it
+            return self.branch
         last = [self.weights[role.name] for role in self.kind.roles if role.writes and role.name in self.weights]
         return last[0].holder if last else None
+
+    def holders(self, chosen: Callable[[Role], bool]) -> list[Any]:
+        """What holds the weights of the roles that pass a test, each once."""
+        found = [
+            self.weights[role.name].holder for role in self.kind.roles if chosen(role) and role.name in self.weights
+        ]
+        return list({id(holder): holder for holder in found}.values())
 
     @property
     def reader(self) -> Any:
@@ -132,12 +143,13 @@ class AttachedRow:
     def readers(self) -> list[Any]:
         """The modules (or bare parameters) that read what enters the branch, each once.
 
-        Of cross-attention the query's alone: its keys and values read the encoder's output.
+        Of cross-attention the query's alone: its keys and values read the encoder's output. Of experts, of which every
+        one reads some tokens, the branch.
         """
-        roles = [role.name for role in self.kind.roles if role.reads]
-        roles = ["query"] if self.kind.reads_memory else roles
-        found = [self.weights[role].holder for role in roles if role in self.weights]
-        return list({id(holder): holder for holder in found}.values())
+        if self.kind.has_copies:
+            return [self.branch]
+        across = self.kind.reads_memory
+        return self.holders(lambda role: role.name == "query" if across else role.reads)
 
 
 @dataclass(frozen=True)
@@ -262,12 +274,13 @@ def is_transposed(module: Any) -> bool:
     return any(cls.__name__ == "Conv1D" for cls in type(without_adapters(module)).__mro__)
 
 
-def _held(model: nn.Module, reference: Weight, where: str) -> Held:
+def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> Held:
     source, rows = split(reference)
+    copies = role in ROLE and ROLE[role].copies is not None
     try:
-        return Held(find_any(model, source, where), rows)
+        return Held(find_any(model, source, where), rows, copies=copies)
     except InputError as error:  # said where the weight is needed
-        return Held(None, rows, str(error))
+        return Held(None, rows, str(error), copies)
 
 
 def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> AttachedRow:
@@ -297,7 +310,7 @@ def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attached
         key_norm=module(item.key_norm),
         attention=None if item.attention is None else _held(model, item.attention, label),
         activation=None if item.activation is None else _held(model, item.activation, label),
-        weights={role: _held(model, reference, f"{label} {role}") for role, reference in item.weights.items()},
+        weights={role: _held(model, reference, f"{label} {role}", role) for role, reference in item.weights.items()},
         own_carrier=None if item.carrier is None else find_any(model, item.carrier, label),
         dropout=_dropout(model, item, label),
         scaling=None if item.scaling is None else _attribute(model, item.scaling, label),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,46 +14,88 @@ from signalprop.attachment.found import mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
+from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
+from signalprop.network.layout import ROLES
 from signalprop.streams.anatomy import Branch, Stack
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
 from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
 from signalprop.streams.replay import Replayed
-from signalprop.streams.roles import prove_roles
+from signalprop.streams.roles import Proof, prove_roles
 
 _DROPOUTS = ("hidden_dropout_prob", "resid_pdrop", "hidden_dropout", "residual_dropout", "dropout", "dropout_rate")
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attn_pdrop", "attention_dropout", "dropout_rate")
 
 
-def mapping_with_roles(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Mapping:
-    """The mapping of a model that no family knows, with what every weight is: three small forward passes.
+@dataclass(frozen=True)
+class Roles:
+    """What the weights of a model's branches are, as far as that is proved.
+
+    Attributes:
+        found: the anatomy. stacks: those of it that are taken. labels: of every branch, `layers.3 attention`.
+        proof: of every branch. arguments: of the forward.
+    """
+
+    found: Anatomy
+    stacks: list[Stack]
+    labels: list[str]
+    proof: Proof
+    arguments: dict[str, Any]
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Of the stacks, in the order of the stream."""
+        return [branch for stack in self.stacks for branch in stack.branches]
+
+
+def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Roles:
+    """What every weight of every branch is, or the one line why that is not known: three small forward passes.
 
     Args:
         model: in single precision (replays in half precision would prove anything).
         arguments: of its forward; default: made up.
 
     Raises:
-        InputError: a sum, a norm, a role or the embedding that is not proved; the line names the weight.
+        InputError: a model in which nothing can be proved.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
     found = anatomy(model, given)
-    mapping = mapping_of_anatomy(model, replace(found, invented=arguments is None))
     stacks = taken(model, found)
-    branches = [branch for stack in stacks for branch in stack.branches]
     labels = [f"{layer.path} {b.sort.replace('_', '-')}" for s in stacks for layer in s.layers for b in layer.branches]
-    _refuse(model, found, stacks, labels)
+    _refuse_all(model, found, stacks)
     device = device_of(model)
     given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
     with as_it_was(model):
         proof = prove_roles(model, given, stacks, found.norms)
-    for label, replayed in zip(labels, proof.branches, strict=True):
+    return Roles(replace(found, invented=arguments is None), stacks, labels, proof, given)
+
+
+def mapping_with_roles(
+    model: nn.Module, arguments: Dictionary[str, Any] | None = None, roles: Roles | None = None
+) -> Mapping:
+    """The mapping of a model that no family knows, with what every weight is.
+
+    Args:
+        model, arguments: as `roles_of` has them. roles: what that gave of them.
+
+    Raises:
+        InputError: a sum, a norm, a role or the embedding that is not proved; the line names the weight.
+    """
+    roles = roles_of(model, arguments) if roles is None else roles
+    found, stacks, proof, branches = roles.found, roles.stacks, roles.proof, roles.branches
+    mapping = mapping_of_anatomy(model, found)
+    _refuse(model, found, stacks, roles.labels)
+    for label, replayed in zip(roles.labels, proof.branches, strict=True):
         if not isinstance(replayed, Replayed):
             raise unknown_weights(model, f"{label}: {replayed}")
+        unknown = next((role for role in replayed.weights if role not in ROLES), None)
+        if unknown is not None:
+            raise unknown_weights(model, f"{label}: {replayed.words} is proved, and no Architecture can say it yet")
     known = [one for one in proof.branches if isinstance(one, Replayed)]
     fields = _fields(model, found, stacks, branches, known)
-    embedding, more = embedding_of(model, given, stacks, proof)
+    embedding, more = embedding_of(model, roles.arguments, stacks, proof)
     if isinstance(embedding, str):
         raise unknown_weights(model, f"embedding: {embedding}")
     head, last, note = head_of(model, stacks, proof, embedding, {**fields, **more})
@@ -84,7 +126,7 @@ def unknown_weights(model: nn.Module, why: str) -> InputError:
     )
 
 
-def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: Sequence[str]) -> None:
+def _refuse_all(model: nn.Module, found: Anatomy, stacks: Sequence[Stack]) -> None:
     """Raise InputError where replays could not prove anything."""
     if not found.numbers:
         raise unknown_weights(model, "what its weights are is proved by numbers, which the meta device does not hold")
@@ -94,6 +136,10 @@ def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: S
                                      "model.float()")  # fmt: skip
     if len({layer.path for stack in stacks for layer in stack.layers}) < sum(len(s.layers) for s in stacks):
         raise unknown_weights(model, f"{stacks[0].layers[0].path} serves several layers")
+
+
+def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: Sequence[str]) -> None:
+    """Raise InputError where one Architecture could not say what was found."""
     for label, branch in zip(labels, (b for s in stacks for b in s.branches), strict=True):
         if not branch.proved:
             raise unknown_weights(model, f"{label}: its sum is not proved: {branch.caveat or 'it is another'}")
@@ -173,8 +219,10 @@ def _fields(
         fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
     if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:
         fields["attention_scale"] = shapes[0].scale
-    if windows := [s.window for s in own if s is not None and s.window]:
-        fields["window"] = min(windows)
+    if len(own) == sum(len(stack.layers) for stack in stacks):
+        windows = pattern([(s.window if s.causal else 2 * s.window - 1) * bool(s.window) for s in own])
+        turns = pattern([s.rotation is not None for s in own]) if rotations else True
+        fields["settings"] = {"attention": {"window": windows, "rotates": turns}}
     if rotations:
         n = len(rotations[0].frequencies)
         base = rotations[0].frequencies[1] ** -n if n > 1 else 10_000.0

@@ -16,7 +16,8 @@ from signalprop.attachment.mapping import Mapping, Number, describe, number, own
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.kinds import rows_where
+from signalprop.network.kinds import ROLE, rows_where
+from signalprop.network.layout import entries
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
     PLACEMENTS,
@@ -73,11 +74,12 @@ def read_parametrization(
             if role not in attached.rows[i].weights:
                 raise InputError(f"{where}: the mapping names no weight of this role; expected one in `weights`")
             weight, bias = tensors_of(attached.rows[i].weights[role], where)
-            inputs, outputs = fan(a, role)
-            if weight.numel() != inputs * outputs:
+            if weight.numel() != entries(a, role):
+                inputs, outputs = fan(a, role)
+                several = f"{entries(a, role) // (inputs * outputs)} x " * (ROLE[role].copies is not None)
                 raise InputError(
-                    f"{where}: the weight has {weight.numel()} entries, the architecture {inputs} x {outputs}; fix "
-                    "the mapping (rows of a fused map?) or the architecture"
+                    f"{where}: the weight has {weight.numel()} entries, the architecture {several}{inputs} x {outputs};"
+                    " fix the mapping (rows of a fused map?) or the architecture"
                 )
             weights[i] = rms(weight, where)
             biases[i] = 0.0 if bias is None else rms(bias, f"{where} bias")
@@ -125,7 +127,9 @@ def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
         raise InputError(f"{where}: a {what} has no weight; expected a module with `weight`, or a parameter")
     if rows is None:
         return weight, bias
-    return (weight[:, rows] if held.transposed else weight[rows]), None if bias is None else bias[rows]
+    every: Any = (slice(None),) * held.copies
+    first = (slice(None),) if held.transposed else ()
+    return weight[(*every, *first, rows)], None if bias is None else bias[(*every, rows)]
 
 
 def numbers_of(owner: Any) -> Tensor | None:

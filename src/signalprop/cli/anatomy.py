@@ -76,24 +76,42 @@ def anatomy(
 
 
 def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """What every weight is, where that can be proved: as a JSON value, and in words."""
-    from signalprop.attachment.found_roles import mapping_with_roles
+    """What every weight is, as far as that can be proved: as a JSON value, and in words."""
+    from signalprop.attachment.found_roles import mapping_with_roles, roles_of
 
     try:
-        mapping = mapping_with_roles(live)
+        roles = roles_of(live)
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)
         return {"proved": False, "why": why}, [f"weights             not known: {why}"]
-    rows = [
-        {role: place[0] if isinstance(place, tuple) else place for role, place in item.weights.items()}
-        for item in mapping.sublayers
+    branches: list[dict[str, Any]] = [
+        {"branch": label, "why": one}
+        if isinstance(one, str)
+        else {"branch": label, "is": one.words, "error": one.error, **{r: path for r, (path, _) in one.weights.items()}}
+        for label, one in zip(roles.labels, roles.proof.branches, strict=True)
     ]
-    alike = Counter(re.sub(r"\.\d+(?=\.)", ".*", ", ".join(f"{r} {p}" for r, p in row.items())) for row in rows)
-    a = mapping.architecture
+    known = [row for row in branches if "why" not in row]
+    largest = max((float(row["error"]) for row in known), default=0.0)
+    lines = [
+        f"weights proved      of {len(known)} of {len(branches)} branches, by replay in float64 (error {largest:.0e})"
+    ]
+    alike = Counter(re.sub(r"\.\d+(?=[. ])", ".*", _words(row)) for row in branches)
+    lines += [f"  {n} x {what}" for what, n in alike.items()]
+    try:
+        a = mapping_with_roles(live, roles=roles).architecture
+    except InputError as error:
+        why = str(error).partition(" only the stream is known: ")[2] or str(error)
+        return {"proved": False, "why": why, "sublayers": branches}, [*lines, f"not predicted       {why}"]
     heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
     inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
-    lines = [f"weights proved      of all {len(rows)} branches, by replay in float64: {heads}; {inside}"]
-    return {"proved": True, "sublayers": rows}, lines + [f"  {n} x {what}" for what, n in alike.items()]
+    return {"proved": True, "sublayers": branches}, [*lines, f"architecture        {heads}; {inside}"]
+
+
+def _words(row: dict[str, Any]) -> str:
+    """A branch in one line."""
+    if "why" in row:
+        return f"not proved: {row['why']}"
+    return f"{row['is']}: " + ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("branch", "is", "error"))
 
 
 def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:

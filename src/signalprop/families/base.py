@@ -6,9 +6,9 @@ Nothing here or in a family's file imports torch: a description is read and pred
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from signalprop.errors import InputError
 from signalprop.families._complete import check_complete
@@ -16,6 +16,7 @@ from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES
 
+T = TypeVar("T")
 Config = Mapping[str, Any]
 BY_HAND = "map the model by hand (docs/measuring.md)"
 SINUSOIDS = 0.5**0.5  # root mean square of sines and cosines
@@ -27,7 +28,8 @@ class SublayerPaths:
 
     `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
-    is the module that holds query, key and value together. `by_depth`: path of a flag that divides the scores by the
+    is the module that holds query, key and value together, `fused_experts` what holds the gates of all experts and,
+    after them, what they multiply: (experts, 2 width, d). `by_depth`: path of a flag that divides the scores by the
     layer's number. A `scaling` that the installed transformers does not have counts as none; `reads` of "" is the layer
     itself. No `attention`: the family computes it in a way that no other function can replace (windows, a bias).
     """
@@ -36,6 +38,7 @@ class SublayerPaths:
     branch: str
     weights: Mapping[str, str]
     fused: str = ""
+    fused_experts: str = ""
     call: int = 0
     calls: int = 1
     by_depth: str = ""
@@ -51,11 +54,20 @@ class SublayerPaths:
 
 @dataclass(frozen=True)
 class StackPaths:
-    """A stack: paths in the base model, and the sublayers of one of its layers in order."""
+    """A stack: paths in the base model, and the sublayers of one of its layers in order.
+
+    Attributes:
+        kinds: where layers differ: of a sublayer of that kind, in the place of the one that other layers have.
+    """
 
     layers: str
     sublayers: tuple[SublayerPaths, ...]
     final_norm: str | None = None
+    kinds: Mapping[str, SublayerPaths] = field(default_factory=dict)
+
+    def of(self, k: int, kind: str) -> SublayerPaths:
+        """Sublayer `k` of a layer, which is of this kind."""
+        return self.kinds.get(kind) or self.sublayers[k]
 
 
 @dataclass(frozen=True)
@@ -199,6 +211,41 @@ def rotary_base_of(config: Config, kind: str, before: str, default: float) -> fl
     """The rotary base of one kind of layers: in transformers 5 under its name, before that at the top level."""
     value = ((config.get("rope_parameters") or {}).get(kind) or {}).get("rope_theta", config.get(before))
     return default if value is None else float(value)
+
+
+def every(n: int, config: Config, *, first: bool = False) -> Sequence[str]:
+    """Kinds of the layers: what a configuration says, or a full one after n - 1 with a window (`first`: before)."""
+    full = [(i % n == 0) if first else ((i + 1) % n == 0) for i in range(config["num_hidden_layers"])]
+    return config.get("layer_types") or ["full_attention" if one else "sliding_attention" for one in full]
+
+
+def pattern(values: Sequence[T]) -> T | tuple[T, ...]:
+    """The shortest run that gives these values when it is repeated; a single one by itself.
+
+    >>> pattern([8, 0, 8, 0, 8])
+    (8, 0)
+    """
+    n = next(n for n in range(1, len(values) + 1) if all(x == values[i % n] for i, x in enumerate(values)))
+    return values[0] if n == 1 else tuple(values[:n])
+
+
+def seeing(config: Config, kinds: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """`seq_len` and `settings` of attention whose layers are of these kinds; seq_len is the width of a window, if any.
+
+    Args:
+        settings: others of the attention's, a value or one per layer.
+
+    Raises:
+        InputError: a kind that is neither full nor sliding.
+    """
+    odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+    if odd:
+        raise InputError(f"layers with {odd[0]!r} are not supported; {BY_HAND}")
+    length, window = config["max_position_embeddings"], config.get("sliding_window")
+    windows = [window if window and kind == "sliding_attention" and window < length else 0 for kind in kinds]
+    given = {"window": windows, **settings}
+    said = {name: pattern(value) if isinstance(value, (list, tuple)) else value for name, value in given.items()}
+    return {"seq_len": window if any(windows) else length, "settings": {"attention": said}}
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Code World Model: Llama, with a window on three layers of four; as `seq_len`, an Architecture has its width.
+"""Code World Model: Llama, with a window on three layers of four.
 
 Its rotations are stretched for long contexts ("llama3"): an Architecture has the plain ones of the same base.
 """
@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
-from signalprop.families.base import Config, rotary
+from signalprop.families.base import Config, every, rotary, seeing
 
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
-    windows = "sliding_attention" in (c.get("layer_types") or ("sliding_attention",))
     base = {"rotary_base": rotary(c, "rope_theta", 1e6)}
-    return llama.fields({**c, "attention_bias": False, "use_sliding_window": windows}) | base
+    return llama.fields({**c, "attention_bias": False}) | base | seeing(c, every(4, c, first=True))
 
 
 FAMILY = replace(

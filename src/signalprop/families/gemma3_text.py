@@ -1,7 +1,6 @@
 """Gemma 3's language model: sandwich norms, norms on queries and keys.
 
-Its layers alternate between a sliding window and all tokens, each kind with a rotary base of its own: an Architecture
-has the base of the commoner kind and, as `seq_len`, the width of the window.
+Its layers alternate between a sliding window and all tokens, each kind with a rotary base of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, activation_name, rotary_base_of
+from signalprop.families.base import BY_HAND, Config, activation_name, every, rotary_base_of, seeing
 
 
 def fields(c: Config) -> dict[str, Any]:
@@ -20,20 +19,13 @@ def fields(c: Config) -> dict[str, Any]:
         raise InputError(f"Gemma 3 with bidirectional attention is not supported; {BY_HAND}")
     if c.get("final_logit_softcapping"):
         raise InputError("Gemma 3 with final_logit_softcapping bounds its logits, which an Architecture cannot say")
-    every = c["sliding_window_pattern"]
-    plain = ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(c["num_hidden_layers"])]
-    kinds = c.get("layer_types") or plain
-    local = kinds.count("sliding_attention")
-    if 2 * local >= len(kinds):
-        base = rotary_base_of(c, "sliding_attention", "rope_local_base_freq", 10_000.0)
-    else:
-        base = rotary_base_of(c, "full_attention", "rope_theta", 1_000_000.0)
+    kinds = every(c["sliding_window_pattern"], c)
+    before = {"sliding_attention": ("rope_local_base_freq", 10_000.0), "full_attention": ("rope_theta", 1_000_000.0)}
+    bases = [rotary_base_of(c, kind, *before[kind]) for kind in kinds]
     return llama.decoder(c) | {
         "activation": activation_name(c["hidden_activation"]), "norm_placement": "sandwich", "qk_norm": True,
         "embedding_scale": c["hidden_size"] ** 0.5, "attention_scale": c["query_pre_attn_scalar"] ** -0.5,
-        "rotary_base": base,
-        "seq_len": min(c["max_position_embeddings"], c["sliding_window"]) if local else c["max_position_embeddings"],
-        "window": c["sliding_window"] if local and c["sliding_window"] < c["max_position_embeddings"] else None,
+        "rotary_base": bases[0], **seeing(c, kinds, rotary_base=bases),
     }  # fmt: skip
 
 

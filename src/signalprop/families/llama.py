@@ -13,23 +13,23 @@ from signalprop.families.base import (
     activation_name,
     normal,
     rotary,
+    seeing,
     separate,
 )
 
 
 def decoder(c: Config) -> dict[str, Any]:
     """Fields of an Architecture, of any decoder with Llama's keys. `seq_len` is the width of a window in use."""
-    window, length = c.get("sliding_window") if c.get("use_sliding_window") else None, c["max_position_embeddings"]
+    kinds = c.get("layer_types") or ["sliding_attention"] if c.get("use_sliding_window") else ["full_attention"]
     return {
         "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"],
         "n_heads": c["num_attention_heads"], "n_kv_heads": c.get("num_key_value_heads"),
         "d_head": c.get("head_dim"), "d_ff": c["intermediate_size"], "gated": True,
         "activation": activation_name(c["hidden_act"]), "norm": "rmsnorm", "norm_placement": "pre", "norm_bias": False,
         "norm_eps": c["rms_norm_eps"], "positions": "rotary", "rotary_base": rotary(c, "rope_theta", 10_000.0),
-        "vocab_size": c["vocab_size"], "seq_len": min(length, window) if window else length,
-        "window": window if window and window < length else None, "dropout": 0.0,
+        "vocab_size": c["vocab_size"], "dropout": 0.0,
         "attention_dropout": c["attention_dropout"], "bias": bool(c["attention_bias"]),
-        "qkv_bias": bool(c["attention_bias"]), "tied_embeddings": c["tie_word_embeddings"],
+        "qkv_bias": bool(c["attention_bias"]), "tied_embeddings": c["tie_word_embeddings"], **seeing(c, kinds),
     }  # fmt: skip
 
 

@@ -8,12 +8,10 @@ from typing import Any
 from signalprop.families import llama, mistral
 from signalprop.families.base import Config
 
-_PLAIN = ("sliding_attention",)
-
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
-    return llama.decoder({**c, "use_sliding_window": "sliding_attention" in (c.get("layer_types") or _PLAIN)})
+    return llama.decoder({**c, "use_sliding_window": True})
 
 
 FAMILY = replace(mistral.FAMILY, model_type="ministral", fields=fields)

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2, with a window on three layers of four; as `seq_len`, an Architecture has its width."""
+"""OLMo 3: OLMo 2, with a window on three layers of four."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama, olmo2
-from signalprop.families.base import Config, rotary_base_of
+from signalprop.families.base import Config, every, rotary_base_of, seeing
 
 
 def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. By default both kinds of layers have one rotary base."""
-    kinds = c.get("layer_types") or ("sliding_attention",)
-    common = max(("sliding_attention", "full_attention"), key=list(kinds).count)
-    return olmo2.fields({**c, "use_sliding_window": "sliding_attention" in kinds}) | {
-        "rotary_base": rotary_base_of(c, common, "rope_theta", 500_000.0)
-    }
+    """Fields of an Architecture."""
+    kinds = every(4, c)
+    bases = [rotary_base_of(c, kind, "rope_theta", 500_000.0) for kind in kinds]
+    return olmo2.fields(c) | {"rotary_base": bases[0]} | seeing(c, kinds, rotary_base=bases)
 
 
 FAMILY = replace(

@@ -11,7 +11,14 @@ from signalprop.families.base import Config
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
-    return llama.decoder(c) | {"bias": False, "qkv_bias": True}
+    return llama.decoder(later(c)) | {"bias": False, "qkv_bias": True}
+
+
+def later(c: Config) -> Config:
+    """A configuration that says which layers have the window, if it is used: those from max_window_layers on."""
+    first = c.get("max_window_layers", 28)
+    plain = ["full_attention" if i < first else "sliding_attention" for i in range(c["num_hidden_layers"])]
+    return {**c, "layer_types": c.get("layer_types") or plain}
 
 
 FAMILY = replace(

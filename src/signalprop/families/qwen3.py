@@ -11,7 +11,7 @@ from signalprop.families.base import Config
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
-    return llama.decoder(c) | {"qk_norm": True}
+    return llama.decoder(qwen2.later(c)) | {"qk_norm": True}
 
 
 FAMILY = replace(llama.FAMILY, model_type="qwen3", defaults={**qwen2.FAMILY.defaults, "head_dim": 128}, fields=fields)

@@ -22,8 +22,8 @@ _REMEDY = "give an Architecture, or a mapping ('signalprop anatomy MODEL --write
 def read(source: Any, **changes: Any) -> Architecture:
     """The Architecture of a Hugging Face config object, model, config dictionary, directory or config.json.
 
-    `seq_len` is the number of positions that the config allows (of a sliding window, its width: beyond it the
-    mask is not plainly causal, which an Architecture cannot say). Scaled rotary frequencies (`rope_type`
+    `seq_len` is the number of positions that the config allows (where layers have a sliding window, its
+    width: give `seq_len` to look beyond it). Scaled rotary frequencies (`rope_type`
     other than `default`) are read as plain ones. Dropout inside the feed-forward sublayer (`activation_dropout`) and
     layer dropping have no place in an Architecture and are not read. Where else a family says more than an Architecture
     can, its file in `signalprop.families` says what is read instead.

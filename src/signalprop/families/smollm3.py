@@ -1,4 +1,4 @@
-"""SmolLM3: Llama. Every fourth layer rotates nothing; an Architecture says that all layers rotate."""
+"""SmolLM3: Llama. Every fourth layer rotates nothing, and has the window, if there is one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
-from signalprop.families.base import Config, rotary
+from signalprop.families.base import Config, rotary, seeing
 
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
-    return llama.fields(c) | {"rotary_base": rotary(c, "rope_theta", 2e6)}
+    rotates = c.get("no_rope_layers") or [
+        (i + 1) % c["no_rope_layer_interval"] != 0 for i in range(c["num_hidden_layers"])
+    ]
+    sliding = c.get("use_sliding_window") and c.get("sliding_window")
+    plain = ["full_attention" if one or not sliding else "sliding_attention" for one in rotates]
+    seen = seeing(c, c.get("layer_types") or plain, rotates=[bool(one) for one in rotates])
+    return llama.fields(c) | {"rotary_base": rotary(c, "rope_theta", 2e6)} | seen
 
 
 FAMILY = replace(
@@ -20,7 +26,7 @@ FAMILY = replace(
     defaults={
         **llama.FAMILY.defaults, "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": True, "no_rope_layer_interval": 4,
     },
     fields=fields,
 )  # fmt: skip

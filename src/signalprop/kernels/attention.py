@@ -131,7 +131,7 @@ class TokenAttention:
         second = self._rows[0]
         out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
         out *= self._of_pair(self._per_row(spread))
-        out /= np.maximum.outer(n, n)
+        out *= self._met
         out += self._double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
         term = np.outer(linear, linear)
@@ -160,8 +160,8 @@ class TokenAttention:
         keys = jacobian * self.qk * (self._own + self.query_bias) * value_spread
         on = self._later_sum(own * (second / keep + keys), 1 / self._row_length)
         n = self._row_length
-        off = self._later_sum(own * (1 - second - keys), (n > 1) / np.maximum(n * (n - 1), 1.0))
-        out += np.where(self._seen, off[:, None], off)
+        off = own * (1 - second - keys)
+        out += self._over_both(off, (n > 1) / np.maximum(n * (n - 1), 1.0))
         # queries: the output is linear in the query
         slope = self._random_slope + self._structural_slope
         root = np.sqrt(slope)
@@ -209,6 +209,16 @@ class TokenAttention:
         if self.causal:
             return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
         return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
+
+    def _over_both(self, values: FloatArray, weight: FloatArray) -> FloatArray:
+        """Per pair of keys, the sum of weight times values over the queries that see both."""
+        later = self._later_sum(values, weight)
+        return np.where(self._seen, later[:, None], later)
+
+    @property
+    def _met(self) -> FloatArray:
+        """Sum over keys of the products of two rows' uniform weights: shared keys over the product of lengths."""
+        return 1 / np.maximum.outer(self._row_length, self._row_length)
 
     def _of_pair(self, per_row: FloatArray) -> FloatArray:
         """per_row at the shorter of two rows; the mean of both where all are of one length."""

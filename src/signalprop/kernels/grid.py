@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,8 +157,13 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
     usual = p.shaping.kind == "none" and a.positions != "alibi" and not (p.value_skip != 0).any()
     normed = all(PLACEMENTS[code] in NORM_BEFORE for code in p.placement.tolist())
     covered = a.kind == "decoder" and usual and normed and not known and a.seq_len > _SHORT
-    followed = covered and all(hasattr(kind.part("kernel"), "on_grid") for kind in kinds_in(p))
+    followed = covered and all(_is_smooth(kind.part("kernel"), p) for kind in kinds_in(p))
     return grid_of(a.seq_len) if followed else None
+
+
+def _is_smooth(kernel: Any, p: Parametrization) -> bool:
+    """Whether a kind of sublayer can be followed on a grid: it has `on_grid`, and no window ends between positions."""
+    return hasattr(kernel, "on_grid") and (not hasattr(kernel, "has_window") or not kernel.has_window(p))
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,7 @@ class Architecture(Value):
             d_model, which the last one has). conv_activation: after each convolution; `glu` gates half of its outputs
             with the other half.
         vocab_size, seq_len: rows of the token table; tokens that the model reads. target_len: of the decoder
-            of an encoder-decoder (default: seq_len). window: tokens that some layer's attention sees at most;
-            predictions have none, and say so where seq_len is larger.
+            of an encoder-decoder (default: seq_len).
         dropout: on every branch output; attention_dropout (on attention weights), embedding_dropout: default: dropout.
         bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
         tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
@@ -123,7 +122,6 @@ class Architecture(Value):
     conv_activation: str = "gelu"
     seq_len: int = Field(512, ge=1, le=_LONGEST)
     target_len: int | None = Field(None, ge=1, le=_LONGEST)
-    window: int | None = Field(None, ge=1, le=_LONGEST)
     dropout: float = Field(0.0, ge=0, lt=1)
     attention_dropout: float | None = Field(None, ge=0, lt=1)
     embedding_dropout: float | None = Field(None, ge=0, lt=1)

@@ -48,6 +48,7 @@ class Role:
         name: in tables and files; kinds may share a Role, but two Roles of one name are refused.
         fan: (fan_in, fan_out) in an architecture. exists: whether an architecture has it.
         biased: whether the built network's map has a bias.
+        copies: how many equal ones it holds, as (copies, outputs, inputs) (experts); None: it is one map.
         reads: it reads the stream. writes: it ends the branch: multipliers can be put on it, and schemes that scale the
             maps onto the stream with depth scale this one.
     """
@@ -56,6 +57,7 @@ class Role:
     fan: Callable[[Architecture], tuple[int, int]]
     exists: Callable[[Architecture], bool] = _always
     biased: Callable[[Architecture], bool] = _bias
+    copies: Callable[[Architecture], int] | None = None
     reads: bool = False
     writes: bool = False
 
@@ -104,6 +106,11 @@ class Kind:
     def role_names(self, architecture: Architecture) -> tuple[str, ...]:
         """Its weights in an architecture."""
         return tuple(role.name for role in self.roles if role.exists(architecture))
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether some of its weights hold several equal maps."""
+        return any(role.copies is not None for role in self.roles)
 
     def part(self, name: str) -> Any:
         """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`.

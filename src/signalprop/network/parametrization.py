@@ -315,12 +315,15 @@ class Parametrization(Document):
         if not isinstance(other, Parametrization):
             return NotImplemented
         mine, theirs = self.columns(), other.columns()
+        there = {*_roles_in(self), *_roles_in(other)}  # of roles of other kinds nobody draws anything
+        if any(self.distribution.get(role) != other.distribution.get(role) for role in there):
+            return False
         return all(np.array_equal(mine[name], theirs[name]) for name in mine) and all(
             np.array_equal(getattr(self, item.name), getattr(other, item.name))
             if isinstance(getattr(self, item.name), np.ndarray)
             else getattr(self, item.name) == getattr(other, item.name)
             for item in fields(self)
-            if item.name not in ("weights", "biases", "learning_rates")
+            if item.name not in ("weights", "biases", "learning_rates", "distribution")
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -344,7 +347,9 @@ class Parametrization(Document):
         for name, value in values.items():
             column = name.replace("__", ".", 1)
             if column not in filled:
-                raise InputError(f"a parametrization has no column {name!r}; columns: {', '.join(filled)}")
+                there = {*_roles_in(self), *_PLAIN, "vectors"}
+                known = ", ".join(known for known in filled if known.rpartition(".")[2] in there)
+                raise InputError(f"this parametrization has no column {name!r}; columns: {known}")
             group, _, role = column.partition(".")
             none = 1.0 if group == "learning_rate" else 0.0
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)

@@ -17,6 +17,7 @@ from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.weight_assignment import Part, assignments
+from signalprop.schemes.mup import epsilon_factors
 
 Optimizer = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule-free"]
 Adjustment = Literal["original", "match_rms_adamw"]
@@ -63,7 +64,8 @@ def parameter_groups(
     """Every trainable parameter of an applied model, or of one from `build`, in groups for a PyTorch optimizer.
 
     Learning-rate factors of the Parametrization (muP) multiply `lr`; there `weight_decay` is divided by the factor, so
-    that lr times weight decay is what it would be without (decoupled decay). In absorbed mode a parameter that was
+    that lr times weight decay is what it would be without (decoupled decay), and scheme `completep` has factors on
+    `eps` as well. In absorbed mode a parameter that was
     multiplied with c gets the numbers that make its training that of the multiplied model: AdamW lr c, eps / c, weight
     decay / c; SGD lr c^2, weight decay / c^2 (docs/theory/gauge.md). Exact until gradients are clipped by their global
     norm, which these factors change. Biases, gains and multipliers have no weight decay. For Adam with an L2 penalty
@@ -97,6 +99,7 @@ def parameter_groups(
     p, attached, rates, multiplied = _described(inner)
     found = {item.name: item.parts for item in assignments(attached, p)}
     wider = p.architecture.d_model / float(p.options.get("base_width") or p.architecture.d_model)
+    in_layers, at_ends = epsilon_factors(p)
     groups: dict[tuple[float, float, float, bool], dict[str, Any]] = {}
     for name, parameter in inner.named_parameters():
         if not parameter.requires_grad:
@@ -119,7 +122,9 @@ def parameter_groups(
             factor *= _upright(parameter)
         rate = lr if by_muon or optimizer != "muon" or rest_lr is None else rest_lr
         decay = weight_decay / (factor * c**rule.power if rule.decoupled else c**2)  # a penalty is in the gradient
-        key = (rate * factor * c**rule.power, decay if decays else 0.0, eps / c if rule.eps else 0.0, by_muon)
+        row = parts[0].row if parts else None
+        epsilon = eps * float(at_ends if row is None else in_layers[row]) / c if rule.eps else 0.0
+        key = (rate * factor * c**rule.power, decay if decays else 0.0, epsilon, by_muon)
         group = groups.setdefault(key, {"params": [], "names": []})
         group["params"].append(parameter)
         group["names"].append(name)

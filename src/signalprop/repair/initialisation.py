@@ -125,9 +125,10 @@ def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
         draw(tensor, only.std, only.distribution, seed, only.place, only.role)
         return
     values = torch.empty(tensor.shape, dtype=torch.float32)
-    outputs_first = values.T if only.transposed else values
+    outputs_first = values.mT if only.transposed else values
     for part in item.parts:
         rows: Any = slice(None) if part.rows is None else part.rows
+        rows = (slice(None), rows) if part.copies else rows
         drawn = torch.empty(outputs_first[rows].shape, dtype=torch.float32)
         draw(drawn, part.std, part.distribution, seed, part.place, part.role)
         outputs_first[rows] = drawn

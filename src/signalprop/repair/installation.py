@@ -480,8 +480,10 @@ def absorbed_factors(attached: Attached, plan: Plan, carriers: tuple[str, ...]) 
             raise InputError(
                 f"{here.label}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
             )
-        scale(attached.model.get_submodule(carrier), row.scale)
-        for reader in here.readers:
+        several = here.kind.has_copies  # their carrier and reader is the branch, which has no weight
+        for owner in here.holders(lambda role: role.writes) if several else [attached.model.get_submodule(carrier)]:
+            scale(owner, row.scale)
+        for reader in here.holders(lambda role: role.reads) if several else here.readers:
             scale(reader, row.input_scale, bias=False)
         if row.norm_scale != 1 and here.norm is not None and id(here.norm) not in scaled:
             if getattr(here.norm, "weight", None) is None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.errors import InputError
-from signalprop.network.layout import PLACEMENTS, STACKS
-from signalprop.network.parametrization import Distribution, Parametrization, fan
+from signalprop.network.layout import PLACEMENTS, STACKS, entries
+from signalprop.network.parametrization import Distribution, Parametrization
 
 Rows = slice | Sequence[int]
 
@@ -32,7 +32,8 @@ class Part:
         tensor: the whole parameter; None where there is none. problem: why, or what is wrong with it.
         std: standard deviation at the start; `constant`: the one value of every entry (gains) instead.
         offset: what is added to the parameter to get a gain.
-        rows: output features; None: all. transposed: they are the columns (Conv1D). padding: row that no token reads.
+        rows: output features; None: all. transposed: they are the columns (Conv1D). copies: of several maps, which the
+            first axis counts. padding: row that no token reads.
         learning_rate: factor on the learning rate.
         decays: whether weight decay is usual for it (matrices and tables, no biases, gains or multipliers).
         drawn: whether a scheme fills it. checked: whether it is part of the table that a scheme is checked by.
@@ -51,6 +52,7 @@ class Part:
     distribution: Distribution = "normal"
     rows: Rows | None = None
     transposed: bool = False
+    copies: bool = False
     padding: int | None = None
     learning_rate: float = 1.0
     decays: bool = True
@@ -60,7 +62,7 @@ class Part:
     @property
     def axis(self) -> int:
         """The axis of the output features."""
-        return 1 if self.transposed else 0
+        return (1 if self.transposed else 0) + self.copies
 
     @property
     def outputs(self) -> Any:
@@ -146,8 +148,7 @@ def _map(attached: Attached, p: Parametrization, i: int, row: AttachedRow, role:
     weight = _weight(
         held, std=float(p.weights[role][i]), role=role, learning_rate=float(p.learning_rates[role][i]), **common
     )
-    inputs, outputs = fan(attached.mapping.architecture, role)
-    yield _sized(weight, inputs * outputs)
+    yield _sized(weight, entries(attached.mapping.architecture, role))
     rate = float(p.learning_rates["vectors"][i])
     yield from _bias(held, std=float(p.biases[role][i]), role=f"{role} bias", learning_rate=rate, **common)
 
@@ -164,7 +165,8 @@ def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Pa
     if not isinstance(held.weight, Tensor):
         return replace(part, problem=f"the mapping's module has no {part.name}")
     padding = getattr(held.holder, "padding_idx", None)
-    return _inside(replace(part, tensor=held.weight, rows=held.rows, transposed=held.transposed, padding=padding))
+    here: dict[str, Any] = {"rows": held.rows, "transposed": held.transposed, "copies": held.copies}
+    return _inside(replace(part, tensor=held.weight, padding=padding, **here))
 
 
 def _inside(part: Part) -> Part:
@@ -183,7 +185,7 @@ def _bias(held: Held | None, *, role: str, name: str = "", **given: Any) -> Iter
         return
     part = Part(name=name or role, role=role, decays=False, **given)
     if isinstance(held.bias, Tensor):
-        yield _inside(replace(part, tensor=held.bias, rows=held.rows))
+        yield _inside(replace(part, tensor=held.bias, rows=held.rows, copies=held.copies))
     elif part.std > 0 and not isinstance(held.holder, Tensor):
         yield replace(part, problem=f"the mapping's module has no {part.name}", drawn=False)
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Head
@@ -79,7 +81,7 @@ class DepthMuP(_MaximalUpdate):
 
     Choose a base that does not know the depth: with scaled initialisation the depth would count twice (a warning).
     Yang et al. derive the rates for blocks of one layer and find no ideal rate for blocks of two or more, which all
-    transformers have. Adam's epsilon (m_L^-alpha / m in the layers) and SGD (no factor on the learning rate) are not in
+    transformers have. Adam's epsilon (`completep` scales it) and SGD (no factor on the learning rate) are not in
     the table.
     """
 
@@ -107,6 +109,35 @@ class DepthMuP(_MaximalUpdate):
         if self.alpha > 0:
             warn_if_depth_scaled(table, self.base, inputs)
         return table
+
+
+@register
+@dataclass(frozen=True)
+class CompleteP(DepthMuP):
+    """`depth-mup` at alpha = 1, with AdamW's epsilon: branches 1 / m_L, learning rates that do not know the depth.
+
+    AdamW's epsilon is 1 / (m m_L) of the base's in the layers and 1 / m at both ends, as gradients are; weight decay m
+    times the base's where the rate is 1 / m. `parameter_groups` gives both. The table of numbers is depth-mup's.
+    """
+
+    name: ClassVar[str] = "completep"
+    paper: ClassVar[str] = "Dey et al. 2025, NeurIPS, arXiv:2505.01618 (CompleteP), table 1"
+    summary: ClassVar[str] = "depth-mup at alpha = 1: branches 1/m_L; Adam's epsilon 1/(m m_L) in parameter groups"
+    alpha: float = 1.0
+
+
+def epsilon_factors(table: Parametrization) -> tuple[FloatArray, float]:
+    """Factors on AdamW's epsilon that the scheme of a table asks for: of each sublayer's parameters, of all others.
+
+    1 for every scheme but CompleteP.
+    """
+    a = table.architecture
+    if table.scheme != CompleteP.name:
+        return np.ones(table.n_sublayers), 1.0
+    options = table.options
+    wider = a.d_model / float(options["base_width"])
+    deeper = layers_of_stack(a) / float(options["base_depth"])
+    return deeper ** -float(options["alpha"]) / wider, 1 / wider
 
 
 def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputStatistics | None) -> Parametrization:

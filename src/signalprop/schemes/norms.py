@@ -1,4 +1,4 @@
-"""Methods that place or scale norms: DeepNorm, ADMIN, Mix-LN, LayerNorm Scaling, sandwich norm."""
+"""Methods that place or scale norms: DeepNorm, KEEL, ADMIN, Mix-LN, LayerNorm Scaling, sandwich norm."""
 
 from __future__ import annotations
 
@@ -16,10 +16,21 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization, Trainable, layout
 from signalprop.results.profile import Profile
-from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, register, within, xavier_std
+from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, positive, register, within, xavier_std
+from signalprop.schemes.residual import branches_of_stack
 from signalprop.schemes.stacking import base_table, check_base, placed, warn_if_depth_scaled
 from signalprop.schemes.vanilla import stream_ends
 from signalprop.theory.network import predict_moments
+
+
+@dataclass(frozen=True)
+class OnBase(Scheme):
+    """What methods that say nothing of weights share: the scheme that draws them."""
+
+    base: str = "fixed"
+
+    def __post_init__(self) -> None:
+        check_base(self, self.base)
 
 
 @register
@@ -62,6 +73,34 @@ class DeepNorm(Scheme):
             pairs = [(0.81 * size, 0.87 / size), ((3 * m) ** 0.25, (12 * m) ** -0.25)]
         alpha, beta = np.array(pairs)[rows.stack].T
         return alpha, beta
+
+
+@register
+@dataclass(frozen=True)
+class Keel(OnBase):
+    """Post-norm with a skip of the number of branches: stream_out = norm(alpha * stream_in + f(norm(stream_in))).
+
+    alpha = 2N, the branches of the stack, or the option. At initialisation the inner norm is not there: it reads a
+    stream that the norm before it has just made, and a norm of a norm is that norm (the first branch reads embeddings
+    of variance 1). So the table is post-norm with skip alpha. In training the gains of the two norms part, which the
+    table cannot hold. Weights, embeddings and head: those of `base`, xavier.
+    """
+
+    name: ClassVar[str] = "keel"
+    paper: ClassVar[str] = "Chen and Wei 2026, arXiv:2601.19895 (Post-LayerNorm Is Back)"
+    summary: ClassVar[str] = "post-norm; skip = number of branches (Keel, at initialisation)"
+    base: str = "xavier"
+    alpha: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None:
+            positive(self, "alpha")
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        a = placed(architecture, "post")
+        alpha = branches_of_stack(a) if self.alpha is None else self.alpha
+        return base_table(self, self.base, a, inputs).with_columns(skip=alpha)
 
 
 @register
@@ -144,19 +183,9 @@ class Admin(Scheme):
         return predict_moments(table, statistics, backward=False).forward["branch"].variance
 
 
-@dataclass(frozen=True)
-class _OnBase(Scheme):
-    """What methods that say nothing of weights share: the scheme that draws them."""
-
-    base: str = "fixed"
-
-    def __post_init__(self) -> None:
-        check_base(self, self.base)
-
-
 @register
 @dataclass(frozen=True)
-class MixLN(_OnBase):
+class MixLN(OnBase):
     """The first floor(alpha N) layers of a stack are post-norm, the others pre-norm; alpha is `post_share`.
 
     0.25 in the paper; the released code is given the count: 3 of 12 layers, 6 of 24. An encoder-decoder (beyond the
@@ -188,7 +217,7 @@ class MixLN(_OnBase):
 
 @register
 @dataclass(frozen=True)
-class LayerNormScaling(_OnBase):
+class LayerNormScaling(OnBase):
     """Pre-norm; the norms of layer l output 1/sqrt(l): stream_out = stream_in + f(norm(stream_in) / sqrt(l)).
 
     l counts layers from 1, in an encoder-decoder (beyond the paper) those of the stack; both sublayers of a layer have
@@ -213,7 +242,7 @@ class LayerNormScaling(_OnBase):
 
 @register
 @dataclass(frozen=True)
-class SandwichNorm(_OnBase):
+class SandwichNorm(OnBase):
     """A norm on the branch's input and one on its output: stream_out = stream_in + norm(f(norm(stream_in))).
 
     Every branch adds variance 1, whatever its weights: the size of values, outputs and the feed-forward's second map

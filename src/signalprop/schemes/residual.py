@@ -19,7 +19,7 @@ from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization, fan, layout
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, within, xavier_std
-from signalprop.schemes.vanilla import one_std, stream_ends
+from signalprop.schemes.vanilla import head_of, one_std, same_embedding, stream_ends
 
 
 def fan_in_std(architecture: Architecture) -> dict[str, float]:
@@ -240,3 +240,42 @@ class Noci(Scheme):
         std |= dict.fromkeys(("query", "key", "value"), a.d_head**-0.5)
         branch = layers_of_stack(a) ** -0.5 if self.beta is None else self.beta
         return stream_ends(fill(a, self, std, branch=branch))
+
+
+@register
+@dataclass(frozen=True)
+class MiniCPM(Scheme):
+    """The three multipliers that MiniCPM's models carry: x <- x + s f(x) / sqrt(N), embeddings and head scaled.
+
+    s = `scale_depth` = 1.4, N layers of the stack; embeddings times `scale_embedding` = 12; the head reads its input
+    divided by m = d / `base_width`. Hidden weights have standard deviation `std` / sqrt(m) and Adam rate 1 / m, tables
+    `std` = 0.1: muP, of table 8 (see `mup`). Granite carries constants in the same places, by model: 0.22 on the
+    branches of 40 layers is 1.39 / sqrt(40).
+    """
+
+    name: ClassVar[str] = "minicpm"
+    paper: ClassVar[str] = "Hu et al. 2024, arXiv:2404.06395 (MiniCPM); transformers 5.23, models/minicpm3"
+    summary: ClassVar[str] = "branch 1.4/sqrt(n_layers), embeddings times 12, head input divided by d / base_width"
+    scale_depth: float = 1.4
+    scale_embedding: float = 12.0
+    base_width: int = 256
+    std: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive(self, "scale_depth", "scale_embedding", "base_width", "std")
+
+    def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
+        a = architecture
+        m = a.d_model / self.base_width
+        table = one_std(a, self, self.std / math.sqrt(m), residual=1.0)
+        if a.input == "tokens":
+            embedding = same_embedding(a, self.std).model_copy(
+                update={"scale": a.embedding_scale * self.scale_embedding}
+            )
+        else:  # no table whose output a model could multiply: weights of the same effect
+            embedding = same_embedding(a, self.std * self.scale_embedding)
+        table = table.with_columns(
+            branch=self.scale_depth * layers_of_stack(a) ** -0.5,
+            **{f"learning_rate__{role}": 1 / m for role in ROLES},
+        )
+        return replace(table, embedding=embedding, head=head_of(a, self.std, embedding, scale=1 / m))

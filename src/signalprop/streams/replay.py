@@ -83,6 +83,32 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How experts are chosen, beside the maps.
+
+    Attributes:
+        width: features inside an expert. scores: of the logits, `softmax` or `sigmoid`. normalised: the weights of the
+            chosen are divided by their sum. scale: factor on what all of them give.
+        n_groups, top_groups: only experts of the best groups can be chosen. router_biased: the router has a bias.
+        corrected: a vector is added to the scores for the choice alone. transposed: the tensors of experts are
+            (experts, inputs, outputs). biased: they have biases.
+    """
+
+    n_experts: int
+    top_k: int
+    width: int
+    scores: str
+    normalised: bool
+    scale: float = 1.0
+    n_groups: int = 1
+    top_groups: int = 1
+    router_biased: bool = False
+    corrected: bool = False
+    transposed: bool = False
+    biased: bool = False
+
+
+@dataclass(frozen=True)
 class Replayed:
     """A branch whose roles are proved.
 
@@ -90,21 +116,37 @@ class Replayed:
         weights: role -> (path of its map, output features there; None: all). error: largest difference of what the last
             map reads from the replay, over its largest entry. shape: of an attention.
         activation: of a feed-forward. across: keys and values read another stack's stream. norms: paths of those of
-            queries and keys. per_head: these are of one head.
+            queries and keys (of latent attention: of what is narrow). per_head: these are of one head.
+        mixer: of a convolution or a recurrence, which one.
+        latent: of latent attention: features of the latent, and of a head: turned, not turned, of values.
     """
 
     weights: dict[str, tuple[str, Rows]]
     error: float
     shape: AttentionShape | None = None
+    routing: Routing | None = None
     activation: str = ""
     norms: tuple[str, ...] = ()
     per_head: bool = True
     across: bool = False
+    latent: tuple[int, int, int, int] | None = None
+    mixer: str = ""
+
+    @property
+    def words(self) -> str:
+        """What the branch is."""
+        if self.routing is not None:
+            r = self.routing
+            shared = ", shared ones" * ("shared_up" in self.weights)
+            return f"{r.n_experts} experts, {r.top_k} a token by {r.scores}{shared}"
+        if self.shape is not None:
+            return ("cross-" if self.across else "latent " if self.latent else "") + "attention"
+        return self.mixer or "feed-forward"
 
     @property
     def gated(self) -> bool:
         """Whether a feed-forward multiplies two maps."""
-        return "gate" in self.weights
+        return "gate" in self.weights or "expert_gate" in self.weights
 
 
 @dataclass(frozen=True)
@@ -279,7 +321,7 @@ def _shapes(
     d = q.shape[-1] // heads
     turns = [one for one in hints.rotations if 2 * len(one.frequencies) <= d]
     rotations: list[Rotation | None] = [None] if across else [None, *turns]
-    scales = dict.fromkeys((d**-0.5, 1.0, *hints.scales))
+    scales = scales_of(d, hints)
     windows = (0,) if across else (0, *hints.windows)
     for window, scale, rotation, causal in product(windows, scales, rotations, (False,) if across else (True, False)):
         yield AttentionShape(heads, kv_heads, scale, causal, order, rotation, window=window)
@@ -287,6 +329,16 @@ def _shapes(
         yield AttentionShape(heads, kv_heads, d**-0.5, True, order, None, slopes=True)
     for scale, table, causal in product(scales, hints.tables, (True, False)):
         yield AttentionShape(heads, kv_heads, scale, causal, order, None, table=table)
+
+
+def scales_of(d_head: int, hints: Hints) -> tuple[float, ...]:
+    """Factors on scores that are tried."""
+    return tuple(dict.fromkeys((d_head**-0.5, 1.0, *hints.scales)))
+
+
+def split_features(x: Tensor, parts: int) -> Tensor:
+    """(..., parts * features) -> (..., parts, features)."""
+    return x.reshape(*x.shape[:-1], parts, -1)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

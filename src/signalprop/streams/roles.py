@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
-from signalprop.streams.proof import Norm, tensors_of_pass
+from signalprop.streams.experts import experts
+from signalprop.streams.latent import latent_attention
+from signalprop.streams.proof import Norm, norm_of, tensors_of_pass
+from signalprop.streams.recurrences import Given, recurrence
 from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, feed_forward
 
 LIMIT = 64 * torch.finfo(torch.float32).eps  # of a branch computed in float32, over its largest entry
@@ -94,9 +97,6 @@ class _Replay:
 
     def branch(self, layer: Layer, branch: Branch, memory: Tensor | None) -> Replayed | str:
         """The roles of one branch, or the one line why they are not known."""
-        why = self._unusual(layer, branch)
-        if why:
-            return why
         entry = self._entry(branch)
         given = self._given(branch)
         if entry is None or given is None:
@@ -105,6 +105,12 @@ class _Replay:
         own = [path for path in self.maps if path.startswith(f"{layer.path}.")]
         seen = [(path, self.at(path, "input"), self.at(path, "output")) for path in own]
         ran = [Map(path, x, y) for path, x, y in seen if x is not None and y is not None]
+        if stored := self._stored(branch, entry.shape[-1]):
+            return self._experts(layer, branch, entry, given, ran, stored)
+        if taps := self._taps(branch):
+            return self._recurrence(layer, branch, entry, given, ran, taps)
+        if branch.sort == "branch":
+            return f"{branch.module or layer.path} mixes tokens, and not by an attention"
         last = next((m for m in ran if _same(m.gave, given)), None)
         if last is None:
             return f"{branch.module} does not end in a linear map"
@@ -114,7 +120,12 @@ class _Replay:
         across = bool(others) and branch.sort == "attention" and len(maps) == 1
         if branch.sort == "attention":
             like = self.like.get(("attention", across))
-            found = attention(maps, others if across else (), last, self._hints(layer, branch), limit, like)
+            hints = self._hints(layer, branch)
+            found = attention(maps, others if across else (), last, hints, limit, like)
+            if not isinstance(found, Replayed):
+                inside = [m for m in ran if m.path.startswith(f"{branch.module}.")]
+                narrow = latent_attention(entry, inside, last, hints, limit, self.like.get(("latent", False)))
+                found = min(found, narrow) if isinstance(narrow, float) else narrow
         else:
             found = feed_forward(maps, last, limit)
         if not isinstance(found, Replayed):
@@ -124,24 +135,67 @@ class _Replay:
             miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
             miss = " (its scores are so small that any queries and keys would do)" if found <= limit else miss
             return f"what {names} are to {last.path} is not proved{miss}"
-        for path in {path for path, _ in found.weights.values()}:
-            if self._linear(path) > LIMIT:
+        checked = self._checked(found)
+        if branch.sort == "attention" and isinstance(checked, Replayed):
+            self.like["attention" if found.latent is None else "latent", across] = found
+        return checked
+
+    def _stored(self, branch: Branch, width: int) -> dict[str, Tensor]:
+        """Parameters and buffers of a branch that holds experts in tensors of three axes; else nothing."""
+        if not branch.module:
+            return {}
+        inside = self.model.get_submodule(branch.module)
+        held = {f"{branch.module}.{name}": t for name, t in (*inside.named_parameters(), *inside.named_buffers())}
+        shapes = {tuple(t.shape) for t in held.values()}
+        return held if any(t.ndim == 3 and (len(t), width) in shapes and t.shape[1] > 1 for t in held.values()) else {}
+
+    def _experts(
+        self, layer: Layer, branch: Branch, entry: Tensor, given: Tensor, ran: list[Map], stored: dict[str, Tensor]
+    ) -> Replayed | str:
+        """The roles of a branch with experts."""
+        maps = [m for m in ran if m.path.startswith(f"{branch.module}.")]
+        found = experts(entry, given, stored, maps, self._numbers(layer), LIMIT, self.like.get(("experts", False)))
+        if isinstance(found, Replayed):
+            self.like["experts", False] = found
+            return self._checked(found)
+        name = next(path for path, t in stored.items() if t.ndim == 3)
+        miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
+        return f"{name} holds experts, and what they are to {branch.module} is not proved{miss}"
+
+    def _checked(self, found: Replayed) -> Replayed | str:
+        """The same, where every map is the linear map of its weight."""
+        modules = dict(self.model.named_modules())
+        for path in {
+            path for path, _ in found.weights.values() if path in modules and Seen(path, "output") in self.tensors
+        }:
+            if is_map(modules[path]) and self._linear(path) > LIMIT:
                 return f"{path} is not the linear map of its weight (off by {self._linear(path):.1g})"
-        if branch.sort == "attention":
-            self.like["attention", across] = found
         return found
 
-    def _unusual(self, layer: Layer, branch: Branch) -> str:
-        """Why a branch is not one that is replayed, where that is plain; the largest weight is named."""
-        inside = self.model.get_submodule(branch.module) if branch.module else None
-        if inside is not None:
-            for name, parameter in inside.named_parameters():
-                if parameter.ndim > 2:
-                    what = "experts" if "expert" in name or "expert" in branch.module else "a convolution or experts"
-                    return f"{branch.module}.{name} holds {what}, of which a Parametrization knows nothing"
-        if branch.sort == "branch":
-            return f"{branch.module or layer.path} mixes tokens, and not by an attention"
-        return ""
+    def _taps(self, branch: Branch) -> list[tuple[str, Tensor, Tensor | None]]:
+        """Convolutions over tokens in a branch, one filter per channel: path, weight and bias, in float64."""
+        inside = self.model.get_submodule(branch.module) if branch.module else nn.Module()
+        found = [(name, m) for name, m in inside.named_modules() if isinstance(m, nn.Conv1d) and m.weight.shape[1] == 1]
+        wide = [(name, m.weight.detach().double().cpu(), m.bias) for name, m in found]
+        return [(f"{branch.module}.{n}", w, None if b is None else b.detach().double().cpu()) for n, w, b in wide]
+
+    def _recurrence(
+        self, layer: Layer, branch: Branch, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]
+    ) -> Replayed | str:
+        """The roles of a branch with a convolution over tokens."""
+        inside = [m for m in ran if m.path.startswith(f"{branch.module}.")]
+        last = next((m for m in inside if _same(m.gave, given)), None)
+        if last is None:
+            return f"{branch.module} does not end in a linear map"
+        held = self.model.get_submodule(branch.module).named_parameters()
+        vectors = {f"{branch.module}.{n}": p.detach().double().cpu() for n, p in held if p.ndim == 1}
+        maps = [m for m in inside if _same(m.read, entry)]
+        found = recurrence(Given(maps, last.read, taps, vectors, self._numbers(layer)), last, LIMIT)
+        if isinstance(found, Replayed):
+            return self._checked(found)
+        miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
+        names = ", ".join(m.path.rpartition(".")[2] for m in maps)
+        return f"what {names} and the convolution {taps[0][0]} are to {last.path} is not proved{miss}"
 
     def _entry(self, branch: Branch) -> Tensor | None:
         """What the branch's first maps read."""
@@ -169,12 +223,7 @@ class _Replay:
         return self.linear[path]
 
     def _hints(self, layer: Layer, branch: Branch) -> Hints:
-        config = getattr(self.model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
-        near = [m for path, m in self.model.named_modules() if path == layer.path or path.startswith(f"{layer.path}.")]
-        numbers = {
-            name: value for place in [*near, text] for name, value in _numbers(place) if not isinstance(value, bool)
-        }
+        numbers = self._numbers(layer)
         heads = [numbers[n] for n in _HEADS if n in numbers]
         heads += [v for n, v in numbers.items() if "head" in n and isinstance(v, int) and v < 1024]
         scales = [float(v) for n, v in numbers.items() if ("scal" in n or "mult" in n) and 1e-6 < abs(v) < 1e6]
@@ -184,7 +233,7 @@ class _Replay:
         norms = {}
         for path in self.norm_paths(layer, branch):
             x, y = self.at(path, "input"), self.at(path, "output")
-            if x is not None and y is not None:
+            if x is not None and y is not None and norm_of(self.model, path, self.tensors).kind != "unknown":
                 sides = [self.tensors[Seen(path, side)].double().cpu() for side in ("input", "output")]
                 norms[path] = (sides[0], sides[1])
         tables = {
@@ -193,8 +242,18 @@ class _Replay:
             if seen.side == "output" and found.ndim in (3, 4) and found.shape[-3] == found.shape[-2]
             and isinstance(self.model.get_submodule(seen.path), nn.Embedding)
         }  # fmt: skip
-        rotations = tuple(self._rotations(text))
+        rotations = tuple(self._rotations(self._text))
         return Hints(tuple(dict.fromkeys(heads or _DIVISORS)), tuple(scales), tuple(windows), rotations, norms, tables)
+
+    def _numbers(self, layer: Layer) -> dict[str, Any]:
+        """What the configuration and a layer's modules hold, by name; the configuration's first."""
+        near = [m for path, m in self.model.named_modules() if path == layer.path or path.startswith(f"{layer.path}.")]
+        return {name: value for place in [*near, self._text] for name, value in _numbers(place)}
+
+    @property
+    def _text(self) -> Any:
+        config = getattr(self.model, "config", None)
+        return config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
 
     def norm_paths(self, layer: Layer, branch: Branch) -> Iterator[str]:
         """Modules with one vector as weight in a layer, that do not read the stream: norms of queries and keys."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array, ratio
-from signalprop.theory.attention_rows import RowMoments, namespace, row_moments
+from signalprop.theory.attention_rows import Band, Mask, RowMoments, namespace, row_moments
 from signalprop.theory.logs import plain
 
 
@@ -71,7 +71,7 @@ def _within(covariance: Array, variance: Array, xp: Any) -> Array:
     return found
 
 
-def _scores(xp: Any, x: _Setting, causal: bool) -> _Scores:
+def _scores(xp: Any, x: _Setting, causal: Mask) -> _Scores:
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * x.omega_rows) * x.s0, 0.0)
     own = x.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
@@ -108,8 +108,10 @@ def overlaps(
     return xp.minimum(value, log_pair), jacobian_overlap, jacobian_overlap * (c + spread * jacobian_slope)
 
 
-def _pairs(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
+def _pairs(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
     """C_V and C_J: how often two different queries meet in one key, per key, under uniform weights."""
+    if isinstance(causal, Band):
+        return causal.meetings(int(x.n_keys))[:2]
     if not causal:
         meetings = x.n_queries * (x.n_queries - 1.0) / x.n_keys**2
         return meetings, meetings
@@ -136,7 +138,7 @@ def _harmonic_squares(n: Array) -> Array:
 # --- forward and backward ------------------------------------------------------------------------------------------
 
 
-def _forward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
+def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
     scores = _scores(xp, x, causal)
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
@@ -154,7 +156,7 @@ def _forward(xp: Any, x: _Setting, causal: bool) -> tuple[Array, Array]:
     return variance, _within(x.r_key + (1.0 - x.r_key) * overlap + linear, variance, xp)
 
 
-def _backward(xp: Any, x: _Setting, causal: bool, scores: _Scores) -> tuple[Array, Array, Array, Array]:
+def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores) -> tuple[Array, Array, Array, Array]:
     """(variance, covariance) through the queries, then (variance, covariance) through keys and values."""
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
@@ -196,7 +198,7 @@ def forward(
     d_head: Array,
     p: Array = 0.0,
     *,
-    causal: bool = False,
+    causal: Mask = False,
     omega: Array = 1.0,
     omega_rows: Array | None = None,
     query_bias: Array = 0.0,
@@ -211,7 +213,7 @@ def forward(
         d_head: width of one query/key head.
         p: dropout on the attention weights, in [0, 1).
         causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
-            positions differ much: chain `kernels`, not these averages, through many layers.
+            positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
             positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
         query_bias: `query_bias_share(...)`.
@@ -233,7 +235,7 @@ def backward(
     d_head: Array,
     p: Array = 0.0,
     *,
-    causal: bool = False,
+    causal: Mask = False,
     omega: Array = 1.0,
     omega_rows: Array | None = None,
     query_bias: Array = 0.0,
@@ -257,7 +259,7 @@ def backward_ends(
     d_head: Array,
     p: Array = 0.0,
     *,
-    causal: bool = False,
+    causal: Mask = False,
     omega: Array = 1.0,
     omega_rows: Array | None = None,
     query_bias: Array = 0.0,
@@ -315,7 +317,7 @@ def cross_backward(
 
 
 def mixture(
-    variance: Array, covariance: Array, r: Array, skip: Array, gain: Array, length: Array, *, causal: bool = False
+    variance: Array, covariance: Array, r: Array, skip: Array, gain: Array, length: Array, *, causal: Mask = False
 ) -> tuple[Array, Array]:
     """Moments of skip V + gain A V, or of what such heads send back, from those of A V alone: (variance, covariance).
 
@@ -330,7 +332,10 @@ def mixture(
         skip, gain: the multipliers `value_skip` and `attention_gain`.
     """
     n = float(length) if np.ndim(length) == 0 else np.asarray(length, dtype=np.float64)
-    own: Array = (_harmonic(n, namespace(n)) if causal else 1.0) / n
+    if isinstance(causal, Band):
+        own: Array = causal.meetings(int(n))[2]
+    else:
+        own = (_harmonic(n, namespace(n)) if causal else 1.0) / n
     meet = own + (1.0 - own) * r
     meet_another = r + (1.0 - r) * (1.0 - own) / namespace(n).maximum(n - 1.0, 1.0)
     return (

@@ -43,6 +43,50 @@ def namespace(*values: Array) -> Any:
     return _FLOATS
 
 
+class Band(NamedTuple):
+    """A mask by which a token sees a window: the last `window` keys and itself, or without `causal` those up to
+    window // 2 away. In the place of a `causal` that is True or False; lengths are numbers then."""
+
+    window: int
+    causal: bool
+
+    def lengths(self, length: int) -> FloatArray:
+        """Keys that every row sees, (length,)."""
+        i = np.arange(length)
+        if self.causal:
+            return np.minimum(i + 1, self.window).astype(np.float64)
+        half = self.window // 2
+        return (np.minimum(i + half, length - 1) - np.maximum(i - half, 0) + 1).astype(np.float64)
+
+    @property
+    def widest(self) -> int:
+        """Keys of a row away from the ends."""
+        return self.window if self.causal else 2 * (self.window // 2) + 1
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def meetings(self, length: int) -> tuple[float, float, float]:
+        """(C_V, C_J, mean of 1/n) under uniform weights: per key, the sum over pairs of rows of A_ik A_jk and of
+        (J_i J_j)_kk, J = diag A - A Aᵀ; docs/theory/attention-variants.md."""
+        reach = self.window - 1 if self.causal else 2 * (self.window // 2)
+        short = min(length, 3 * self.widest)  # rows in the middle of a longer sequence are alike
+        n, row = self.lengths(short), np.arange(short)
+        first = np.maximum(row - (self.window - 1 if self.causal else self.window // 2), 0)
+        last = row if self.causal else np.minimum(row + self.window // 2, short - 1)
+        value, jacobian = np.zeros(short), np.zeros(short)
+        for lag in range(1, min(reach, short - 1) + 1):
+            early, late = n[:-lag], n[lag:]
+            shared = np.maximum(last[:-lag] - first[lag:] + 1, 0)
+            product = 2 * shared / (early * late)
+            value[lag:] += product
+            jacobian[lag:] += product * (1 - 1 / early - 1 / late + shared / (early * late))
+        middle = 2 * self.widest - 1 if self.causal else short - 1 - self.window // 2
+        more, at = length - short, min(middle, short - 1)
+        return tuple(float(x.sum() + more * x[at]) / length for x in (value, jacobian, 1 / n))  # type: ignore[return-value]
+
+
+Mask = bool | Band
+
+
 class RowMoments(NamedTuple):
     """Averages over the rows of an attention matrix; each field a float or an array of the shape of s.
 
@@ -71,23 +115,34 @@ class RowMoments(NamedTuple):
     remaining_pair: Array
 
 
-def _over_positions(length: int) -> list[tuple[int, float]]:
+def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
     """Row lengths n and weights w with (1/L) Σ_i f(i) ≈ Σ w f(n): n f(n) is taken as linear in ln n in between."""
-    n = np.unique(np.round(np.geomspace(1, length, _CAUSAL_POSITIONS)).astype(np.int64))
+    if isinstance(mask, Band):
+        lengths, count = np.unique(mask.lengths(min(length, 2 * mask.widest)).astype(int), return_counts=True)
+        widest, share = int(lengths[-1]), 1 - float(count[:-1].sum()) / length
+        if mask.causal and widest > 1:  # the shorter rows have every length once
+            shorter = [(n, weight * (1 - share)) for n, weight in _over_positions(widest - 1, True)]
+        else:
+            ends = zip(*(np.array_split(x[:-1], _CAUSAL_POSITIONS) for x in (lengths, count)), strict=True)
+            shorter = [(round(float(some.mean())), float(c.sum()) / length) for some, c in ends if len(some)]
+        return [*shorter, (widest, share)]
+    at = np.unique(np.round(np.geomspace(1, length, _CAUSAL_POSITIONS)).astype(np.int64))
     i = np.arange(1, length + 1)
-    upper = np.clip(np.searchsorted(n, i), 1, max(len(n) - 1, 1))
-    weights = np.zeros(len(n))
+    upper = np.clip(np.searchsorted(at, i), 1, max(len(at) - 1, 1))
+    weights = np.zeros(len(at))
     if length == 1:
         return [(1, 1.0)]
-    share = np.log(i / n[upper - 1]) / np.log(n[upper] / n[upper - 1])
-    np.add.at(weights, upper, share * n[upper] / i)
-    np.add.at(weights, upper - 1, (1.0 - share) * n[upper - 1] / i)
-    return list(zip(n.tolist(), (weights / length).tolist(), strict=True))
+    part = np.log(i / at[upper - 1]) / np.log(at[upper] / at[upper - 1])
+    np.add.at(weights, upper, part * at[upper] / i)
+    np.add.at(weights, upper - 1, (1.0 - part) * at[upper - 1] / i)
+    return list(zip(at.tolist(), (weights / length).tolist(), strict=True))
 
 
-def _pair_length(length: int, causal: bool) -> int:
+def _pair_length(length: int, mask: Mask) -> int:
     """Keys that two queries i < j have in common: i. With the weight 1/j that such a pair has, the mean of i is L/4."""
-    return max(1, round(length / 4)) if causal else length
+    if isinstance(mask, Band):
+        return max(min(mask.widest, length), 1)
+    return max(1, round(length / 4)) if mask else length
 
 
 def _columns(m: SoftmaxMoments) -> FloatArray:
@@ -96,13 +151,13 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
 
 
 @lru_cache(maxsize=1024)
-def _row_table(length: int, spread: float, causal: bool) -> Spline:
+def _row_table(length: int, spread: float, causal: Mask) -> Spline:
     """RowMoments' first eight fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
     causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
     full = _columns(node_moments(_pair_length(length, causal)))
     mean, remaining = full, (1.0 - full[:, 0]) ** 2
     if causal:
-        rows = [(weight, _columns(node_moments(n))) for n, weight in _over_positions(length)]
+        rows = [(weight, _columns(node_moments(n))) for n, weight in _over_positions(length, causal)]
         mean = sum((weight * row for weight, row in rows), np.zeros_like(full))
         # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
         remaining = 1.0 - sum((w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows), np.zeros(len(full)))
@@ -143,7 +198,7 @@ def _shared_table(length: int) -> Spline:
     return Spline(np.log(node_moments(length).second)[:, None])
 
 
-def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: bool) -> RowMoments:
+def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: Mask) -> RowMoments:
     xp = namespace(s, c)
     p, j, weighted, response, rest, tilt, log_pair, log_pair_jacobian = _row_table(length, spread, causal)(s)
     n = _pair_length(length, causal)
@@ -164,7 +219,7 @@ def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: b
     )
 
 
-def row_moments(s: Array, c: Array, length: Array, spread: Array, causal: bool) -> RowMoments:
+def row_moments(s: Array, c: Array, length: Array, spread: Array, causal: Mask) -> RowMoments:
     """Row averages; one interpolation per distinct (length, spread)."""
     if is_number(length) and is_number(spread):
         return _rows_of_one_shape(s, c, int(length), float(spread), causal)

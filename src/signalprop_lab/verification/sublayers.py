@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 _SEQUENCES = 48  # that pass one draw of weights, so that its directions average out
+# What an architecture says of kinds that have settings: one of these by chance.
+_SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "experts": [
+        {"n_experts": 16, "top_k": 4, "width": 128},
+        {"n_experts": 16, "top_k": 2, "width": 128, "normalised": False, "shared_width": 256, "shared_gated": True},
+        {"n_experts": 16, "top_k": 3, "width": 128, "scores": "sigmoid", "scale": 2.5, "n_groups": 4, "top_groups": 2,
+         "shared_width": 128},
+    ]
+}  # fmt: skip
 
 
 def _draw_branch(rng: np.random.Generator) -> Case:
@@ -34,6 +43,7 @@ def _draw_branch(rng: np.random.Generator) -> Case:
         "m_r": float(rng.uniform(0.1, 0.8)),
         "g_r": float(rng.uniform(0.1, 0.8)),
         "bias": float(rng.choice([0.0, 0.3])),
+        "settings": int(rng.integers(1000)),
     }
 
 
@@ -57,6 +67,8 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
         "positions": "none",
         "head": "none",
     }
+    if several := _SETTINGS.get(kind.name):
+        fields["settings"] = {kind.name: several[case["settings"] % len(several)]}
     a = Architecture(**fields)
     p = blank(a, "verify")
     std = {role.name: role.fan(a)[0] ** -0.5 for role in kind.roles}

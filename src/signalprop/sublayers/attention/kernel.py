@@ -10,11 +10,12 @@ import numpy as np
 from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
 from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.shaping import Shapes
-from signalprop.network.architecture import Architecture
+from signalprop.kernels.windows import windowed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.moments import SelfAttention
-from signalprop.sublayers.attention.moments import of as moments_of
+from signalprop.sublayers.attention import roles
+from signalprop.sublayers.attention.moments import seeing, sights_of
+from signalprop.sublayers.attention.roles import Sight
 
 
 class AttentionKernel:
@@ -24,14 +25,10 @@ class AttentionKernel:
         shapes: of every sublayer of the table. grid: on which kernels stand; None: every position has its row.
     """
 
-    def __init__(
-        self, made: SelfAttention, a: Architecture, shapes: Sequence[Shapes], grid: Grid | None = None
-    ) -> None:
-        self.made, self.a, self.shapes, self.grid = made, a, shapes, grid
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
+        self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
+        self.sights = sights_of(p, stack)
         self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
-        self.rho, self.omega = None, None
-        if a.positions == "rotary":
-            self.rho, self.omega = rotation(a.seq_len, a.d_head, a.rotary_base, a.rotary_fraction, a.causal)
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -79,12 +76,18 @@ class AttentionKernel:
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
         }
+        (window, base), a = self.sights.at(i), self.a
+        rho, omega = None, None
+        if base:
+            rho, omega = rotation(a.seq_len, a.d_head, base, a.rotary_fraction, a.causal or window > 0)
+        if window:
+            return windowed(kernel, window, rho, omega, **fields), size
         if self.grid is None:
-            return TokenAttention(kernel=kernel, rho=self.rho, omega=self.omega, **fields), size
+            return TokenAttention(kernel=kernel, rho=rho, omega=omega, **fields), size
         off, own = self.grid.split(kernel)
-        if self.omega is not None:
-            turned = self.grid.rotated(self.a.d_head, self.a.rotary_base, self.a.rotary_fraction)
-            fields |= {"turn": turned, "omega": self.omega[self.grid.positions]}
+        if omega is not None:
+            turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
+            fields |= {"turn": turned, "omega": omega[self.grid.positions]}
         return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
 
     def _shaped(self, i: int, kernel: FloatArray) -> ShapedAttention:
@@ -100,9 +103,14 @@ class AttentionKernel:
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
     """The self-attention sublayers of a table in one stack (index into STACKS)."""
-    return AttentionKernel(moments_of(p, stack), p.architecture, shapes)
+    return AttentionKernel(p, stack, shapes)
 
 
 def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> AttentionKernel:
     """The same on a grid of positions."""
-    return AttentionKernel(moments_of(p, stack), p.architecture, shapes, grid)
+    return AttentionKernel(p, stack, shapes, grid)
+
+
+def has_window(p: Parametrization) -> bool:
+    """Whether some layer of a table sees less than what came before."""
+    return roles.has_window(p.architecture)

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.models.multipliers import Multiplier, is_fixed, times, trainable
 from signalprop.models.shaping import Positions, TorchShape, shaped_attention
-from signalprop.models.surroundings import Surroundings, rotate
+from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
-from signalprop.sublayers.attention.roles import ROLES
+from signalprop.sublayers.attention.roles import ROLES, Sight, sights
 
 
 class Attention(nn.Module):
@@ -23,6 +23,7 @@ class Attention(nn.Module):
         value_skip, attention_gain: the heads output value_skip * V + attention_gain * A V; plain numbers, or
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
+        seen: which keys, and which rotations.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Attention(nn.Module):
         biases: dict[str, bool],
         *,
         cross: bool,
+        seen: Sight,
         dtype: torch.dtype,
         value_skip: Multiplier = 0.0,
         attention_gain: Multiplier = 1.0,
@@ -42,6 +44,7 @@ class Attention(nn.Module):
         self.shape = shape
         self.score_scale = score_scale
         self.cross = cross
+        self.seen = seen
         self.value_skip = value_skip
         self.attention_gain = attention_gain
         self.query, self.key, self.value, self.output = (
@@ -79,11 +82,14 @@ class Attention(nn.Module):
             q, k = (x * torch.rsqrt(x.square().mean((1, 3), keepdim=True) + a.norm_eps) for x in (q, k))
         elif a.qk_norm:
             q, k = F.rms_norm(q, (a.d_head,), eps=a.norm_eps), F.rms_norm(k, (a.d_head,), eps=a.norm_eps)
-        if around.rotation is not None and not self.cross:
-            q, k = rotate(q, around.rotation), rotate(k, around.rotation)
+        if self.seen.base and not self.cross:
+            table = around.rotation if self.seen.base == a.rotary_base else None
+            if table is None:
+                table = rotation_table(a, q.shape[2], device=q.device, dtype=q.dtype, base=self.seen.base)
+            q, k = rotate(q, table), rotate(k, table)
         if a.n_kv_heads != a.n_heads:
             k = k.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
-        mask = around.memory_mask if self.cross else around.mask
+        mask = around.memory_mask if self.cross else self._windowed(around, q.shape[2], q.device)
         dropout = (a.attention_dropout or 0.0) if self.training else 0.0
         if self.shape is not None:
             at = around.positions or Positions.of_length(q.shape[2], q.device)
@@ -98,6 +104,20 @@ class Attention(nn.Module):
             is_causal=around.causal and not self.cross and mask is None,
             scale=self.score_scale,
         )
+
+    def _windowed(self, around: Surroundings, length: int, device: torch.device) -> Tensor | None:
+        """The mask of the surroundings within the window; the causal part is in it."""
+        reach = self.seen.window - 1 if around.causal else self.seen.window // 2
+        if not self.seen.window or reach >= length - 1:
+            return around.mask
+        at = torch.arange(length, device=device)
+        ahead = at[:, None] - at
+        near = (ahead <= reach) & (ahead >= (0 if around.causal else -reach))
+        if around.mask is None:
+            return near
+        if around.mask.is_floating_point():
+            return around.mask.masked_fill(~near, float("-inf"))
+        return around.mask & near
 
 
 def make(
@@ -129,6 +149,7 @@ def make(
         float(p.score_scale[index]),
         biases,
         cross=cross,
+        seen=Sight() if cross else sights(p.architecture, p.layer).at(index),
         dtype=dtype,
         value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
         attention_gain=trainable(gain, learned, 1, dtype),

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.roles import Sight, Sights, sights
 from signalprop.theory import attention
+from signalprop.theory.attention_rows import Band, Mask
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 from signalprop.theory.logs import correlation
 
@@ -86,7 +89,7 @@ class Heads:
     attention_dropout: float
     qk_norm: bool
     norm_eps: float
-    causal: bool = False
+    causal: Mask = False
     rotary: float = 1.0
     rotary_rows: float = 1.0
 
@@ -182,16 +185,65 @@ def mixes(p: Parametrization) -> bool:
     return bool((p.value_skip != 0).any() or (p.attention_gain != 1).any())
 
 
-def of(p: Parametrization, stack: int) -> SelfAttention:
-    """The self-attention sublayers of a table in one stack (index into STACKS)."""
+@dataclass(frozen=True)
+class Layers:
+    """Self-attention whose layers see different things: a SelfAttention for every Sight."""
+
+    seeing: dict[Sight, SelfAttention]
+    sights: Sights
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        """As `BranchMoments.forward`, of one row, or of rows that see the same."""
+        return self.seeing[self.sights.at(int(i if isinstance(i, int) else i[0]))].forward(i, read)
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        """As `BranchMoments.backward`."""
+        out: FloatArray | None = None
+        second, r = (np.asarray(x) for x in read)
+        for seen, made in self.seeing.items():
+            where = [k for k, row in enumerate(i.tolist()) if self.sights.at(row) == seen]
+            if where:
+                part = np.stack(made.backward(i[where], (second[..., where], r[..., where])).stream)
+                out = np.empty((*part.shape[:-1], len(i))) if out is None else out
+                out[..., where] = part
+        assert out is not None
+        return Sent(BranchBackward(*out))
+
+
+def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
+    """The self-attention sublayers of a table in one stack, as if all of them saw the same."""
     a = p.architecture
     fields = settings(a, stack)
-    if a.positions == "rotary":
-        turned = (fields["n_queries"], a.d_head, a.rotary_base, a.rotary_fraction)
-        causal = fields["causal"]
+    causal, n = fields["causal"], fields["n_queries"]
+    if seen.window:
+        fields["causal"] = band = Band(seen.window, causal)
+        n, causal = min(n, band.widest), False  # what rotations leave is that of a row away from the ends
+    if seen.base:
+        turned = (n, a.d_head, seen.base, a.rotary_fraction)
         fields["rotary"] = attention.rotary_coherence(*turned, causal="pairs" if causal else None)
         fields["rotary_rows"] = attention.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
     return SelfAttention(table_of(p), mixes(p), **fields)
+
+
+def of(p: Parametrization, stack: int) -> SelfAttention | Layers:
+    """The self-attention sublayers of a table in one stack (index into STACKS)."""
+    found = sights_of(p, stack)
+    made = {seen: seeing(p, stack, seen) for seen in dict.fromkeys(found.run)}
+    return next(iter(made.values())) if len(made) == 1 else Layers(made, found)
+
+
+def sights_of(p: Parametrization, stack: int) -> Sights:
+    """What the layers of a stack see.
+
+    Raises:
+        InputError: a window on attention that is shaped.
+    """
+    a = p.architecture
+    found = sights(a, p.layer, settings(a, stack)["n_queries"])
+    if any(seen.window for seen in found.run) and (p.shaping.kind != "none" or a.positions == "alibi"):
+        shape = "ALiBi" if p.shaping.kind == "none" else p.shaping.kind
+        raise InputError(f"attention.window with {shape}: shaped attention has no window; leave one of them out")
+    return found
 
 
 def _held_score(s0: Array) -> Array:

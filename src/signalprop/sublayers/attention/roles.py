@@ -2,12 +2,84 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from signalprop.files.validation import Value
 from signalprop.network.kinds import Kind, Role
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
+
+T = TypeVar("T")
+_Window = Annotated[int, Field(ge=0, le=10_000_000)]
+_Base = Annotated[float, Field(ge=1, le=1e30)]
+
+
+class Settings(Value):
+    """What layers differ in: one value for all of a stack, or a tuple that its layers go through, again and again.
+
+    Attributes:
+        window: keys that a token sees at most, the last ones and itself; without a mask those up to window // 2 away;
+            0: all. rotates: whether rotary positions turn its queries and keys. rotary_base: of its frequencies
+            (default: the architecture's).
+    """
+
+    window: _Window | tuple[_Window, ...] = 0
+    rotates: bool | tuple[bool, ...] = True
+    rotary_base: _Base | tuple[_Base, ...] | None = None
+
+
+class Sight(NamedTuple):
+    """What one layer's attention sees: `window` as in Settings, 0 where it holds all tokens; base: of its rotations,
+    0 where nothing rotates."""
+
+    window: int = 0
+    base: float = 0.0
+
+
+class Sights(NamedTuple):
+    """What the attention of a stack sees: a run of layers, which begins anew at its end; layer: of every sublayer."""
+
+    run: tuple[Sight, ...]
+    layer: NDArray[np.int32]
+
+    def at(self, i: int) -> Sight:
+        """Of sublayer i."""
+        return self.run[int(self.layer[i]) % len(self.run)]
+
+
+def settings_of(a: Architecture) -> Settings:
+    """Of an architecture; the usual ones where no layer attends to itself."""
+    return cast(Settings, a.settings.get("attention")) or Settings()
+
+
+def sights(a: Architecture, layer: NDArray[np.int32], length: float = math.inf) -> Sights:
+    """Of a stack that reads so many tokens; layer: of its sublayers."""
+    s = settings_of(a)
+    given = (len(x) for x in (s.window, s.rotates, s.rotary_base) if isinstance(x, tuple))
+    return Sights(tuple(_sight(a, s, k, length) for k in range(math.lcm(*given))), layer)
+
+
+def has_window(a: Architecture) -> bool:
+    """Whether some layer sees less than all tokens (than what came before)."""
+    return any(seen.window for seen in sights(a, np.zeros(0, np.int32), a.seq_len).run)
+
+
+def _sight(a: Architecture, s: Settings, layer: int, length: float) -> Sight:
+    window = _of_layer(s.window, layer)
+    reach = window if a.causal else window // 2 + 1
+    turns = a.positions == "rotary" and _of_layer(s.rotates, layer)
+    base = a.rotary_base if s.rotary_base is None else _of_layer(s.rotary_base, layer)
+    return Sight(window if window and reach < length else 0, base if turns else 0.0)
+
+
+def _of_layer(value: T | tuple[T, ...], layer: int) -> T:
+    return value[layer % len(value)] if isinstance(value, tuple) else value
 
 
 def _heads(a: Architecture) -> tuple[int, int]:
@@ -39,4 +111,5 @@ KIND = Kind(
     words="attention",
     short="attention",
     attends=True,
+    settings=Settings,
 )

@@ -86,18 +86,12 @@ class FeedForwardMoments:
 
 def of(p: Parametrization, stack: int) -> FeedForwardMoments:
     """The feed-forward sublayers of a table; those of all stacks are alike."""
-    a = p.architecture
-    w, b = p.weights, p.biases
-    d = a.d_model
-    columns = [
-        d * w["up"] ** 2,
-        b["up"] ** 2,
-        d * w["gate"] ** 2,
-        b["gate"] ** 2,
-        a.d_ff * w["down"] ** 2,
-        b["down"] ** 2,
-        a.d_ff * w["up"] ** 2,
-        a.d_ff * w["gate"] ** 2,
-        d * w["down"] ** 2,
-    ]
-    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, a.dropout)
+    return of_roles(p, ("gate", "up", "down"), p.architecture.d_ff, p.architecture.dropout)
+
+
+def of_roles(p: Parametrization, roles: tuple[str, str, str], width: int, dropout: float) -> FeedForwardMoments:
+    """Feed-forwards of so many hidden features, whose maps are these `roles`: gate, up, down."""
+    a, d = p.architecture, p.architecture.d_model
+    (gate, gate_bias), (up, up_bias), (down, down_bias) = ((p.weights[r] ** 2, p.biases[r] ** 2) for r in roles)
+    columns = [d * up, up_bias, d * gate, gate_bias, width * down, down_bias, width * up, width * gate, d * down]
+    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, dropout)

@@ -1,0 +1,218 @@
+"""A mixture of experts computed again from its maps, in float64: which map routes, which are the experts'.
+
+Experts are stored as one tensor of three axes per map, the first counting experts, outputs before inputs or the other
+way round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as Dictionary
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+
+import torch
+from torch import Tensor
+
+from signalprop.network.activations import ACTIVATIONS
+from signalprop.streams.replay import Map, Replayed, Routing, Rows, feed_forward, split_features
+
+_FEW = 3  # tokens that are tried first
+_FUNCTIONS = list({f.name: f for f in ACTIVATIONS.values()}.values())
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One way to read the tensors: paths with the output features of gate (None: ungated) and up, and the way down.
+
+    Attributes:
+        transposed: inputs stand before outputs. activation: name of the function.
+    """
+
+    gate: tuple[str, Rows] | None
+    up: tuple[str, Rows]
+    down: str
+    transposed: bool
+    activation: str = ""
+
+
+def experts(
+    x: Tensor,
+    target: Tensor,
+    tensors: Dictionary[str, Tensor],
+    maps: Sequence[Map],
+    numbers: Dictionary[str, float],
+    limit: float,
+    like: Replayed | None = None,
+) -> Replayed | float:
+    """The roles of a branch's tensors, where it outputs weighted sums of what experts make of each token.
+
+    Args:
+        x, target: what enters the branch and what leaves it, (tokens, features), float64.
+        tensors: of the branch, parameters and buffers by path. maps: its linear maps that ran.
+        numbers: by the names that the configuration and the modules have for them. like: a branch that was proved.
+
+    Returns:
+        The smallest error where none fits.
+    """
+    size, best = float(target.abs().max()) or 1.0, math.inf
+    readings = list(_readings(tensors, x.shape[-1]))
+    for shared, added in _shared(x, maps, x.shape[-1], limit):
+        rest = target - added
+        for router, routing, chosen in _routings(x, tensors, numbers):
+            for reading in _with_activations(readings, like):
+                few = _mixed(x[:_FEW], chosen[:_FEW], reading, tensors)
+                scale = float((few * rest[:_FEW]).sum() / (few * few).sum().clamp_min(1e-300))
+                error = float((scale * few - rest[:_FEW]).abs().max()) / size
+                best = min(best, error)
+                if error > limit or not bool(target.any()):
+                    continue
+                whole = _mixed(x, chosen, reading, tensors)
+                scale = float((whole * rest).sum() / (whole * whole).sum())
+                error = float((scale * whole - rest).abs().max()) / size
+                blind = _mixed(x[:_FEW], chosen[:_FEW].roll(1, 1), reading, tensors)
+                seen = float((scale * blind - rest[:_FEW]).abs().max()) / size
+                if error <= limit and seen > 64 * error:  # else any routing would fit
+                    return _found(tensors, numbers, router, routing, reading, shared, scale, error)
+    return best
+
+
+def _found(
+    tensors: Dictionary[str, Tensor],
+    numbers: Dictionary[str, float],
+    router: str,
+    routing: Routing,
+    reading: _Reading,
+    shared: Dictionary[str, tuple[str, Rows]],
+    scale: float,
+    error: float,
+) -> Replayed:
+    weights: dict[str, tuple[str, Rows]] = {"router": (_owner(router), None)}
+    weights |= {} if reading.gate is None else {"expert_gate": (_owner(reading.gate[0]), reading.gate[1])}
+    weights |= {"expert_up": (_owner(reading.up[0]), reading.up[1]), "expert_down": (_owner(reading.down), None)}
+    down = tensors[reading.down]
+    bias = next((b for name, b in tensors.items() if name.startswith(f"{reading.down}_bias")), None)
+    routing = replace(
+        routing,
+        width=int(down.shape[1 if reading.transposed else 2]),
+        scale=next((v for v in (1.0, *numbers.values()) if abs(scale / (v or 1) - 1) < 1e-5), scale),
+        transposed=reading.transposed,
+        biased=bias is not None,
+    )
+    return Replayed({**weights, **shared}, error, activation=reading.activation, routing=routing)
+
+
+def _owner(path: str) -> str:
+    """The module of a weight; the parameter itself where it has another name."""
+    return path.removesuffix(".weight")
+
+
+def _readings(tensors: Dictionary[str, Tensor], width: int) -> Iterator[_Reading]:
+    """Which tensor of three axes is the way up, which the way down."""
+    three = {path: t for path, t in tensors.items() if t.ndim == 3}
+    for down, transposed in product(three, (False, True)):
+        inner, outer = three[down].shape[:0:-1] if not transposed else three[down].shape[1:]
+        if outer != width:
+            continue
+        others = {p: t for p, t in three.items() if p != down and t.shape[2 - transposed] == width}
+        first = {p: t.shape[1 + transposed] for p, t in others.items()}
+        for up in (p for p in first if first[p] == 2 * inner):
+            for one, other in ((slice(0, inner), slice(inner, None)), (slice(0, None, 2), slice(1, None, 2))):
+                yield _Reading((up, one), (up, other), down, transposed)
+                yield _Reading((up, other), (up, one), down, transposed)
+        same = [p for p in first if first[p] == inner]
+        for gate, up in sorted(permutations(same, 2), key=lambda pair: "gate" not in pair[0]):
+            yield _Reading((gate, None), (up, None), down, transposed)
+        for up in same:
+            yield _Reading(None, (up, None), down, transposed)
+
+
+def _with_activations(readings: Sequence[_Reading], like: Replayed | None) -> Iterator[_Reading]:
+    first = ("silu", "gelu") if like is None else (like.activation,)
+    names = sorted((f.name for f in _FUNCTIONS), key=lambda name: name not in first)
+    return (replace(reading, activation=name) for name, reading in product(names, readings))
+
+
+def _mixed(x: Tensor, chosen: Tensor, reading: _Reading, tensors: Dictionary[str, Tensor]) -> Tensor:
+    """Sums over experts of weight * expert(token), (tokens, features). chosen: weights, (tokens, experts)."""
+    out = torch.zeros_like(x)
+    function = ACTIVATIONS[reading.activation].function
+    for e in chosen.any(0).nonzero().flatten().tolist():
+        tokens = chosen[:, e].nonzero().flatten()
+        up = _through(x[tokens], tensors, *reading.up, e, reading.transposed)
+        inside = up if reading.gate is None else _through(x[tokens], tensors, *reading.gate, e, reading.transposed)
+        y = torch.from_numpy(function(inside.numpy())) * (1.0 if reading.gate is None else up)
+        out[tokens] += chosen[tokens, e, None] * _through(y, tensors, reading.down, None, e, reading.transposed)
+    return out
+
+
+def _through(x: Tensor, tensors: Dictionary[str, Tensor], path: str, rows: Rows, e: int, transposed: bool) -> Tensor:
+    weight = tensors[path][e].detach().double().cpu()
+    y = x @ (weight if transposed else weight.mT)
+    bias = tensors.get(f"{path}_bias", tensors.get(f"{_owner(path)}.bias"))
+    if bias is not None and bias.ndim == 2:
+        y = y + bias[e].detach().double().cpu()
+    return y if rows is None else y[:, rows]
+
+
+def _shared(
+    x: Tensor, maps: Sequence[Map], width: int, limit: float
+) -> Iterator[tuple[dict[str, tuple[str, Rows]], Tensor]]:
+    """Nothing; or the roles of a feed-forward that every token has beside its experts, and what it adds."""
+    reading = [m for m in maps if m.read.shape == x.shape and torch.equal(m.read, x)]
+    for last in maps:
+        if last.gave.shape != x.shape or last in reading:
+            continue
+        found = feed_forward([m for m in reading if m.gave.shape[-1] > 1], last, limit)
+        if isinstance(found, Replayed):
+            roles = {f"shared_{role}": place for role, place in found.weights.items()}
+            yield roles, last.gave
+            for gate in (m for m in reading if m.gave.shape[-1] == 1):
+                yield {**roles, "shared_router": (gate.path, None)}, gate.gave.sigmoid() * last.gave
+    yield {}, torch.zeros_like(x)
+
+
+def _routings(
+    x: Tensor, tensors: Dictionary[str, Tensor], numbers: Dictionary[str, float]
+) -> Iterator[tuple[str, Routing, Tensor]]:
+    """(path of the router's weight, the rule, weights (tokens, experts)), each set of weights once."""
+    n = next((len(t) for t in tensors.values() if t.ndim == 3), 0)
+    counts = {int(v) for name, v in numbers.items() if _counts(name) and 1 <= v <= n and v == int(v)}
+    groups = {int(v) for name, v in numbers.items() if "group" in name and 1 < v < n and n % v == 0}
+    kept = {int(v) for name, v in numbers.items() if "group" in name and "top" in name and 1 <= v < n}
+    pairs = [*((g, t) for g in sorted(groups) for t in sorted(kept) if t < g), (1, 1)]  # of equal ones, the first
+    vectors = [None, *(t for t in tensors.values() if t.shape == (n,))]
+    done: list[Tensor] = []
+    routers = [(p, t) for p, t in tensors.items() if t.shape == (n, x.shape[-1])]
+    for (path, weight), k in product(routers, sorted(counts or range(1, min(n, 8) + 1))):
+        own = tensors.get(f"{_owner(path)}.bias")
+        logits = x @ weight.detach().double().cpu().mT
+        logits = logits if own is None else logits + own.detach().double().cpu()
+        for rule, (g, top), vector in product(("softmax", "sigmoid"), pairs, vectors):
+            scores = logits.softmax(-1) if rule == "softmax" else logits.sigmoid()
+            choice = scores if vector is None or vector is own else scores + vector.detach().double().cpu().flatten()
+            if g > 1 and k > n // g * top:
+                continue
+            kept_scores = choice if g == 1 else _best_groups(choice, g, top, 1 if rule == "softmax" else 2)
+            mask = torch.zeros_like(scores).scatter_(1, kept_scores.topk(k, -1).indices, 1.0)
+            for normalised in (True, False):
+                chosen = scores * mask
+                chosen = chosen / chosen.sum(-1, keepdim=True) if normalised else chosen
+                if any(torch.equal(chosen, other) for other in done):
+                    continue
+                done.append(chosen)
+                rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, own is not None, vector is not None)
+                yield path, rules, chosen
+
+
+def _counts(name: str) -> bool:
+    return "top" in name or "per_tok" in name or "selected" in name or name.endswith("_k")
+
+
+def _best_groups(choice: Tensor, n_groups: int, kept: int, best: int) -> Tensor:
+    """Scores, those outside of the best groups -inf; a group is as good as its `best` experts together."""
+    grouped = split_features(choice, n_groups)
+    of_groups = grouped.topk(min(best, grouped.shape[-1]), -1).values.sum(-1)
+    inside = torch.zeros_like(of_groups).scatter_(1, of_groups.topk(kept, -1).indices, 1.0)
+    return grouped.masked_fill(inside[..., None] == 0, -math.inf).flatten(-2)

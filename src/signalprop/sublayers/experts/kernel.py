@@ -1,0 +1,83 @@
+"""Token kernels through a mixture of experts: every entry by itself, times the averages of the experts' weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.experts.moments import ExpertsMoments
+from signalprop.sublayers.experts.moments import of as moments_of
+from signalprop.sublayers.feed_forward.kernel import FeedForwardKernel
+from signalprop.theory.routing import Weights, weights
+
+
+class ExpertsKernel:
+    """The experts of one stack.
+
+    Where the logits of two tokens differ in variance, their weights are those of the geometric mean.
+    """
+
+    def __init__(self, made: ExpertsMoments) -> None:
+        self.made = made
+        self.expert = FeedForwardKernel(made.expert)
+        self.shared = None if made.shared is None else FeedForwardKernel(made.shared)
+
+    def silent(self, i: int) -> bool:
+        """Whether sublayer i gives nothing, and needs no work."""
+        return self.expert.silent(i) and (self.shared is None or self.shared.silent(i))
+
+    def _routed(self, i: int, kernel: FloatArray) -> Weights:
+        logits = self.made.logits(i, (kernel, kernel))[0]
+        v, r = _standard(np.asarray(logits))
+        return weights(self.made.router, np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None], r)
+
+    def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(products of the shared feed-forward's gates, of their slopes)."""
+        v, r = _standard(np.asarray(self.made.logits(i, (kernel, kernel), "shared_router")[0]))
+        return dual_of_kernel("sigmoid", v, r), slope_of_kernel("sigmoid", v, r)
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """As `BranchKernel.forward`."""
+        out = self.expert.forward(i, kernel) * (self.made.scale**2 * np.asarray(self._routed(i, kernel).product))
+        if self.shared is None:
+            return out
+        own = self.shared.forward(i, kernel)
+        return out + (own * self._gate(i, kernel)[0] if self.made.gated else own)
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """As `BranchKernel.backward`."""
+        found, g = self._routed(i, kernel), gradient * self.made.scale**2
+        out = self.expert.backward(i, kernel, g * found.product)
+        out += g * found.slope * self.expert.forward(i, kernel) * float(self.made.gain("router", i))
+        if self.shared is None:
+            return out
+        if not self.made.gated:
+            return np.asarray(out + self.shared.backward(i, kernel, gradient))
+        gate, slope = self._gate(i, kernel)
+        out += self.shared.backward(i, kernel, gradient * gate)
+        out += gradient * slope * self.shared.forward(i, kernel) * float(self.made.gain("shared_router", i))
+        return out
+
+
+def _standard(kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(variances, correlations): 1 on the diagonal, and where nothing differs."""
+    v = np.diagonal(kernel).copy()
+    root = np.sqrt(np.maximum(v, 1e-150))
+    r = np.clip(kernel / np.outer(root, root), -1.0, 1.0) if (v > 0).all() else np.ones_like(kernel)
+    np.fill_diagonal(r, 1.0)
+    return v, r
+
+
+def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> ExpertsKernel:
+    """The experts of a table in one stack; nothing shapes them."""
+    return ExpertsKernel(moments_of(p, stack))
+
+
+def on_grid(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any) -> ExpertsKernel:
+    """The same: what acts entry by entry need not know of the grid."""
+    return of(p, stack, shapes)

@@ -1,0 +1,102 @@
+"""A mixture of experts as a PyTorch module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.models.activations import torch_activation
+from signalprop.models.surroundings import Surroundings
+from signalprop.models.weights import Linear
+from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import ROLE
+from signalprop.network.parametrization import Parametrization, fan
+from signalprop.sublayers.experts.roles import Settings, settings
+
+
+class Copies(nn.Module):
+    """One map per expert, not drawn yet.
+
+    Attributes:
+        weight: (experts, outputs, inputs). bias: (experts, outputs), or None.
+    """
+
+    def __init__(self, copies: int, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(copies, outputs, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(copies, outputs, dtype=dtype)) if bias else None
+
+    def of(self, expert: int, x: Tensor) -> Tensor:
+        """The map of one expert, (tokens, inputs) -> (tokens, outputs)."""
+        return nn.functional.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+
+
+class ChosenExperts(nn.Module):
+    """Every token through the experts that it has chosen; who watches the load of experts sees them here."""
+
+    def __init__(self, num_experts: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.activation = activation
+
+    def forward(self, x: Tensor, index: Tensor, weight: Tensor, maps: list[Copies]) -> Tensor:
+        """(tokens, features) -> the same; `index` and `weight` are (tokens, k); maps: (gate,) up, down."""
+        out = torch.zeros_like(x)
+        for expert in torch.unique(index).tolist():
+            token, place = torch.where(index == expert)
+            hidden = maps[-2].of(expert, x[token])
+            gated = len(maps) == 3
+            hidden = self.activation(maps[0].of(expert, x[token])) * hidden if gated else self.activation(hidden)
+            out = out.index_add(0, token, maps[-1].of(expert, hidden) * weight[token, place, None])
+        return out
+
+
+class ExpertsModule(nn.Module):
+    """scale * sum over the chosen of w_e(x) f_e(x), plus a shared feed-forward; `Settings` says which."""
+
+    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.settings = settings(a)
+        for role, bias in biases.items():
+            copies = ROLE[role].copies
+            options: dict[str, Any] = {"bias": bias, "dtype": dtype}
+            made = Linear(*fan(a, role), **options) if copies is None else Copies(copies(a), *fan(a, role), **options)
+            setattr(self, role, made)
+        self.roles = tuple(biases)
+        self.experts = ChosenExperts(self.settings.n_experts, torch_activation(a.activation))
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape; the tokens do not meet."""
+        s, x = self.settings, stream.flatten(0, 1)
+        maps: dict[str, Any] = {role: getattr(self, role) for role in self.roles}
+        weight, index = choose(maps["router"](x), s)
+        chosen = [one for role, one in maps.items() if role.startswith("expert_")]
+        out: Tensor = self.experts(x, index, weight * s.scale, chosen)
+        if s.shared_width:
+            hidden, f = maps["shared_up"](x), self.experts.activation
+            hidden = f(maps["shared_gate"](x)) * hidden if "shared_gate" in maps else f(hidden)
+            own = maps["shared_down"](hidden)
+            out = out + (maps["shared_router"](x).sigmoid() * own if s.shared_gated else own)
+        return out.view_as(stream)
+
+
+def choose(logits: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
+    """(weights, indices) of the experts of every token, each (tokens, k)."""
+    scores = logits.softmax(-1) if s.scores == "softmax" else logits.sigmoid()
+    allowed = scores
+    if s.n_groups > 1:
+        grouped = scores.detach().reshape(*scores.shape[:-1], s.n_groups, -1)
+        best = grouped.topk(2 if s.scores == "sigmoid" else 1, -1).values.sum(-1).topk(s.top_groups, -1).indices
+        open_ = torch.zeros(*scores.shape[:-1], s.n_groups, 1, device=scores.device).scatter_(-2, best[..., None], 1)
+        allowed = (grouped * open_).flatten(-2)
+    index = allowed.topk(s.top_k, -1).indices
+    weight = scores.gather(-1, index)
+    return weight / weight.sum(-1, keepdim=True) if s.normalised else weight, index
+
+
+def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
+    """The experts of sublayer `index` of a table, their weights not drawn yet; nothing shapes them."""
+    return ExpertsModule(p.architecture, biases, dtype)

@@ -1,0 +1,144 @@
+"""A mixture of experts: what it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from signalprop.files.validation import Value
+from signalprop.network.kinds import Kind, Role
+
+if TYPE_CHECKING:
+    from signalprop.network.architecture import Architecture
+
+
+class Settings(Value):
+    """How tokens are routed, and to what.
+
+    Attributes:
+        n_experts, top_k: how many there are, and how many a token has.
+        width: hidden features of an expert; default: d_ff.
+        scores: `softmax` over all experts, or a `sigmoid` of every logit. normalised: the weights of the chosen are
+            divided by their sum (as a softmax over the chosen alone). scale: factor on what all of them give.
+        n_groups, top_groups: experts stand in groups, and only those of the best groups can be chosen; a group is as
+            good as its best expert (softmax) or its best two together (sigmoid), as in DeepSeek-V2 and V3.
+        router_bias: the router has a bias.
+        shared_width: hidden features of the feed-forward that every token has beside its experts; 0: none.
+        shared_gated: its output is multiplied with a sigmoid of a map of the token (Qwen2-MoE).
+    """
+
+    n_experts: int = Field(8, ge=1, le=100_000)
+    top_k: int = Field(2, ge=1, le=100_000)
+    width: int | None = Field(None, ge=1, le=1_000_000_000)
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = True
+    scale: float = Field(1.0, ge=1e-30, le=1e30)
+    n_groups: int = Field(1, ge=1, le=100_000)
+    top_groups: int = Field(1, ge=1, le=100_000)
+    router_bias: bool = False
+    shared_width: int = Field(0, ge=0, le=1_000_000_000)
+    shared_gated: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.top_k > self.n_experts:
+            raise ValueError(f"experts: top_k {self.top_k} is more than the {self.n_experts} that there are")
+        if self.n_experts % self.n_groups or self.top_groups > self.n_groups:
+            raise ValueError(
+                f"experts: {self.n_experts} in {self.n_groups} groups, of which {self.top_groups} can be chosen; "
+                "expected groups of one size, and no more than there are"
+            )
+        if self.top_k > self.n_experts // self.n_groups * self.top_groups:
+            raise ValueError(f"experts: top_k {self.top_k} is more than {self.top_groups} groups hold")
+        if self.n_groups > 1 and self.scores == "sigmoid" and self.n_experts < 2 * self.n_groups:
+            raise ValueError("experts: groups are as good as their best two; expected at least two experts each")
+        if self.shared_gated and not self.shared_width:
+            raise ValueError("experts: shared_gated needs a shared_width")
+        return self
+
+
+_DEFAULTS = Settings.model_validate({})
+
+
+def settings(a: Architecture) -> Settings:
+    """Of the experts of an architecture that has any; else the defaults."""
+    return cast(Settings, a.settings.get("experts") or _DEFAULTS)
+
+
+def width(a: Architecture) -> int:
+    """Hidden features of one expert."""
+    return settings(a).width or a.d_ff
+
+
+def _gated(a: Architecture) -> bool:
+    return a.gated
+
+
+def _shared(a: Architecture) -> bool:
+    return settings(a).shared_width > 0
+
+
+def _shared_and_gated(a: Architecture) -> bool:
+    return _shared(a) and a.gated
+
+
+def _shared_gate(a: Architecture) -> bool:
+    return settings(a).shared_gated
+
+
+def _router_bias(a: Architecture) -> bool:
+    return settings(a).router_bias
+
+
+def _unbiased(_: Architecture) -> bool:
+    return False
+
+
+def _copies(a: Architecture) -> int:
+    return settings(a).n_experts
+
+
+def _routed(a: Architecture) -> tuple[int, int]:
+    return a.d_model, settings(a).n_experts
+
+
+def _inner(a: Architecture) -> tuple[int, int]:
+    return a.d_model, width(a)
+
+
+def _outer(a: Architecture) -> tuple[int, int]:
+    return width(a), a.d_model
+
+
+def _shared_inner(a: Architecture) -> tuple[int, int]:
+    return a.d_model, max(1, settings(a).shared_width)
+
+
+def _shared_outer(a: Architecture) -> tuple[int, int]:
+    return max(1, settings(a).shared_width), a.d_model
+
+
+def _one(a: Architecture) -> tuple[int, int]:
+    return a.d_model, 1
+
+
+KIND = Kind(
+    name="experts",
+    package=__name__.rpartition(".")[0],
+    roles=(
+        Role("router", _routed, biased=_router_bias, reads=True),
+        Role("expert_gate", _inner, exists=_gated, copies=_copies, reads=True),
+        Role("expert_up", _inner, copies=_copies, reads=True),
+        Role("expert_down", _outer, copies=_copies, writes=True),
+        Role("shared_router", _one, exists=_shared_gate, biased=_unbiased, reads=True),
+        Role("shared_gate", _shared_inner, exists=_shared_and_gated, reads=True),
+        Role("shared_up", _shared_inner, exists=_shared, reads=True),
+        Role("shared_down", _shared_outer, exists=_shared, writes=True),
+    ),
+    words="experts",
+    short="moe",
+    line=":",
+    activates=True,
+    settings=Settings,
+)

@@ -1,0 +1,140 @@
+"""Routing over random experts: what the weights of the chosen ones are on average, of one token and of two.
+
+Logits are Gaussian: variance s^2, correlation rho between two tokens, independent over experts.
+`docs/theory/experts.md` has the derivations, and the measured error of the tables that are made here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.polynomial import chebyshev
+
+from signalprop.network.moments import Array, FloatArray
+
+_ANGLES = 32  # on a circle through two independent draws: correlations cos(2 pi j / 32)
+_NUMBERS, _CIRCLES = 2**20, 2048  # logits that a table is made of; circles that are enough for few experts
+_DEGREE = 10  # of the polynomial in the angle
+_STEP = 0.125  # of the grid in log s^2
+_SMALLEST, _LARGEST = -6.0, 6.0  # log s^2: beyond, weights are equal, or one expert has it all
+
+
+class Router(NamedTuple):
+    """How a token chooses its experts.
+
+    Attributes:
+        n_experts, top_k: how many there are, and how many a token has.
+        scores: `softmax` over all experts, or a `sigmoid` of every logit.
+        normalised: the weights of the chosen are divided by their sum.
+        n_groups, top_groups: experts stand in groups, and only those of the best groups can be chosen; a group is as
+            good as its best expert (softmax) or its best two together (sigmoid), as in DeepSeek-V2 and V3.
+    """
+
+    n_experts: int
+    top_k: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalised: bool = True
+    n_groups: int = 1
+    top_groups: int = 1
+
+
+class Weights(NamedTuple):
+    """Averages over routers, each summed over experts; of two tokens whose logits have some correlation.
+
+    Attributes:
+        product: w_e(x) w_e(y). slope: sum over j of dw_e/dl_j(x) dw_e/dl_j(y), what goes back through the router.
+        shared: 1 where both tokens choose the expert.
+    """
+
+    product: Array
+    slope: Array
+    shared: Array
+
+
+def weights(router: Router, variance: Array, correlation: Array) -> Weights:
+    """The averages of two tokens; at correlation 1 those of one token.
+
+    Args:
+        variance: of the logits. correlation: of the logits of two tokens; arrays that broadcast.
+
+    Interpolated linearly in the logarithm of the variance between tables that are drawn once; deterministic.
+    """
+    variance, correlation = np.broadcast_arrays(np.asarray(variance, float), np.asarray(correlation, float))
+    angle = np.arccos(np.clip(correlation, -1.0, 1.0))
+    with np.errstate(divide="ignore"):
+        place = np.clip(np.log(variance), _SMALLEST, _LARGEST) / _STEP
+    lower = np.floor(place).astype(int)
+    out = np.zeros((3, *angle.shape))
+    for index in np.unique(np.concatenate([lower.ravel(), lower.ravel() + 1])).tolist():
+        part = np.clip(1 - np.abs(place - index), 0, None)  # of this table
+        if (part > 0).any():
+            out += part * _at(_table(router, index), angle)
+    return Weights(*(float(one) if one.ndim == 0 else one for one in out))
+
+
+def chosen(router: Router, logits: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(weights, a, b) of every expert, (..., experts): 0 where it is not chosen.
+
+    The router's Jacobian dw_e/dl_j is a_j (delta_ej - b_e) for a sigmoid, w_e (delta_ej - b_j) for a softmax; either
+    way the products of two tokens' Jacobians, summed, are sum_e a a' (1 - b - b' + b.b').
+    """
+    softmax = router.scores == "softmax"
+    if softmax:
+        scores = np.exp(logits - logits.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+    else:
+        scores = 1 / (1 + np.exp(-logits))
+    kept = scores * _mask(router, scores)
+    total = kept.sum(-1, keepdims=True) if router.normalised else 1.0
+    w = kept / total
+    if softmax:
+        return w, w, w if router.normalised else scores
+    return w, kept * (1 - scores) / total, w if router.normalised else np.zeros_like(w)
+
+
+def _mask(router: Router, scores: FloatArray) -> FloatArray:
+    """1 for the experts that a token chooses."""
+    if router.n_groups > 1:
+        grouped = scores.reshape(*scores.shape[:-1], router.n_groups, -1)
+        best = np.sort(grouped, -1)[..., -2 if router.scores == "sigmoid" else -1 :].sum(-1)
+        least = np.sort(best, -1)[..., -router.top_groups, None]
+        scores = (grouped * (best >= least)[..., None]).reshape(scores.shape)
+    if router.top_k == router.n_experts:
+        return np.ones_like(scores)
+    least = np.partition(scores, -router.top_k, -1)[..., -router.top_k, None]
+    return np.asarray(scores >= least, float)
+
+
+@lru_cache(maxsize=512)
+def _table(router: Router, index: int) -> FloatArray:
+    """Coefficients of the three averages in the angle, (degree + 1, 3), at log s^2 = index * step.
+
+    Every circle through two independent draws holds `_ANGLES` tokens, and every two of them are a sample.
+    """
+    e = router.n_experts
+    n = min(max(_NUMBERS // (_ANGLES * e), 16), _CIRCLES)
+    rng = np.random.default_rng(0)
+    ends = rng.standard_normal((2, n, 1, e)) * np.exp(index * _STEP / 2)
+    turn = 2 * np.pi * np.arange(_ANGLES)[:, None] / _ANGLES
+    logits = np.cos(turn) * ends[0] + np.sin(turn) * ends[1]
+    w, a, b = (one.astype(np.float32) for one in chosen(router, logits))
+    hit = np.asarray(w > 0, np.float32)
+    found = np.empty((_ANGLES // 2 + 1, 3))
+    for shift in range(len(found)):
+        a1, b1 = np.roll(a, shift, 1), np.roll(b, shift, 1)
+        both = a * a1
+        slope = both.sum(-1) * (1 + np.einsum("nae,nae->na", b, b1)) - np.einsum("nae,nae->na", both, b + b1)
+        pairs = (np.einsum("nae,nae->na", one, np.roll(one, shift, 1)).mean(dtype=np.float64) for one in (w, hit))
+        product, shared = pairs
+        found[shift] = product, slope.mean(dtype=np.float64), shared
+    angles = np.linspace(-1, 1, len(found))
+    weight = np.ones(len(found))
+    weight[0] = 10.0  # one token: many more samples, and what variances are made of
+    fitted: Any = chebyshev.chebfit(angles, found, _DEGREE, w=weight)
+    return np.asarray(fitted)
+
+
+def _at(table: FloatArray, angle: FloatArray) -> FloatArray:
+    return np.asarray(chebyshev.chebval(2 * angle / np.pi - 1, table))

@@ -1,0 +1,120 @@
+"""Experts, latent attentions, convolutions and recurrences: what their weights are, proved by replay, or not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from signalprop.attachment.found_roles import roles_of
+from signalprop.streams.replay import Replayed
+
+_LLAMA = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60,
+    "intermediate_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1,
+}  # fmt: skip
+_MOE = {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "head_dim": 8}
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8,
+           "num_key_value_heads": 4, "head_dim": 4}  # fmt: skip
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
+          "layer_types": ["linear_attention", "linear_attention"], "head_dim": 8}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": {**_LLAMA, "num_local_experts": 4, "head_dim": 8},
+    "qwen2_moe": {**_LLAMA, **_MOE, "num_experts": 6, "shared_expert_intermediate_size": 20, "norm_topk_prob": False,
+                  "decoder_sparse_step": 1},
+    "deepseek_v3": {**_LLAMA, **_MOE, **_LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2,
+                    "first_k_dense_replace": 0, "routed_scaling_factor": 2.5, "n_shared_experts": 1},
+    "granitemoe": {**_LLAMA, "num_local_experts": 4},
+    "mamba2": {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "n_groups": 2,
+               "vocab_size": 60, "state_size": 6, "chunk_size": 8},
+    "qwen3_5_text": {**_LLAMA, **_DELTA},
+    "qwen3_next": {**_LLAMA, **_DELTA, **_MOE, "num_experts": 4, "shared_expert_intermediate_size": 12},
+    "lfm2": {**_LLAMA, "layer_types": ["conv", "conv"], "block_auto_adjust_ff_dim": False},
+}  # fmt: skip
+
+
+def model_of(family: str) -> Any:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **MODELS[family]))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if "norm" in name or "bias" in name or name.endswith((".D", "A_log")):
+            nn.init.uniform_(tensor.data, 0.5, 1.5)
+        elif tensor.ndim > 1:
+            nn.init.normal_(tensor.data, std=0.3)
+    return model.eval()
+
+
+def proved(family: str, branch: int) -> Any:
+    return roles_of(model_of(family)).proof.branches[branch]
+
+
+def test_experts_and_how_they_are_chosen() -> None:
+    for family, rows in (("mixtral", slice(0, 24)), ("granitemoe", slice(0, 24))):
+        found = proved(family, 1)
+        block = "mlp" if family == "mixtral" else "block_sparse_moe"
+        gate = next(path for role, (path, _) in found.weights.items() if role == "expert_gate")
+        assert gate.startswith(f"model.layers.0.{block}.") and found.weights["expert_gate"][1] == rows
+        assert (found.routing.n_experts, found.routing.top_k, found.routing.width) == (4, 2, 24)
+        assert (found.routing.scores, found.routing.normalised, found.activation) == ("softmax", True, "silu")
+    found = proved("qwen2_moe", 1)
+    assert not found.routing.normalised and found.weights["router"] == ("model.layers.0.mlp.gate", None)
+    assert found.weights["shared_router"][0] == "model.layers.0.mlp.shared_expert_gate"
+    assert found.weights["shared_down"][0] == "model.layers.0.mlp.shared_expert.down_proj"
+
+
+def test_groups_corrections_and_scales_of_sigmoid_routers_and_latent_attention() -> None:
+    attention, experts = roles_of(model_of("deepseek_v3")).proof.branches[:2]
+    assert isinstance(attention, Replayed) and isinstance(experts, Replayed)
+    routing = experts.routing
+    assert routing is not None and routing.corrected and routing.scale == 2.5
+    assert (routing.scores, routing.n_groups, routing.top_groups, routing.top_k) == ("sigmoid", 4, 2, 2)
+    assert attention.latent == (12, 4, 6, 8) and attention.error < 1e-6
+    assert {role: path.rpartition(".")[2] for role, (path, _) in attention.weights.items()} == {
+        "query_down": "q_a_proj", "query_up": "q_b_proj", "latent_down": "kv_a_proj_with_mqa", "latent_up": "kv_b_proj",
+        "output": "o_proj",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "roles"),
+    [
+        ("mamba2", "Mamba-2", {"mixer_input": "in_proj", "mixer_decay": "A_log", "mixer_step_bias": "dt_bias",
+                               "mixer_skip": "D", "mixer_norm": "weight", "output": "out_proj"}),
+        ("qwen3_5_text", "gated delta rule", {"mixer_input": "in_proj_qkv", "mixer_gate": "in_proj_z",
+                                              "mixer_rate": "in_proj_b", "mixer_step": "in_proj_a"}),
+        ("qwen3_next", "gated delta rule", {"mixer_input": "in_proj_qkvz", "mixer_step": "in_proj_ba"}),
+        ("lfm2", "short convolution", {"conv_taps": "conv", "output": "out_proj"}),
+    ],
+)  # fmt: skip
+def test_convolutions_and_recurrences(family: str, words: str, roles: dict[str, str]) -> None:
+    found = proved(family, 0)
+    assert found.words == words and found.error < 2e-6
+    assert roles.items() <= {role: path.rpartition(".")[2] for role, (path, _) in found.weights.items()}.items()
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "branch", "why"),
+    [
+        ("mixtral", "mlp.experts", 1, "holds experts, and what they are to model.layers.0.mlp is not proved"),
+        ("qwen2_moe", "mlp.shared_expert.down_proj", 1, "shared_expert.down_proj is not the linear map of its weight"),
+        (
+            "deepseek_v3",
+            "self_attn.kv_a_layernorm",
+            0,
+            "what q_a_proj, kv_a_proj_with_mqa are to .*o_proj is not proved",
+        ),
+        ("mamba2", "mixer.norm", 0, "what in_proj and the convolution .*conv1d are to .*out_proj is not proved"),
+    ],
+)
+def test_what_is_off_by_a_hundredth_is_not_proved(family: str, module: str, branch: int, why: str) -> None:
+    model = model_of(family)
+    layer = model.backbone.layers[0] if family == "mamba2" else model.model.layers[0]
+    inner = layer.get_submodule(module)
+    forward = inner.forward
+    inner.forward = lambda *args, **kwargs: forward(*args, **kwargs) + 0.01 * args[0].mean()
+    found = roles_of(model).proof.branches[branch]
+    assert isinstance(found, str) and re.search(why, found)
