@@ -53,7 +53,7 @@ class RowPlan:
         input_scale: factor on what the maps that read the stream read (branches that read it raw).
         reads_stream: the carrier needs the stream. places_norm: it norms the sum. removes_norm: no norm any more.
         adds_norm: a second norm, new to the model, on the branch.
-        before, behind: P before and behind the sublayer: the model's stream times P is the Parametrization's.
+        before, behind: P before and after the sublayer: the model's stream times P is the Parametrization's.
         score_ratio: factor on the model's own score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
         mixes_values: the heads output more, or less, than the average of values.
@@ -142,7 +142,7 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", m
     removes_final = a.has_final_norm and not p.architecture.has_final_norm
     if p.architecture.has_final_norm and not a.has_final_norm:
         raise InputError(
-            f"scheme {p.scheme!r} needs a norm behind the last layer, which a {a.family or 'model like this'} does not "
+            f"scheme {p.scheme!r} needs a norm after the last layer, which a {a.family or 'model like this'} does not "
             "have; choose a scheme for its norm placement, or build(parametrization)"
         )
     planned: list[RowPlan] = [RowPlan()] * p.n_sublayers
