@@ -1,9 +1,10 @@
 """What has to be done to a model so that it computes the function of a Parametrization: pure arithmetic, no tensors.
 
 Two routes per stack (docs/theory/gauge.md). *Gauge*: the skip stays as it is and the multiplier of a branch becomes
-beta_k / P_k with P_k = lambda_1 ... lambda_k; the model carries the stream in units of P. A model's own
-fixed multipliers (Granite) stay in its code: lambda_k and beta_k are what is asked for over those. *Rewired*: the last
-map of the branch returns what has to be added to the stream; for lambda = 0, trainable lambda, and norms in other places.
+beta_k / P_k with P_k = lambda_1 ... lambda_k; the model carries the stream in units of P. *Rewired*: the last map of
+the branch returns what has to be added to the stream; for lambda = 0, trainable lambda, and norms in other places.
+
+A model's own fixed multipliers (Granite) stay in its code: lambda_k and beta_k are what is asked for over those.
 """
 
 from __future__ import annotations
