@@ -36,6 +36,9 @@ SIZES = (
     ("sliding_window local_attention", WINDOW),
     ("max_window_layers", LAYERS // 2),
     ("use_sliding_window", True),
+    ("num_experts num_local_experts n_routed_experts", 16),
+    ("moe_intermediate_size", WIDTH),
+    ("shared_expert_intermediate_size", 2 * WIDTH),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (

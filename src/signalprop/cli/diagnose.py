@@ -207,7 +207,7 @@ def diagnose(
     results = [found] if other is None else [found, other]
 
     def show() -> None:
-        output.echo(diagnosis_tables.diagnosis_text(found))
+        output.echo(diagnosis_tables.diagnosis_text(found, output.room()))
         if other is not None:
             output.echo("\n" + diagnosis_tables.compared(found, other))
 

@@ -216,10 +216,13 @@ def _fitting(table: Callable[..., str], all_rows: bool) -> str:
     """A table, without its standard errors where the terminal is too narrow for them."""
     rows = {"max_rows": None} if all_rows else {}
     text = table(**rows)
-    if sys.stdout is None or not sys.stdout.isatty():
-        return text
-    room = shutil.get_terminal_size().columns
-    return table(errors=False, **rows) if max(map(len, text.splitlines())) > room else text
+    columns = room()
+    return table(errors=False, **rows) if columns and max(map(len, text.splitlines())) > columns else text
+
+
+def room() -> int | None:
+    """Columns of the terminal that is written to; None where it is not one."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def report_file(

@@ -156,7 +156,7 @@ const charts = (() => {
 
   /** The size of a drawing: its box's, or one for paper. Given with the rest: a second change would leave false labels. */
   function size() {
-    return "paper" in document.documentElement.dataset ? { width: 660, height: 300 } : { autosize: true };
+    return "paper" in document.documentElement.dataset ? { width: 660, height: 270 } : { autosize: true };
   }
 
   function bar() {
