@@ -135,14 +135,18 @@ def _sublayer(
     row = stack.sublayers[k]
     last = k + 1 == len(stack.sublayers)
     # post-norm: the first layer is the first to read the stream; later ones follow a norm
-    reads = "" if index == 0 and k == 0 and a.placements[0] == "post" else row.reads
+    bare = isinstance(_get(layer, row.norm), nn.Identity)
+    reads = "" if bare or (index == 0 and k == 0 and a.placements[0] == "post") else row.reads
     weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
     if row.fused:
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
+    if row.fused_gate:
+        halves = {"gate": slice(0, a.d_ff), "up": slice(a.d_ff, 2 * a.d_ff)}
+        weights |= {role: (f"{place}.{row.fused_gate}", rows) for role, rows in halves.items()}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
-        norm=f"{place}.{row.norm}",
+        norm=None if bare else f"{place}.{row.norm}",
         post_norm=f"{place}.{row.post_norm}" if row.post_norm else None,
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
@@ -205,7 +209,7 @@ def missing(base: nn.Module, paths: ModelPaths) -> str:
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
             return stack.layers
         for row in stack.sublayers:
-            for path in (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values()):
+            for path in (row.norm, row.post_norm, row.branch, row.fused, row.fused_gate, *row.weights.values()):
                 if path and _get(layers[0], path) is None:
                     return path
     return ""

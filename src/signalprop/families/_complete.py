@@ -79,7 +79,7 @@ def _unsaid_of_stack(stack: StackPaths, a: Architecture, *, cross: bool) -> Iter
         return
     placement = a.placements[-1 if cross else 0]
     for k, sublayer in enumerate(stack.sublayers):
-        roles = {"up", "down"} | ({"gate"} if a.gated else set())
+        roles = {"down"} if sublayer.fused_gate else {"up", "down"} | ({"gate"} if a.gated else set())
         if k < attentions:
             roles = {"output"} if sublayer.fused else {"query", "key", "value", "output"}
         yield from (f"weights[{role!r}]" for role in sorted(roles ^ set(sublayer.weights)))

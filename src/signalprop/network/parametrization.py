@@ -22,10 +22,9 @@ from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
 from signalprop.network.embedding_and_head import Head as Head
-from signalprop.network.kinds import HasKinds, kind_of, kinds_in
+from signalprop.network.kinds import ROLE, HasKinds, kind_of, kinds_in
 from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
-from signalprop.network.kinds import ROLE
 from signalprop.network.layout import ROLES as ROLES
 from signalprop.network.layout import STACKS as STACKS
 from signalprop.network.layout import IntColumn, Stack, roles_of
