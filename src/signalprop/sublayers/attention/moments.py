@@ -294,14 +294,17 @@ class Varied(SelfAttention):
         return ratio(out[0] * one, size), ratio(out[1] * both, size)
 
     def _kept(self, row: Row, read: Pair) -> Pair:
-        """Mean square of the share of weight that a sink leaves, and of two rows; over the lengths of rows."""
+        """Mean square of the share of weight that a sink leaves, and of two rows; over the lengths of rows, of which a
+        short one weighs as much more in the former as its output is larger under uniform weights."""
         if self.given.sink is None:
             return 1.0, 1.0
         s0, _ = self.scores(row, read[0], read[0])
         own = np.asarray(np.maximum(1 - read[1] * self.rotary_rows, 0.0) * s0)
         lengths = over_rows(self.n_keys, self.causal)
         shares = [(weight, kept(np.asarray(float(n)), own, s0 - own, self.given.sink)) for n, weight in lengths]
-        one = sum((weight * share**2 for weight, share in shares), np.zeros_like(own))
+        sizes = [weight * (read[1] + (1 - read[1]) / n) for n, weight in lengths]
+        one = sum((size * share**2 for size, (_, share) in zip(sizes, shares, strict=True)), np.zeros_like(own))
+        one = one / sum(sizes)
         mean = sum((weight * share for weight, share in shares), np.zeros_like(own))
         return plain(one), plain(mean**2)
 
