@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints-dev.txt PIP_BUILD_CONSTRAINT=constraints-dev.txt $(BIN)/python -m pip install --quiet
 DEMO := tgs --layers 48 --scheme xavier
 
-.PHONY: demo test test-slow lint docs docs-links fuzz bench accuracy constraints clean
+.PHONY: demo test test-slow lint docs docs-links fuzz bench gpu-pack accuracy constraints clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
@@ -41,6 +41,10 @@ fuzz: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks
+
+# What `python -m benchmarks.gpu PART` needs on a machine without network, 60 MiB at most: out/gpu-pack.
+gpu-pack: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarks.gpu pack
 
 accuracy: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.accuracy

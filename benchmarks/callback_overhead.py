@@ -27,12 +27,23 @@ and identity on 2 sequences besides.
 """
 
 
-def steps(vocab: int, folder: Path) -> dict[str, Callable[[], None]]:
+def steps(
+    vocab: int,
+    folder: Path,
+    *,
+    layers: int = 12,
+    width: int = 256,
+    heads: int = 4,
+    batch: int = 4,
+    tokens: int = 128,
+    device: torch.device | None = None,
+) -> dict[str, Callable[[], None]]:
     """A training step of every variant."""
     torch.manual_seed(0)
-    model = hugging_face("gpt2", 12, vocab_size=vocab, dropout=0.1).train()
+    size = {"width": width, "heads": heads, "tokens": tokens}
+    model = hugging_face("gpt2", layers, vocab_size=vocab, dropout=0.1, **size).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    ids = torch.randint(0, vocab, (4, 128))
+    ids = torch.randint(0, vocab, (batch, tokens), device=device)
 
     def bare() -> None:
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
@@ -44,7 +55,7 @@ def steps(vocab: int, folder: Path) -> dict[str, Callable[[], None]]:
             with monitor:
                 model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
                 numbers = monitor.step()
-            if numbers is None or "signal/outside" not in numbers or len(numbers) <= 48:
+            if numbers is None or "signal/outside" not in numbers or len(numbers) <= 4 * layers:
                 raise ValueError("the monitor did not sample this step")
             optimizer.step()
             optimizer.zero_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,25 @@ that the numbers are those of hooks on the uncompiled model is checked first.
 """
 
 
-def variants(checkpointing: bool) -> dict[str, Callable[[], Any]]:
-    """A step of every variant."""
+def variants(
+    checkpointing: bool,
+    *,
+    layers: int = LAYERS,
+    width: int = 256,
+    heads: int = 4,
+    batch: int = 4,
+    tokens: int = 128,
+    device: torch.device | None = None,
+    backend: str = "inductor",
+) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
+    """A step of every variant; and whether losses and gradients are those of the bare graph (`same_loss`,
+    `same_gradients`), and how far the numbers are from those of hooks (`apart`)."""
     torch.manual_seed(0)
-    plain = hugging_face("gpt2", LAYERS).train()
+    plain = hugging_face("gpt2", layers, width=width, heads=heads, tokens=tokens).to(device).train()
     plain.config.use_cache = False
     if checkpointing:
         plain.gradient_checkpointing_enable({"use_reentrant": False})
-    ids = torch.randint(0, 1000, (4, 128))
+    ids = torch.randint(0, 1000, (batch, tokens), device=device)
 
     def step(model: Any) -> Any:
         model.zero_grad()
@@ -49,22 +61,22 @@ def variants(checkpointing: bool) -> dict[str, Callable[[], Any]]:
     bare, watched = copy.deepcopy(plain), copy.deepcopy(plain)
     probe = Probe(watched, compiled=True)
     probe.__enter__()  # before anything is compiled
-    own, other = (torch.compile(model, fullgraph=True) for model in (watched, bare))
-    same_loss = torch.equal(step(own), step(other))
+    own, other = (torch.compile(model, fullgraph=True, backend=backend) for model in (watched, bare))
+    checked: dict[str, Any] = {"same_loss": torch.equal(step(own), step(other))}
     found = probe.profile()
-    if not same_loss or not all(
-        torch.equal(p.grad, q.grad) for p, q in zip(watched.parameters(), bare.parameters(), strict=True)
-    ):
-        raise ValueError("the watched step is another than the bare one")
-    if found is None or expected is None or _apart(found, expected) > 2e-6:
-        raise ValueError("the numbers are not those of hooks")
+    pairs = zip(watched.parameters(), bare.parameters(), strict=True)
+    checked["same_gradients"] = all(torch.equal(p.grad, q.grad) for p, q in pairs)
+    if found is None or expected is None:
+        raise ValueError("the probe did not sample this step")
+    checked["apart"] = _apart(found, expected)
 
     def read() -> None:
         step(own)
         if probe.profile() is None:
             raise ValueError("the probe did not sample this step")
 
-    return {"bare": lambda: step(other), "bare again": lambda: step(other), "watched": lambda: step(own), "read": read}
+    bare_step = partial(step, other)
+    return {"bare": bare_step, "bare again": bare_step, "watched": partial(step, own), "read": read}, checked
 
 
 def _apart(found: Profile, expected: Profile) -> float:
@@ -85,4 +97,9 @@ def measured() -> Iterator[str]:
     """The section of the page."""
     for title, checkpointing in (("### One graph", False), ("### With checkpointing", True)):
         torch.compiler.reset()
-        yield compared(title, take_turns(variants(checkpointing), ROUNDS, warm_up=1), "bare")
+        steps, checked = variants(checkpointing)
+        if not checked["same_loss"] or not checked["same_gradients"]:
+            raise ValueError("the watched step is another than the bare one")
+        if checked["apart"] > 2e-6:
+            raise ValueError("the numbers are not those of hooks")
+        yield compared(title, take_turns(steps, ROUNDS, warm_up=1), "bare")

@@ -105,11 +105,13 @@ class Steps:
         tokens: int,
         vocab_size: int = 1000,
         prepare: Callable[[Decoder], None] = lambda model: None,
+        device: torch.device | None = None,
     ) -> None:
         torch.manual_seed(0)
         self.model = Decoder(n_layers, width, heads, vocab_size, tokens)
         prepare(self.model)
-        self.ids = torch.randint(0, vocab_size, (batch, tokens))
+        self.model.to(device)
+        self.ids = torch.randint(0, vocab_size, (batch, tokens), device=device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.probe = Probe(self.model, every=10)
 

@@ -1,6 +1,6 @@
 """docs/benchmarks.md, from the records in docs/benchmarks/NAME.json and nothing else.
 
-A benchmark is a module of MODULES or IN_A_BROWSER. It has
+A benchmark is a module of MODULES or IN_A_BROWSER (those of ON_A_GPU have records from `benchmarks.gpu`). It has
 
     TITLE           heading of its section
     ABOUT           Markdown: what is measured, and how
@@ -31,6 +31,7 @@ MODULES = (
     "throughput",
 )
 IN_A_BROWSER = ("report", "explore")  # they need Chromium, and run only when they are named
+ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -68,7 +69,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def write_page() -> None:
     """The page of the records that there are."""
-    files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *IN_A_BROWSER)}
+    files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *IN_A_BROWSER, *ON_A_GPU)}
     write_text(PAGE, page({name: read_json(file) for name, file in files.items() if file.is_file()}))
 
 
@@ -76,19 +77,23 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A sentence for every machine that records come from."""
     seen: dict[str, list[str]] = {}
     for name, record in records.items():
-        m = record["machine"]
-        line = f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB of memory, {m['system']}"
+        line = record["where"] if "where" in record else _machine(record["machine"])
         seen.setdefault(line, []).append(name)
     if len(seen) == 1:
         return [f"Machine: {next(iter(seen))}."]
     return [f"Machine of {', '.join(names)}: {line}." for line, names in seen.items()]
 
 
+def _machine(m: Mapping[str, Any]) -> str:
+    return f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB of memory, {m['system']}"
+
+
 def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for record in records.values():
-        load = record["machine"]["load_average"]
+        load = record.get("machine", {}).get("load_average")
         used = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-        took, loads = f"{record['seconds']:.0f} s", f"{load['start']}, {load['end']}"
+        took = f"{record['seconds']:.0f} s" if "seconds" in record else ""
+        loads = f"{load['start']}, {load['end']}" if load else ""
         rows.append([f"`{record['command']}`", record["date"], took, loads, used])
     return table(["command", "date", "took", "load average before, after", "versions"], rows)

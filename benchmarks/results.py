@@ -90,6 +90,13 @@ def index(found: list[tuple[str, str, str]]) -> str:
     return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n"
 
 
+def write_pages() -> int:
+    """Write all pages, and the one that lists them; how many."""
+    found = pages()
+    write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
+    return len(found)
+
+
 def main() -> None:
     """Command line of the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,11 +105,10 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         store(arguments.sweeps)
-        found = pages()
-        write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
+        n_pages = write_pages()
     except InputError as error:
         sys.exit(f"results: {error}")
-    print(f"wrote {len(found)} pages and {FOLDER / 'index.md'}", file=sys.stderr)
+    print(f"wrote {n_pages} pages and {FOLDER / 'index.md'}", file=sys.stderr)
 
 
 if __name__ == "__main__":

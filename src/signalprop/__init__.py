@@ -28,6 +28,7 @@ from signalprop.prediction import predict
 from signalprop.results.comparison import Agreement, Comparison
 from signalprop.results.profile import Profile, Series, average
 from signalprop.schemes import SCHEMES, Scheme, scheme
+from signalprop.schemes.equivalence import Equivalence, equivalent
 
 if TYPE_CHECKING:
     from signalprop.attachment.parametrization_of import read_parametrization
@@ -54,6 +55,7 @@ __all__ = [
     "Anatomy",
     "Architecture",
     "Comparison",
+    "Equivalence",
     "InputError",
     "InputStatistics",
     "LightningSignalCallback",
@@ -76,6 +78,7 @@ __all__ = [
     "compare",
     "coordinates",
     "diagnose",
+    "equivalent",
     "fit",
     "fold",
     "initialize",

@@ -31,6 +31,7 @@ RESULTS = {
     "kernel": ["kernel", "tgs", *TINY],
     "schemes": ["schemes"],
     "schemes NAME --architecture ARCH": ["schemes", "xavier", "--architecture", "tgs"],
+    "equivalent": ["equivalent", "tgs", *TINY[:2], "--scheme", "xavier,fixed"],
     "presets": ["presets"],
     "compute": ["compute", "tgs"],
 }

@@ -92,6 +92,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", "MistralConfig", _common(**_GQA, sliding_window=9)),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _common(**_GQA)),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _common(**_GQA, head_dim=6)),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM", "Qwen2MoeConfig",
+        _common(
+            num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=24,
+            mlp_only_layers=[0], num_key_value_heads=2, experts_implementation="eager",
+        ),
+    ),
+    "glm4_moe": (
+        "Glm4MoeForCausalLM", "Glm4MoeConfig",
+        _common(
+            num_local_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, n_group=4, topk_group=2,
+            routed_scaling_factor=2.5, num_key_value_heads=2, experts_implementation="eager",
+        ),
+    ),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _common(**_GQA, **_GEMMA3)),
     "mpnet": ("MPNetForMaskedLM", "MPNetConfig", _common(**_DROP)),

@@ -61,7 +61,8 @@ def both(model: Any, mine: Any, reference: Any, offset: float = 0.0) -> Iterator
     rows = reference[1] if isinstance(reference, tuple) else slice(None)
     turned = is_transposed(module)
     if isinstance(module, Tensor):
-        yield mine.weight, module, lambda t: t.reshape(mine.weight.shape)
+        several = mine.weight.ndim == 3 and isinstance(reference, tuple)  # rows of every expert
+        yield mine.weight, module, lambda t: (t[:, rows] if several else t).reshape(mine.weight.shape)
         return
 
     def cut(t: Tensor) -> Tensor:

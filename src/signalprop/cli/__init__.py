@@ -22,6 +22,7 @@ from signalprop.cli.compare import compare
 from signalprop.cli.compute import compute
 from signalprop.cli.coordinates import coordinates
 from signalprop.cli.diagnose import diagnose
+from signalprop.cli.equivalent import equivalent
 from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
@@ -37,7 +38,7 @@ from signalprop.errors import InputError, MissingExtra, as_line
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
     predict, measure, compare, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets, compute,
-    coordinates,
+    coordinates, equivalent,
 )  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 

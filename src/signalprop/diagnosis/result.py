@@ -58,7 +58,7 @@ class LayerSignal(Value):
     Attributes:
         layer, stack: which. finite: whether every number that it output was.
         variance_in, variance: of the stream before and after the layer: over features of a token, then over tokens.
-        first_variance: behind the layer, over the first positions, which all others leave out; padding is in neither.
+        first_variance: after the layer, over the first positions, which all others leave out; padding is in neither.
         token_correlation: of the stream after the layer (as in a Profile).
         effective_rank: exp of the entropy of the eigenvalues of the kernel of normalised tokens, of up to 512 tokens.
         attention_share, feed_forward_share: variance that each branch adds (multiplier included) over that of the sum

@@ -1,0 +1,82 @@
+"""What watching costs there: taps in a compiled step, the probe's hooks in an eager one, and a monitor."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import callback_overhead, compiled_probes
+from benchmarks.gpu.timed import whole
+from benchmarks.monitors import Steps
+from benchmarks.timing import compared, take_turns
+
+TITLE = "Watching on the device"
+ABOUT = """
+`python -m benchmarks.gpu overheads`: the comparisons of [watching a compiled step](#watching-a-compiled-step),
+[watching a training step](#watching-a-training-step) and [monitoring a run](#monitoring-a-run), with a model that fills
+the device, on the clock. Here a monitored step is one that is sampled; a run's cost is that over `every`.
+"""
+WATCHED = ("compiled", "compiled, checkpointing", "probe", "monitor")
+Case = dict[str, Any]
+
+
+def cases(small: bool) -> list[Case]:
+    """Each comparison in float32 and in bfloat16."""
+    size = {"layers": 2, "width": 32, "heads": 2, "batch": 2, "tokens": 16}
+    large = {"layers": 12, "width": 768, "heads": 12, "batch": 16, "tokens": 1024}
+    precisions = ("float32",) if small else ("bfloat16", "float32")
+    return [{"what": what, "precision": precision, "small": small} | (size if small else large)
+            for what in WATCHED for precision in precisions]  # fmt: skip
+
+
+def _size(case: Case) -> dict[str, int]:
+    return {name: case[name] for name in ("layers", "width", "heads", "batch", "tokens")}
+
+
+def _compiled(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
+    backend = "aot_eager" if case["small"] else "inductor"
+    return compiled_probes.variants(case["what"] != "compiled", device=device, backend=backend, **_size(case))
+
+
+def _probe(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
+    steps = Steps(*_size(case).values(), device=device)
+    actions = {"bare": steps.bare, "bare again": steps.bare, "probe": lambda: steps.probed(0), "by hand": steps.by_hand}
+    return actions, {}
+
+
+def measured(case: Case, device: torch.device) -> dict[str, Any]:
+    """Seconds of every variant in every round, and what was checked."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        torch.autocast(device.type, torch.bfloat16, enabled=case["precision"] == "bfloat16"),
+    ):
+        if case["what"] == "monitor":
+            actions, checked = callback_overhead.steps(1000, Path(folder), device=device, **_size(case)), {}
+        else:
+            actions, checked = (_probe if case["what"] == "probe" else _compiled)(case, device)
+        turns = {name: whole(action, device) for name, action in actions.items()}
+        return checked | {"seconds": take_turns(turns, 15, clock=time.perf_counter, warm_up=3)}
+
+
+def section(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table for every comparison."""
+    parts = []
+    for row in rows:
+        c = row["case"]
+        title = f"### {c['what']}, {c['precision']}, {c['layers']} × {c['width']}, {c['batch']} × {c['tokens']} tokens"
+        if "error" in row:
+            parts.append(f"{title}\n\n{row['error']}")
+            continue
+        parts.append(compared(title, row["seconds"], "bare"))
+        if "apart" in row:
+            same = {True: "the same, bit for bit", False: "not the same to the last bit"}
+            parts.append(
+                f"Losses are {same[row['same_loss']]}, gradients {same[row['same_gradients']]}; numbers of hooks on "
+                f"the uncompiled model differ by at most {row['apart']:.1e}."
+            )
+    return "\n\n".join(parts)
