@@ -1,4 +1,4 @@
-"""Predicted against measured load of experts over depth, with plain and with depth-scaled branches: docs/expert-load.md.
+"""Predicted against measured load of experts over depth, with plain and depth-scaled branches: docs/expert-load.md.
 
 python -m benchmarks.expert_load
 """
@@ -19,6 +19,19 @@ from signalprop.schemes.vanilla import unit_embedding
 
 PAGE = Path("docs/expert-load.md")
 LAYERS, WIDTH, TOKENS, SEEDS = 24, 256, 128, 4
+INTRODUCTION = f"""# Load of experts over depth
+
+Written by `python -m benchmarks.expert_load`: do not edit.
+
+Decoders of {LAYERS} layers, width {WIDTH}, 16 experts of which a token has 2, Xavier's weights, on {TOKENS} tokens of
+real text, two sequences; {SEEDS} networks. The load of an expert is how many tokens of a sequence choose it; shown is
+its standard deviation over its mean, predicted and measured: 0 for equal loads, 2.65 if all tokens chose the same two.
+Tokens that have become alike choose alike. *Depth-scaled*: DeepScaleLM's multipliers, skip² = 1 - 2/N and
+branch² = 2/N of N branches. [How it is derived](theory/experts.md).
+"""
+HEADINGS = (
+    "| layer | plain: correlation | predicted load | measured | depth-scaled: correlation | predicted load | measured |"
+)
 
 
 def tables() -> dict[str, sp.Parametrization]:
@@ -40,17 +53,7 @@ def measured(table: sp.Parametrization, batch: sp.Batch) -> sp.Profile:
 
 
 def main() -> None:
-    lines = [
-        "# Load of experts over depth", "",
-        "Written by `python -m benchmarks.expert_load`: do not edit.", "",
-        f"Decoders of {LAYERS} layers, width {WIDTH}, 16 experts of which a token has 2, Xavier's weights, on {TOKENS} tokens of real",
-        f"text, two sequences; {SEEDS} networks. The load of an expert is how many tokens of a sequence choose it; shown is its standard",
-        "deviation over its mean, predicted and measured: 0 for equal loads, 2.65 if all tokens chose the same two. Tokens that have",
-        "become alike choose alike. *Depth-scaled*: DeepScaleLM's multipliers, skip² = 1 − 2/N and branch² = 2/N of N branches.",
-        "[How it is derived](theory/experts.md).", "",
-        "| layer | plain: correlation | predicted load | measured | depth-scaled: correlation | predicted load | measured |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+    lines = [INTRODUCTION, HEADINGS, "| --- | --- | --- | --- | --- | --- | --- |"]
     columns = []
     for table in tables().values():
         batch = default_batch(table.architecture, batch_size=2)
