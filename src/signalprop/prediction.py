@@ -44,9 +44,9 @@ def predict(
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
-            (random-weight networks), or `auto`: kernel where positions differ (decoders, class tokens; real ids in
-            shallow encoders; shaped attention), else moments. `auto` follows a long decoder without real ids on a grid
-            of positions, `kernel` all of them.
+            (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, class
+            tokens; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder
+            without real ids on a grid of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
             (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
 
@@ -138,6 +138,7 @@ def check_fidelity(name: str) -> Fidelity:
 
 # Sublayers times squared length up to which token kernels take well under a second.
 _CHEAP = 500_000
+_LONG = 25_000_000  # up to which they take seconds
 
 
 def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
@@ -163,11 +164,15 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "moments",
             "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most",
         )
-    if a.kind == "encoder-decoder":
+    if a.kind == "encoder-decoder" and single:
+        rows = (parametrization.stack == 0).sum(), (parametrization.stack == 1).sum()
+        if rows[0] * a.seq_len**2 + rows[1] * (a.target_len or a.seq_len) ** 2 <= _LONG:
+            return "kernel", "fidelity kernel: positions of a causal decoder differ, and averages compound wrongly"
         return (
             "moments",
             "fidelity moments: averages over positions, though those of a causal decoder differ; gradients at its "
-            "first sublayers were measured to be 1.3 (T5) to 1.8 times (Whisper) the prediction",
+            "first sublayers were measured to be 1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel "
+            "follows every position",
         )
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 

@@ -137,7 +137,7 @@ class _Folding:
             where = here.label
             for gone, why in (
                 (row.removes_norm, "its norm was removed"),
-                (row.places_norm, "its norm was moved behind the addition"),
+                (row.places_norm, "its norm was moved after the addition"),
                 (row.adds_norm, "a norm was added to its branch"),
                 (row.shapes, "its attention was shaped"),
                 (row.activates, "its activation was changed"),
@@ -150,7 +150,7 @@ class _Folding:
             if row.score_ratio != 1 and here.scaling is not None:
                 self._scores(here, row.score_ratio)
         if plan.removes_final_norm:
-            raise _refused("the model", "the norm behind its last layer was removed")
+            raise _refused("the model", "the norm after its last layer was removed")
         for name, module in model.named_modules():
             if isinstance(module, Multiplied):
                 self._multiplied(module, self.where.get(id(module), name))

@@ -69,7 +69,7 @@ class AttentionKernel:
         fields: dict[str, Any] = {
             "qk": float(self.made.scores(row, size, size)[0] if self.a.qk_norm else row.qk),
             "d_model": self.a.d_model,
-            "causal": self.a.causal,
+            "causal": self.made.causal,
             "dropout": self.a.attention_dropout or 0.0,
             "query_bias": float(row.query_bias),
             "value_skip": float(row.value_skip),
@@ -79,7 +79,8 @@ class AttentionKernel:
         (window, base), a = self.sights.at(i), self.a
         rho, omega = None, None
         if base:
-            rho, omega = rotation(a.seq_len, a.d_head, base, a.rotary_fraction, a.causal or window > 0)
+            causal = self.made.causal or window > 0
+            rho, omega = rotation(self.made.n_keys, a.d_head, base, a.rotary_fraction, causal)
         if window:
             return windowed(kernel, window, rho, omega, **fields), size
         if self.grid is None:
