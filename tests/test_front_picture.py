@@ -69,7 +69,8 @@ def test_the_walk_shows_a_picture_of_every_step() -> None:
 @pytest.mark.parametrize("name", ["report-wide", "report-signal", "report-phone", "explore"])
 def test_pictures_of_pages_say_what_the_pages_say(name: str) -> None:
     """The titles, axes and leads that were on screen are still those of the source."""
-    words = pytest.importorskip("PIL.Image").open(front.FOLDER / f"{name}.png").info["words"].splitlines()
+    with pytest.importorskip("PIL.Image").open(front.FOLDER / f"{name}.png") as picture:
+        words = picture.info["words"].splitlines()
     source = (Path(sp.__file__).parent / "report" / "html" / "signal.py").read_text(encoding="utf-8")
     source = re.sub(r'"\s+"', "", source)
     assert len(words) >= 2 and [line for line in words if line not in source] == []
