@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -251,10 +252,12 @@ def report_file(
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Progress on stderr: a bar on a terminal, else at most ten lines; yields a function (done, total) -> None."""
     if not sys.stderr.isatty():
+        began = time.monotonic()
 
         def report(done: int, total: int) -> None:
             if 10 * done // total > 10 * (done - 1) // total:
-                print(f"{label}: {done} of {total}", file=sys.stderr)
+                left = (time.monotonic() - began) * (total - done) / done
+                print(f"{label}: {done} of {total}{f', about {left:.0f} s left' * (left > 5)}", file=sys.stderr)
 
         yield report
         return
