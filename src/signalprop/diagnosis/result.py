@@ -160,12 +160,18 @@ class MapNoise(Value):
     Attributes:
         name: path of the map in the model. layer: which. noise: of the stream after its layer over the signal there,
             mean squares. damage: at the logits, predicted, in nats per token (`signalprop.diagnosis.sensitivity`).
+        channel, token: outliers of what it reads without the cast: root mean square of the largest input channel (which
+            is `largest_channel`), and of the largest token, over that of all numbers. 1 where all are alike, the root
+            of how many there are where one holds everything.
     """
 
     name: str
     layer: int
     noise: Number
     damage: Number
+    channel: Number = None
+    token: Number = None
+    largest_channel: int | None = None
 
 
 class Cast(Value):
