@@ -29,7 +29,6 @@ from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, limits, named
-from signalprop.monitoring.experts import ExpertLoad
 from signalprop.monitoring.layer_numbers import per_layer, summary
 from signalprop.monitoring.movement import Jump, Movement
 from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
@@ -37,6 +36,7 @@ from signalprop.monitoring.roll_call import RollCall
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
+from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.passes import Pass
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
