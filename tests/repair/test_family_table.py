@@ -16,6 +16,7 @@ import torch
 
 import signalprop as sp
 from applied import Pair, arguments_of, built_logits, double_norms
+from measurement.conftest import models
 from models.test_families import MODELS, batch_for, pairs, sinusoids_of, theirs
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
@@ -152,7 +153,7 @@ def test_the_page_says_what_is() -> None:
     assert PAGE.read_text() == text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", models(NAMES))
 def test_a_gauge_scheme_on_every_family(name: str) -> None:
     with double_norms():
         words, reason = cell(name, "normalised-skip" if name.endswith("_moe") else "deepscalelm-simple")
@@ -167,7 +168,7 @@ def test_a_gauge_scheme_on_every_family(name: str) -> None:
     assert words == "=" or float(words) < 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in POST_NORM])
+@pytest.mark.parametrize("name", models(name for name in NAMES if name not in POST_NORM))
 def test_a_rewired_scheme_on_every_family(name: str) -> None:
     with double_norms():
         words, reason = cell(name, "t-fixup")
