@@ -203,7 +203,8 @@ def _summary(found: list[dict[str, Any]]) -> str:
             share = np.mean(off < np.log(1.5))
             verdict = "holds" if share >= 0.9 else "fails"
             near = [f"{share:.0%}", f"{np.mean(off < np.log(2)):.0%}"]
-            rows.append([name, "unseen" if unseen else "all", str(len(off)), *near, f"{np.exp(np.median(off)):.2f}", f"{np.exp(off.max()):.1f}", verdict])  # fmt: skip
+            rows.append([name, "unseen" if unseen else "all", str(len(off)), *near,
+                         f"{np.exp(np.median(off)):.2f}", f"{np.exp(off.max()):.1f}", verdict])  # fmt: skip
     header = ["optimizer", "cells", "number", "within 1.5", "within 2", "median factor", "largest", "the claim"]
     return table(header, rows)
 
