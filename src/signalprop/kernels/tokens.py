@@ -29,6 +29,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.theory.elements import squashed
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -240,7 +241,11 @@ def _backward(
 ) -> Columns:
     a, n = stack.a, stack.n
     kernel, across = top
-    if a.has_final_norm:
+    if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
+        own = np.diagonal(last.kernel) * exp_of(last.log_scale)
+        root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
+        kernel = across = kernel * root * root[:, None]
+    elif a.has_final_norm:
         root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
         kernel = across = kernel * root * root[:, None]
     gradient = State(kernel).rescaled()
