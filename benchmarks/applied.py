@@ -32,7 +32,7 @@ memory costs more than a multiplier. Compiled: every layer by itself, by inducto
 READING = """\
 The floor is 1: a fixed multiplier is one multiplication of a
 branch's output, one pass over batch × tokens × width numbers beside at least 12 × width products for each of them
-(1/3072 at width 256); compiled, it is fused into the addition behind it. A whole compiled model has as many graphs
+(1/3072 at width 256); compiled, it is fused into the addition after it. A whole compiled model has as many graphs
 and breaks as the vanilla one; layer by layer it has up to three graphs instead of one at any depth (layers whose
 numbers differ share a graph that takes them as inputs); tests/repair/test_robustness.py counts them."""
 

@@ -36,6 +36,9 @@ SIZES = (
     ("sliding_window local_attention", WINDOW),
     ("max_window_layers", LAYERS // 2),
     ("use_sliding_window", True),
+    ("num_experts num_local_experts n_routed_experts", 16),
+    ("moe_intermediate_size", WIDTH),
+    ("shared_expert_intermediate_size", 2 * WIDTH),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (
@@ -112,7 +115,8 @@ def page(record: dict[str, Any]) -> str:
         "Written by `python -m benchmarks.fresh_families` from `docs/fresh-families.json`: do not edit.", "",
         f"Predictions from a configuration alone (scheme `huggingface`) against {SEEDS} models that transformers",
         f"{record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
-        f"{TOKENS} tokens of real text, two sequences, no dropout. Median error over the sublayers in percent (signed",
+        f"{TOKENS} tokens of real text, two sequences, no dropout; layers with a window see {WINDOW}.",
+        "Median error over the sublayers in percent (signed",
         "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
         "Token correlations: difference over max(|r|, 0.1).",
         "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",

@@ -27,7 +27,7 @@ MODELS = (((12, 256, 4, 4, 128), 16), ((48, 512, 8, 1, 128), 12))
 TITLE = "Watching a training step"
 RECORDED = {
     "signalprop's Probe": "mean, variance and token correlation of all 2L + 1 streams and 2L branches, and of the "
-    "gradients there (a pre-norm branch has the gradient of the stream behind it, which is read once)",
+    "gradients there (a pre-norm branch has the gradient of the stream after it, which is read once)",
     "hooks by hand": "the same numbers, written for this one model: no padding, no checks, no float64 where float32 is "
     "not enough; two kernels a tensor, and the arithmetic for all of them at the end",
     "read once": "a sum of each of these tensors: what hooks and reading them cost at least",

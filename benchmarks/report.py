@@ -9,6 +9,8 @@ documentation's pictures.
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from tests.browser import Page, browser
 
 from benchmarks.pictures import keep
 from benchmarks.timing import table
+from benchmarks.walk import prepare
 from signalprop.data.batches import default_batch, default_statistics
 from signalprop.kernels.trace import trace
 from signalprop.measurement import measure
@@ -75,7 +78,7 @@ def cpu_time() -> float:
 
 
 def take_pictures() -> None:
-    """A comparison of two schemes, measured on real text, and their kernels, wide, dark, and on a phone; a sweep."""
+    """Two schemes, measured on real text, and their kernels: wide, dark, on a phone; a sweep; a diagnosis."""
     items: dict[str, Item] = {}
     for name in ("xavier", "deepscalelm"):
         a = Architecture.preset("tgs", n_layers=96, d_model=128, norm_placement="post", seq_len=128)
@@ -95,6 +98,10 @@ def take_pictures() -> None:
         picture(page, file, "report-phone", 390, 844, "signal")
         write_report(file, read(RESULTS / "tgs-tab8.json"))
         picture(page, file, "report-sweep", 1400, 1000, "sweep-0")
+        prepare(Path(folder))
+        words = "diagnose broken --data book.txt --tokens 512 --remove --report report.html"
+        subprocess.run([sys.executable, "-m", "signalprop", *words.split()], cwd=folder, capture_output=True)
+        picture(page, file, "report-diagnosis", 1400, 1300, "summary")
 
 
 def picture(page: Page, file: Path, name: str, width: int, height: int, section: str, *, dark: bool = False) -> None:

@@ -52,6 +52,7 @@ NOT_RUN = {
         "docs/reporting.md",
         "signalprop explore",
     ): "serves until Ctrl-C; tests/lab/explorer starts it and drives its page",
+    ("docs/tour.md", "git clone"): f"{_INSTALLS}; python -m benchmarks.tour types it",
     ("docs/install.md", "pip install"): _INSTALLS,
     ("docs/install.md", "make demo"): _INSTALLS,
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",

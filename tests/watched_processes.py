@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from own_model import D, OwnGPT
 from signalprop.attachment import Mapping
 from signalprop.measurement import Probe
+from signalprop.monitoring import SignalMonitor, roll_call
 
 IDS = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(1))
 
@@ -81,6 +85,23 @@ def profiled(model: nn.Module, called: Any, ids: Tensor, **options: Any) -> dict
     return profile.to_json()
 
 
+def monitored(model: nn.Module, mapping: Mapping, ids: Tensor, has_it: bool) -> dict[str, Any]:
+    """What a monitor says in a step, where this process has one; the step is made in any case."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("signalprop.monitoring").addHandler(handler)
+    numbers: dict[str, float] | None = {}
+    with SignalMonitor(model, mapping=mapping) if has_it else nullcontext() as monitor:
+        loss = loss_of(model(ids), ids)
+        loss.backward()
+        if monitor is not None:
+            numbers = monitor.step(loss)
+    loss_of(model(ids), ids).backward()  # where a process that waits for the others would be missed
+    logging.getLogger("signalprop.monitoring").removeHandler(handler)
+    return {"said": said, "numbers": numbers}
+
+
 def routes(rank: int, size: int) -> dict[str, Any]:
     """The Profile of every way to train."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -101,6 +122,9 @@ def routes(rank: int, size: int) -> dict[str, Any]:
     fully_shard(sharded)
     mapping = replace(sharded.signalprop_mapping(), layers=("blocks.0", "blocks.1"))
     out["fsdp"] = profiled(sharded, sharded, mine, mapping=mapping, data_group=everyone)
+
+    for name, has_it in (("monitors", True), ("monitor alone", rank == 0)):
+        out[name] = monitored(sharded, mapping, mine, has_it)
 
     split = own()
     mesh = init_device_mesh("cpu", (size,))
@@ -127,6 +151,7 @@ def routes(rank: int, size: int) -> dict[str, Any]:
 
 def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    roll_call.PATIENCE = timedelta(seconds=5)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
     found = routes(rank, size)
     if rank == 0:

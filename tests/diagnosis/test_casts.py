@@ -238,6 +238,32 @@ class TestByMap:
             assert item.damage == pytest.approx(damage_of(model, item.layer, noise[0]), rel=1e-3)
         assert found.damages[0] == pytest.approx(sum(item.damage or 0.0 for item in found.maps[:4]))
 
+    def test_outliers_of_what_a_map_reads(self) -> None:
+        """A gain of the norm makes a channel, a token's values make a token; against a plain hook."""
+        model = tiny("llama", 2)
+        with torch.no_grad():
+            model.model.layers[1].input_layernorm.weight[3] = 40.0
+            model.model.layers[1].self_attn.v_proj.weight *= 100
+        batch, mapping = text_batch(model), mapping_of(model)
+        (row,) = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights"], skip_first=SKIP)
+        (found,) = by_map(model, batch, mapping, [row], skip_first=SKIP)
+        items = {item.name: item for item in found.maps}
+        read: dict[str, torch.Tensor] = {}
+        for name, module in maps_by_name(model).items():
+            module.register_forward_pre_hook(lambda _, args, name=name: read.update({name: args[0][0, SKIP:]}))
+        streams(model, text_batch(model, 1))
+        for name, x in read.items():
+            rms = x.square().mean().sqrt()
+            assert items[name].channel == pytest.approx(float(x.square().mean(0).sqrt().max() / rms), rel=1e-4)
+            assert items[name].token == pytest.approx(float(x.square().mean(1).sqrt().max() / rms), rel=1e-4)
+        value = items["model.layers.1.self_attn.v_proj"]
+        assert value.largest_channel == 3 and value.channel is not None and value.channel > 5
+        untouched = items["model.layers.0.self_attn.v_proj"].channel
+        assert untouched is not None and untouched < value.channel / 2
+        worst = found.model_copy(update={"maps": (value.model_copy(update={"damage": 1.0, "channel": 7.0}),)})
+        (spared,) = to_leave_out(model, [worst])
+        assert spared.reasons[value.name].endswith("; channel 3 of what it reads is 7 times the root mean square")
+
     def test_the_worst_are_left_out(self) -> None:
         """Half of the damage, in at most a tenth of the maps; nothing where the damage is small."""
         model = tiny("llama", 3)

@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 
 from commandline import Command
 from diagnosing import tiny
+from signalprop.diagnosis import stored_weights
 from signalprop.diagnosis.casts import ratio
+from signalprop.diagnosis.kept import Kept
 from signalprop.diagnosis.number_counts import CASTS, rounded, statistics, values_of
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
@@ -306,3 +308,43 @@ def test_what_else_is_refused(tmp_path: Path, llama: Path) -> None:
                        "nothing": "neither a directory"}.items():  # fmt: skip
         with pytest.raises(InputError, match=says):
             read_weights(tmp_path / name)
+
+
+class TestResuming:
+    """Two parts of one tensor each; the second one is cut short once."""
+
+    @pytest.fixture(autouse=True)
+    def small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stored_weights, "KEPT_AFTER", 1000)
+
+    def test_goes_on_after_an_interruption_without_reading_again(self, tmp_path: Path, monkeypatch: Any) -> None:
+        path = written(tmp_path, a=torch.randn(40, 30).bfloat16(), b=torch.ones(50, 20))
+        (tmp_path / "other").mkdir()
+        other = written(tmp_path / "other", a=torch.randn(40, 30).bfloat16(), b=torch.ones(50, 20))
+        whole = read_weights(path, other)
+        read: list[str] = []
+
+        def counted(tensor: Any, seen: Any = None) -> Any:
+            read.append(tensor.name)
+            if len(read) == 2:
+                raise KeyboardInterrupt
+            return statistics(tensor, seen)
+
+        monkeypatch.setattr(stored_weights, "statistics", counted)
+        with pytest.raises(KeyboardInterrupt):
+            read_weights(path, other, kept=Kept(tmp_path / "kept"))
+        found = read_weights(path, other, kept=Kept(tmp_path / "kept", resume=True))
+        assert len(read) == 3 and read[1] == read[2]
+        assert found == whole
+
+    def test_files_that_have_changed_are_another_checkpoint(self, tmp_path: Path, command: Command) -> None:
+        path = written(tmp_path, a=torch.randn(40, 30), b=torch.ones(50, 20))
+        read_weights(path, kept=Kept(tmp_path / "w.json.partial", settings={"weights": str(path), "against": None}))
+        asked = ("diagnose", str(path), "--weights-only", "--json", str(tmp_path / "w.json"))
+        assert "--resume" in command(*asked).err  # it says that there is something to go on from
+        written(tmp_path, a=torch.randn(40, 30), b=torch.zeros(50, 20))
+        done = command(*asked, "--resume")
+        assert done.status == 2 and "is of another diagnosis (files" in done.err
+        (tmp_path / "w.json.partial").unlink()
+        assert command(*asked).status == 0
+        assert not (tmp_path / "w.json.partial").exists()

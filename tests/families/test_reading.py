@@ -30,6 +30,8 @@ CONFIGS = {
     "exaone4": "Exaone4Config", "seed_oss": "SeedOssConfig", "jais2": "Jais2Config",
     "starcoder2": "Starcoder2Config", "cwm": "CwmConfig", "eurobert": "EuroBertConfig", "ernie": "ErnieConfig",
     "data2vec-text": "Data2VecTextConfig", "mbart": "MBartConfig",
+    "mixtral": "MixtralConfig", "olmoe": "OlmoeConfig", "qwen2_moe": "Qwen2MoeConfig", "qwen3_moe": "Qwen3MoeConfig",
+    "glm4_moe": "Glm4MoeConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),

@@ -120,7 +120,7 @@ def larger_log(found: tuple[Any, ...]) -> tuple[Any, ...]:
     return (found[0] + math.log(1.01), *found[1:])
 
 
-QUICK = {"linear: linear", "softmax: softmax_moments", "attention sublayer: forward", "pre-norm step: plus"}
+QUICK = {"linear: linear", "softmax: softmax_moments"}
 # all of them: `make test-slow`
 MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (elements, "linear", larger, "linear"),

@@ -211,6 +211,16 @@ def test_processes_together_find_what_one_finds(processes: dict[str, Any], route
 
 
 @pytest.mark.slow
+def test_a_sharded_model_has_bands_where_every_process_has_the_monitor_and_else_says_so(processes) -> None:
+    together, alone = processes["monitors"], processes["monitor alone"]
+    assert not together["said"] and "signal/outside" in together["numbers"]
+    assert [line.partition(";")[0] for line in alone["said"]] == [
+        "no bands: the parameters are sharded over 2 processes, and not all of them have the monitor"
+    ]
+    assert alone["numbers"].keys() <= together["numbers"].keys() and "signal/layer_1/variance" in alone["numbers"]
+
+
+@pytest.mark.slow
 def test_every_stage_of_a_pipeline_finds_its_own_layer(processes: dict[str, Any]) -> None:
     model = watched_processes.own()
     whole = Profile.from_json(watched_processes.profiled(model, model, watched_processes.IDS))

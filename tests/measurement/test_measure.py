@@ -165,7 +165,10 @@ def test_gradients_and_frozen_parameters_are_left_alone(build: Any) -> None:
         assert not p.requires_grad and torch.equal(p.grad, kept[name])
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "llama", "vit", "t5", "gpt_neox"])
+@pytest.mark.parametrize(
+    "name",
+    ["vit", "t5", *(pytest.param(x, marks=pytest.mark.slow) for x in ("bert", "roberta", "gpt2", "llama", "gpt_neox"))],
+)
 def test_a_batch_of_real_data(build: Any, name: str) -> None:
     model = build(name).eval()
     a = mapping_of(model).architecture

@@ -13,7 +13,7 @@ from torch import nn
 
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
-from signalprop.attachment.mapping import find
+from signalprop.attachment.mapping import find, find_any, split
 from signalprop.hooks import first_tensor
 from signalprop.measurement import measure
 from signalprop.models import build as build_model
@@ -276,9 +276,10 @@ def test_layers_hold_their_sublayers(build: Any, name: str) -> None:
     assert len({id(module) for module in modules}) == len(modules)
     for stack, layer, item in zip(rows.stack, rows.layer, mapping.sublayers, strict=True):
         decoder = len(set(rows.stack)) > 1 and stack == rows.stack.max()
-        inside = set(map(id, modules[layer + decoder * mapping.architecture.n_layers].modules()))
+        here = modules[layer + decoder * mapping.architecture.n_layers]
+        inside = {*map(id, here.modules()), *map(id, here.parameters())}
         assert id(find(model, item.branch)) in inside
-        assert all(id(find(model, w[0] if isinstance(w, tuple) else w)) in inside for w in item.weights.values())
+        assert all(id(find_any(model, split(w)[0], "test")) in inside for w in item.weights.values())
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])

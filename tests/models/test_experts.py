@@ -29,12 +29,27 @@ def table() -> sp.Parametrization:
     return sp.scheme("xavier")(architecture(**SHARED))
 
 
-def test_built_against_predicted(table: sp.Parametrization) -> None:
+@pytest.fixture(scope="module")
+def measured(table: sp.Parametrization) -> sp.Profile:
     ids = torch.randint(0, 300, (4, 24), generator=torch.Generator().manual_seed(0))
     batch = {"inputs": ids, "targets": ids.roll(-1, 1)}
-    measured = sp.average([sp.measure(sp.build(table, seed=seed), batch) for seed in range(8)])
-    inputs = sp.InputStatistics(token_correlation=1 / 300, target_correlation=1 / 300)
-    predicted = sp.predict(table, inputs, fidelity="kernel")
+    return sp.average([sp.measure(sp.build(table, seed=seed), batch) for seed in range(8)])
+
+
+INPUTS = sp.InputStatistics(token_correlation=1 / 300, target_correlation=1 / 300)
+
+
+@pytest.mark.parametrize("fidelity", ["kernel"])
+def test_expert_loads(table: sp.Parametrization, measured: sp.Profile, fidelity: Any) -> None:
+    predicted = sp.predict(table, INPUTS, fidelity=fidelity)
+    mine, theirs = (np.array(one.statistics["expert_load_variation"]) for one in (predicted, measured))
+    assert mine[0] == theirs[0] == 0  # a layer without experts
+    np.testing.assert_allclose(mine[1:], theirs[1:], rtol=0.2)
+    assert any(f"{mine[2]:.2g} in layer 2" in note for note in predicted.notes)
+
+
+def test_built_against_predicted(table: sp.Parametrization, measured: sp.Profile) -> None:
+    predicted = sp.predict(table, INPUTS, fidelity="kernel")
     experts = np.array([3, 5])
     for mine, theirs in (
         (predicted.forward["branch"], measured.forward["branch"]),

@@ -62,7 +62,9 @@ def compare(family: str, scheme: str, n_layers: int, dtype: torch.dtype, bound: 
     assert gradients <= bound
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt2", "t5"))) for name in FAMILIES]
+)
 @pytest.mark.parametrize("scheme", sorted(sp.SCHEMES))
 class TestEveryScheme:
     def test_in_double_precision(self, scheme: str, family: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +149,67 @@ def test_multipliers_per_channel_fit_the_stream_or_are_refused() -> None:
     with pytest.raises(sp.InputError, match="gives 16 channels, and the scheme has a multiplier for each of 32"):
         sp.apply(model, "layerscale", initialize=False, data=images)
     assert torch.equal(model(**images).last_hidden_state, before)
+
+
+def test_schemes_apply_to_models_with_multipliers_of_their_own(tmp_path: Path) -> None:
+    """Granite: LNS keeps its factor on branches, a table says another one, and both are kept by files and weights."""
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    def granite() -> Any:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 32}
+        return GraniteForCausalLM(GraniteConfig(**sizes, **heads, residual_multiplier=0.3)).eval()
+
+    ids = torch.arange(3, 11)[None]
+    model, by_hand = granite(), granite()
+    table = sp.apply(model, "lns", initialize=False)
+    assert set(table.branch) == {0.3}
+    for layer, block in enumerate(by_hand.model.layers):
+        for norm in (block.input_layernorm, block.post_attention_layernorm):
+            norm.register_forward_hook(lambda _, __, out, factor=(layer + 1) ** -0.5: out * factor)
+    torch.testing.assert_close(model(ids).logits, by_hand(ids).logits, rtol=1e-5, atol=1e-7)
+    model, by_hand = granite(), granite()
+    asked = sp.read_parametrization(model)
+    sp.apply(model, replace(asked, branch=2 * asked.branch), initialize=False)
+    for block in by_hand.model.layers:
+        block.residual_multiplier = 0.6
+    torch.testing.assert_close(model(ids).logits, by_hand(ids).logits, rtol=1e-5, atol=1e-7)
+    sp.save(model, tmp_path)
+    torch.testing.assert_close(sp.load(tmp_path).eval()(ids).logits, model(ids).logits)
+    sp.fold(model)
+    torch.testing.assert_close(model(ids).logits, by_hand(ids).logits, rtol=1e-4, atol=1e-6)
+
+
+class Factors(Feed):
+    skip, factor = 0.5, 0.3
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.skip * x + self.factor * self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Normed(Layers):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__(layer, 3)
+        self.last = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def test_a_model_with_a_skip_of_its_own_computes_what_one_without_does(batch: dict[str, Tensor]) -> None:
+    models = [Normed(Factors), Normed(Feed)]
+    for model in models:
+        for norm in (m for m in model.modules() if isinstance(m, nn.LayerNorm)):
+            norm.eps = 1e-12
+    own = sp.apply(Normed(Factors), "lns", initialize=False, data=batch)
+    assert (set(own.skip), set(own.branch)) == ({0.5}, {0.3})
+    asked = replace(own, skip=0 * own.skip + 0.8, branch=0 * own.branch + 2)
+    for model in models:
+        sp.apply(model, asked, initialize=False, data=batch)
+    torch.testing.assert_close(models[0](**batch), models[1](**batch), rtol=1e-4, atol=1e-5)
+    with pytest.raises(sp.InputError, match=r"needs a skip that trains, is 0 or .* has multipliers of its own there"):
+        sp.apply(Normed(Factors), replace(own, skip=0 * own.skip), initialize=False, data=batch)

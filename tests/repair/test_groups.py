@@ -129,7 +129,9 @@ class TestAbsorbed:
 
     CASES: ClassVar = (("gpt2", "deepscalelm"), ("llama", "normalised-skip"), ("bert", "deepnorm"), ("gpt2", "lns"))
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize(
+        "optimizer", [pytest.param(name, marks=[pytest.mark.slow] * (name != "adamw")) for name in OPTIMIZERS]
+    )
     @pytest.mark.parametrize(("family", "scheme"), CASES)
     def test_twenty_steps(self, family: str, scheme: str, optimizer: str) -> None:
         with double_norms():

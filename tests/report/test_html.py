@@ -215,8 +215,8 @@ class TestGroups:
         p = Profile.from_json({**predicted("xavier").to_json(), "notes": ["the gradient is rough", "all is rough"]})
         content = document({"p": p})
         assert content["notes"] == []
-        assert block_of(content, "gradient-variance")["caption"].endswith("the gradient is rough.")
-        assert block_of(content, "forward-variance")["caption"] == "all is rough."
+        assert block_of(content, "gradient-variance")["caption"].endswith("The gradient is rough.")
+        assert block_of(content, "forward-variance")["caption"] == "All is rough."
 
 
 class TestSummary:

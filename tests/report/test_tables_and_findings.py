@@ -62,6 +62,19 @@ def test_variances_beyond_floats() -> None:
     assert texts[1:] == ["3.162e+500", "1.000", "0.000"]
 
 
+def test_a_table_wider_than_the_terminal_goes_on_below_with_its_first_column() -> None:
+    header, rows = (
+        ["layer", "variance", "rank", "entropy"],
+        [["0", "1.000", "9.7", "0.8892"], ["1", "4.1", "10", "0.9"]],
+    )
+    folded = tables.text_table(header, rows, room=22)
+    assert max(map(len, folded.splitlines())) <= 22
+    parts = [part.splitlines() for part in folded.split("\n\n")]
+    assert [part[0].split() for part in parts] == [["layer", "variance", "rank"], ["layer", "entropy"]]
+    assert parts[1][2].split() == ["0", "0.8892"]
+    assert tables.text_table(header, rows, room=99) == tables.text_table(header, rows)
+
+
 def test_text_tables_align() -> None:
     table = tables.text_table(["name", "n"], [["a", "1"], ["long name", "100"]])
     assert table.splitlines() == ["name         n", "---------  ---", "a            1", "long name  100"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
 from typing import Any
 
@@ -14,9 +15,10 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
-from signalprop.families.base import Family, ModelPaths, StackPaths
+from signalprop.families.base import Family, ModelPaths, StackPaths, SublayerPaths
 from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
+from signalprop.network.layout import fan
 
 HEAD = "lm_head"  # of a model that does not tell its own
 
@@ -50,7 +52,7 @@ def mapping_of(model: nn.Module) -> Mapping:
         what = unknown(model_type) if model_type else f"no family knows {type(model).__name__}"
         raise InputError(f"give mapping=, or the model a method signalprop_mapping() (docs/measuring.md): {what}")
     architecture = read(model)
-    place = place_of(model, family.paths)
+    place = place_of(model, family.paths, architecture)
     if place is None:
         raise InputError(
             f"{type(model).__name__}: the modules are not where family {model_type!r} has them "
@@ -59,10 +61,10 @@ def mapping_of(model: nn.Module) -> Mapping:
     return mapping_at(model, family, architecture, *place)
 
 
-def place_of(model: nn.Module, several: tuple[ModelPaths, ...]) -> tuple[nn.Module, ModelPaths] | None:
+def place_of(model: nn.Module, several: tuple[ModelPaths, ...], a: Architecture) -> tuple[nn.Module, ModelPaths] | None:
     """(the base model, the first paths that fit it)."""
     base = base_of(model)
-    return next(((base, paths) for paths in several if not missing(base, paths)), None)
+    return next(((base, paths) for paths in several if not missing(base, paths, a)), None)
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -84,10 +86,10 @@ def mapping_at(
         tied = getattr(ending.weight, "weight", None) is getattr(token, "weight", 0)
         architecture = architecture.replace(tied_embeddings=tied)
     sublayers = [
-        _sublayer(architecture, paths, stack, k, layer, f"{prefix}{stack.layers}.{i}", i)
-        for stack in paths.stacks
-        for i, layer in enumerate(_get(base, stack.layers))
-        for k in range(len(stack.sublayers))
+        _sublayer(architecture, paths, stack.of(k, kind), layer, f"{prefix}{stack.layers}.{i}", i, k, len(kinds))
+        for stack, branches in _stacks(paths, architecture)
+        for i, (layer, kinds) in enumerate(zip(_get(base, stack.layers), branches, strict=False))
+        for k, kind in enumerate(kinds)
     ]
 
     def optional(path: str | None) -> str | None:
@@ -128,21 +130,37 @@ def mapping_at(
     )
 
 
+def _stacks(paths: ModelPaths, a: Architecture) -> Iterator[tuple[StackPaths, tuple[tuple[str, ...], ...]]]:
+    """Every stack, with the kinds of the sublayers of its layers."""
+    branches = a.layer_branches
+    for stack in paths.stacks:
+        n = a.n_layers if len(branches) == a.n_layers_total else len(branches)
+        yield stack, branches[:n]
+        branches = branches[n:]
+
+
 def _sublayer(
-    a: Architecture, paths: ModelPaths, stack: StackPaths, k: int, layer: nn.Module, place: str, index: int
+    a: Architecture, paths: ModelPaths, row: SublayerPaths, layer: nn.Module, place: str, index: int, k: int, n: int
 ) -> SublayerMap:
-    """Sublayer `k` of the layer at `place`, which is number `index` in its stack."""
-    row = stack.sublayers[k]
-    last = k + 1 == len(stack.sublayers)
+    """Sublayer `k` of `n` in the layer at `place`, which is number `index` in its stack."""
+    last = k + 1 == n
     # post-norm: the first layer is the first to read the stream; later ones follow a norm
-    reads = "" if index == 0 and k == 0 and a.placements[0] == "post" else row.reads
+    bare = isinstance(_get(layer, row.norm), nn.Identity)
+    reads = "" if bare or (index == 0 and k == 0 and a.placements[0] == "post") else row.reads
     weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
     if row.fused:
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
+    if row.fused_gate:
+        halves = {"gate": slice(0, a.d_ff), "up": slice(a.d_ff, 2 * a.d_ff)}
+        weights |= {role: (f"{place}.{row.fused_gate}", rows) for role, rows in halves.items()}
+    if row.fused_experts:
+        _, width = fan(a, "expert_up")
+        halves = {"expert_gate": slice(0, width), "expert_up": slice(width, 2 * width)}
+        weights |= {role: (f"{place}.{row.fused_experts}", rows) for role, rows in halves.items()}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
-        norm=f"{place}.{row.norm}",
+        norm=None if bare else f"{place}.{row.norm}",
         post_norm=f"{place}.{row.post_norm}" if row.post_norm else None,
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
@@ -198,16 +216,19 @@ def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, 
     return HeadMap(weight=head, scale=scale, transform=paths.transform, activation=paths.transform_activation)
 
 
-def missing(base: nn.Module, paths: ModelPaths) -> str:
-    """The first path that the model does not have; '' where it has all."""
-    for stack in paths.stacks:
+def missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
+    """The first path that the model does not have; '' where it has all. One layer is looked at of those alike."""
+    for stack, branches in _stacks(paths, a):
         layers = _get(base, stack.layers)
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
             return stack.layers
-        for row in stack.sublayers:
-            for path in (row.norm, row.post_norm, row.branch, row.fused, *row.weights.values()):
-                if path and _get(layers[0], path) is None:
-                    return path
+        for kinds, layer in dict(reversed([*zip(branches, layers, strict=False)])).items():
+            for row in (stack.of(k, kind) for k, kind in enumerate(kinds)):
+                fused = (row.fused, row.fused_gate, row.fused_experts)
+                wanted = (row.norm, row.post_norm, row.branch, *fused, *row.weights.values())
+                for path in wanted:
+                    if path and _get(layer, path) is None:
+                        return path
     return ""
 
 

@@ -38,7 +38,8 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
     """The mapping that an anatomy of the model gives; see `mapping_found`.
 
     Args:
-        begun: a layer that was not understood is no error: what is not known of it has an empty path, to be filled in.
+        begun: a layer that was not understood is not an error: what is not known of it has an empty path,
+            to be filled in.
     """
     stacks = taken(model, found)
     if begun:

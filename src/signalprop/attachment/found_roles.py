@@ -90,9 +90,8 @@ def mapping_with_roles(
     for label, replayed in zip(roles.labels, proof.branches, strict=True):
         if not isinstance(replayed, Replayed):
             raise unknown_weights(model, f"{label}: {replayed}")
-        unknown = next((role for role in replayed.weights if role not in ROLES), None)
-        if unknown is not None:
-            raise unknown_weights(model, f"{label}: {replayed.words} is proved, and no Architecture can say it yet")
+        if not sayable(replayed):
+            raise unknown_weights(model, f"{label}: {replayed.words}: proved, and no Architecture can say it yet")
     known = [one for one in proof.branches if isinstance(one, Replayed)]
     fields = _fields(model, found, stacks, branches, known)
     embedding, more = embedding_of(model, roles.arguments, stacks, proof)
@@ -101,7 +100,7 @@ def mapping_with_roles(
     head, last, note = head_of(model, stacks, proof, embedding, {**fields, **more})
     a = mapping.architecture
     try:
-        whole = a.replace(**{**fields, **more, **last})
+        whole = a.replace(**{**fields, **more, **last, "branches": _kinds(mapping, known)})
     except ValueError as error:
         raise unknown_weights(model, f"its layers are not those of one Architecture ({error})") from None
     items = [_item(item, one, whole) for item, one in zip(mapping.sublayers, known, strict=True)]
@@ -116,6 +115,26 @@ def mapping_with_roles(
         notes=(*_notes(found, known), *which(found, stacks), *note),
         stream_only=False,
     )
+
+
+def sayable(replayed: Replayed) -> bool:
+    """Whether an Architecture has a word for what was proved."""
+    routing = replayed.routing
+    plain = routing is None or not (routing.transposed or routing.biased)
+    return plain and replayed.latent is None and all(role in ROLES for role in replayed.weights)
+
+
+def with_proved_weights(mapping: Mapping, roles: Roles) -> Mapping:
+    """A mapping that knows the stream alone, with the weights of those branches of which they are proved."""
+    items = [
+        replace(item, weights=_weights(one)) if isinstance(one, Replayed) and sayable(one) else item
+        for item, one in zip(mapping.sublayers, roles.proof.branches, strict=True)
+    ]
+    return replace(mapping, sublayers=items)
+
+
+def _weights(known: Replayed) -> dict[str, Weight]:
+    return {role: path if rows is None else (path, rows) for role, (path, rows) in known.weights.items()}
 
 
 def unknown_weights(model: nn.Module, why: str) -> InputError:
@@ -158,11 +177,8 @@ def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: S
 def _item(item: SublayerMap, known: Replayed, a: Architecture) -> SublayerMap:
     """A sublayer with its weights."""
     norms = known.norms or (None, None)
-    weights: dict[str, Weight] = {
-        role: path if rows is None else (path, rows) for role, (path, rows) in known.weights.items()
-    }
     scale = None if known.shape is None or abs(known.shape.scale / a.score_scale - 1) < 1e-6 else known.shape.scale
-    return replace(item, weights=weights, score_scale=scale, query_norm=norms[0], key_norm=norms[1])
+    return replace(item, weights=_weights(known), score_scale=scale, query_norm=norms[0], key_norm=norms[1])
 
 
 def _fields(
@@ -172,7 +188,8 @@ def _fields(
     modules: dict[str, Any] = dict(model.named_modules())
     attentions = [one for one in known if one.shape is not None]
     shapes = [one.shape for one in attentions if one.shape is not None]
-    feeds = [one for one in known if one.shape is None]
+    feeds = [one for one in known if one.shape is None and one.routing is None]
+    routed = [one for one in known if one.routing is not None]
     own = [one.shape for one in attentions if one.shape is not None and not one.across]
 
     def only(what: str, values: Sequence[Any], usual: Any) -> Any:
@@ -189,7 +206,7 @@ def _fields(
 
     def biased(roles: tuple[str, ...]) -> bool:
         paths = (path for one in known for role, (path, _) in one.weights.items() if role in roles)
-        return any(isinstance(getattr(modules[path], "bias", None), Tensor) for path in paths)
+        return any(isinstance(getattr(modules.get(path), "bias", None), Tensor) for path in paths)
 
     heads = only("heads", [s.heads for s in shapes], 1)
     rotations = [s.rotation for s in own if s is not None and s.rotation is not None]
@@ -201,8 +218,8 @@ def _fields(
         "n_kv_heads": only("heads of keys", [s.kv_heads for s in shapes], heads),
         "d_head": only("features of a head", [width(one, "query") // heads for one in attentions], stacks[0].width),
         "d_ff": only("features inside", [width(one, "up") for one in feeds], 4 * stacks[0].width),
-        "gated": only("gates", [one.gated for one in feeds], False),
-        "activation": only("activations", [one.activation for one in feeds], "gelu"),
+        "gated": only("gates", [one.gated for one in (*feeds, *routed)], False),
+        "activation": only("activations", [one.activation for one in (*feeds, *routed)], "gelu"),
         "attention_scale": None,
         "qk_norm": only("norms of queries", [_qk_norm(one) for one in attentions], False),
         "bias": biased(("output", "up", "down")),
@@ -214,7 +231,12 @@ def _fields(
         "dropout": _dropout(model, branches, modules),
         "attention_dropout": _setting(model, _ATTENTION_DROPOUTS),
         "family": None,
+        "settings": {},
     }
+    if routed:
+        own_settings = [_experts(one, width(one, "shared_up") if "shared_up" in one.weights else 0) for one in routed]
+        only("experts", [str(one) for one in own_settings], "")
+        fields["settings"]["experts"] = own_settings[0]
     if any(layer.branches[-1].parallel for stack in stacks for layer in stack.layers):
         fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
     if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:
@@ -222,7 +244,7 @@ def _fields(
     if len(own) == sum(len(stack.layers) for stack in stacks):
         windows = pattern([(s.window if s.causal else 2 * s.window - 1) * bool(s.window) for s in own])
         turns = pattern([s.rotation is not None for s in own]) if rotations else True
-        fields["settings"] = {"attention": {"window": windows, "rotates": turns}}
+        fields["settings"]["attention"] = {"window": windows, "rotates": turns}
     if rotations:
         n = len(rotations[0].frequencies)
         base = rotations[0].frequencies[1] ** -n if n > 1 else 10_000.0
@@ -233,6 +255,27 @@ def _fields(
     elif any(s is not None and s.table for s in own):
         fields["positions"] = "relative"
     return fields
+
+
+def _experts(one: Replayed, shared: int) -> dict[str, Any]:
+    """The settings of the kind `experts`."""
+    r = one.routing
+    assert r is not None
+    same = ("n_experts", "top_k", "width", "scores", "normalised", "scale", "n_groups", "top_groups")
+    more = {"router_bias": r.router_biased, "shared_width": shared, "shared_gated": "shared_router" in one.weights}
+    return {name: getattr(r, name) for name in same} | more
+
+
+def _kinds(mapping: Mapping, known: Sequence[Replayed]) -> tuple[tuple[str, ...], ...]:
+    """What the sublayers of every layer are."""
+    left = list(known)
+    kinds = []
+    for layer in mapping.architecture.layer_branches:
+        ones = [left.pop(0) for _ in layer]
+        kinds.append(
+            tuple("experts" if one.routing is not None else kind for kind, one in zip(layer, ones, strict=True))
+        )
+    return tuple(kinds)
 
 
 def _qk_norm(one: Replayed) -> bool | str:

@@ -20,6 +20,7 @@ from signalprop.families import find
 from signalprop.families.base import ModelPaths
 from signalprop.families.reading import read_as
 from signalprop.files.validation import Value, typed
+from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import KINDS, kind_of
 from signalprop.network.layout import entries, layer_starts, layout
 from signalprop.network.parametrization import fan
@@ -65,10 +66,10 @@ def mapping_like(
     own: Any = getattr(model, "config", None)
     given = {**(own.to_dict() if hasattr(own, "to_dict") else {}), **(config or {})}
     several = tuple(_renamed(one, names) for one in known.paths)
-    place = place_of(model, several) or next(((model, one) for one in several if not missing(model, one)), None)
-    if place is None:
-        raise InputError(_misplaced(model, family, several[0]))
     a = read_as(known, given, type(model).__name__)
+    place = place_of(model, several, a) or next(((model, one) for one in several if not missing(model, one, a)), None)
+    if place is None:
+        raise InputError(_misplaced(model, family, several[0], a))
     head = names.get(HEAD, HEAD)
     if not hasattr(model, "get_output_embeddings") and hasattr(model, head):
         a = a.replace(head="lm")
@@ -96,10 +97,10 @@ def _renamed(paths: Any, names: Dictionary[str, str]) -> Any:
     return paths
 
 
-def _misplaced(model: nn.Module, family: str, paths: ModelPaths) -> str:
+def _misplaced(model: nn.Module, family: str, paths: ModelPaths, a: Architecture) -> str:
     """Which module is missing, and what there is instead."""
     base = base_of(model)
-    lost = missing(base, paths)
+    lost = missing(base, paths, a)
     lists = [stack.layers for stack in paths.stacks]
     layered = lost not in lists
     if layered:

@@ -156,7 +156,7 @@ class Mapping:
         padding, decoder_padding: names of the forward arguments that hold 1 or True at real tokens, shape
             (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
-            Of a layer that is no module of its own: its modules, in the order in which they run. Empty: not known.
+            Of a layer that is not a module of its own: its modules, in the order in which they run. Empty: not known.
         notes: what readers of a result should know of the mapping. found: it was found in the model's numbers.
         stream_only: it knows the stream and the branches, not what their weights are.
     """

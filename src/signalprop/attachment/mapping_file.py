@@ -49,7 +49,7 @@ class _Row(SublayerFields):
 
     Attributes:
         layers: path of the layer, or of several whose numbers follow, `model.layers.0-31`. Rows that follow each other
-            with the same `layers` are the sublayers of each. "": layers are no modules, and the rows are all sublayers.
+            with the same `layers` are the sublayers of each. "": layers are not modules, the rows are all sublayers.
     """
 
     layers: str = ""

@@ -142,7 +142,7 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     file = opt.is_gguf(str(directory))
     weights = file or not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
     if file and meta:
-        raise InputError("--meta reads a config.json, which a .gguf file has not; leave it out")
+        raise InputError("--meta reads a config.json, which a .gguf file does not have; leave it out")
     if weights and not meta:
         return load_model(directory, random_init=random_init, seed=seed)
     empty = read_structure(directory)

@@ -116,7 +116,10 @@ def diagnose(
     inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the removals and casts that an interrupted call has done.")
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the removals, casts and --weights-only that an interrupted call has done."
+        ),
     ] = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -137,14 +140,14 @@ def diagnose(
     from signalprop.errors import InputError
 
     if weights_only:
-        read = {"--weights-only", "--json", *(_OF_SEVERAL if len(model) > 1 else ["--against"])}
+        read = {"--weights-only", "--json", *(_OF_SEVERAL if len(model) > 1 else ["--against", "--resume"])}
         if unread := [name for name in opt.given(context) if name not in read]:
             what = "reads weights alone" if len(model) > 1 else "runs nothing and has no picture or page"
             raise InputError(f"--weights-only {what}; leave out {', '.join(unread)}")
         if len(model) > 1:
             _series(model, json_file, plot, output.report_file(report, no_report, json_file, REPORT))
         else:
-            _weights(model[0], against, json_file)
+            _weights(model[0], against, json_file, resume)
         return
     from signalprop.diagnosis.result import Diagnosis
     from signalprop.report import diagnosis_tables
@@ -204,7 +207,7 @@ def diagnose(
     results = [found] if other is None else [found, other]
 
     def show() -> None:
-        output.echo(diagnosis_tables.diagnosis_text(found))
+        output.echo(diagnosis_tables.diagnosis_text(found, output.room()))
         if other is not None:
             output.echo("\n" + diagnosis_tables.compared(found, other))
 
@@ -221,15 +224,18 @@ def diagnose(
         kept.discard()
 
 
-def _weights(model: str, against: str | None, json_file: str | None) -> None:
+def _weights(model: str, against: str | None, json_file: str | None, resume: bool) -> None:
     """`--weights-only`."""
+    from signalprop.diagnosis.kept import Kept
     from signalprop.diagnosis.stored_weights import read_weights
     from signalprop.report.weight_tables import weights_text
 
     output.check_outputs(json_file)
-    with output.progress("weights (MB)") as step:
-        found = read_weights(model, against, step)
+    kept = Kept(_partial(json_file), resume=resume, settings={"weights": model, "against": against})
+    with _told_where(kept), output.progress("weights (MB)") as step:
+        found = read_weights(model, against, step, kept)
     output.deliver(json_file, found.to_json, lambda: output.echo(weights_text(found)))
+    kept.discard()
 
 
 def _series(models: list[str], json_file: str | None, plot: Path | None, page: output.ReportFile | None) -> None:
@@ -359,8 +365,12 @@ def _kept(json_file: str | None, model: str, task: str | None, resume: bool) -> 
     require("torch", "models")
     from signalprop.diagnosis.kept import Kept
 
-    name = PARTIAL if json_file in (None, "-") else f"{json_file}.partial"
-    return Kept(name, resume=resume, settings={"source": model, "task": task})
+    return Kept(_partial(json_file), resume=resume, settings={"source": model, "task": task})
+
+
+def _partial(json_file: str | None) -> str:
+    """Where what was done stays meanwhile."""
+    return PARTIAL if json_file in (None, "-") else f"{json_file}.partial"
 
 
 @contextmanager

@@ -43,7 +43,7 @@ Heads = Annotated[int | None, typer.Option("--heads", help="Attention heads.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequence.")]
 Dropout = Annotated[float | None, typer.Option("--dropout", help="Dropout probability, from 0 up to but not 1.")]
 Activation = Annotated[str | None, typer.Option("--activation", help="relu, gelu, silu, tanh, ...")]
-Norm = Annotated[str | None, typer.Option("--norm", help="Norm placement: pre, post, sandwich or none.")]
+Norm = Annotated[str | None, typer.Option("--norm", help="Norm placement: pre, post, sandwich, res-post or none.")]
 NormKind = Annotated[str | None, typer.Option("--norm-kind", help="layernorm, rmsnorm, dyt or derf.")]
 VocabSize = Annotated[int | None, typer.Option("--vocab-size", help="Rows of the token table.")]
 Set = Annotated[

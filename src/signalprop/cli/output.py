@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -215,10 +216,13 @@ def _fitting(table: Callable[..., str], all_rows: bool) -> str:
     """A table, without its standard errors where the terminal is too narrow for them."""
     rows = {"max_rows": None} if all_rows else {}
     text = table(**rows)
-    if sys.stdout is None or not sys.stdout.isatty():
-        return text
-    room = shutil.get_terminal_size().columns
-    return table(errors=False, **rows) if max(map(len, text.splitlines())) > room else text
+    columns = room()
+    return table(errors=False, **rows) if columns and max(map(len, text.splitlines())) > columns else text
+
+
+def room() -> int | None:
+    """Columns of the terminal that is written to; None where it is not one."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 def report_file(
@@ -248,10 +252,12 @@ def report_file(
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """Progress on stderr: a bar on a terminal, else at most ten lines; yields a function (done, total) -> None."""
     if not sys.stderr.isatty():
+        began = time.monotonic()
 
         def report(done: int, total: int) -> None:
             if 10 * done // total > 10 * (done - 1) // total:
-                print(f"{label}: {done} of {total}", file=sys.stderr)
+                left = (time.monotonic() - began) * (total - done) / done
+                print(f"{label}: {done} of {total}{f', about {left:.0f} s left' * (left > 5)}", file=sys.stderr)
 
         yield report
         return

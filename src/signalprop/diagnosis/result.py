@@ -58,7 +58,7 @@ class LayerSignal(Value):
     Attributes:
         layer, stack: which. finite: whether every number that it output was.
         variance_in, variance: of the stream before and after the layer: over features of a token, then over tokens.
-        first_variance: behind the layer, over the first positions, which all others leave out; padding is in neither.
+        first_variance: after the layer, over the first positions, which all others leave out; padding is in neither.
         token_correlation: of the stream after the layer (as in a Profile).
         effective_rank: exp of the entropy of the eigenvalues of the kernel of normalised tokens, of up to 512 tokens.
         attention_share, feed_forward_share: variance that each branch adds (multiplier included) over that of the sum
@@ -160,12 +160,18 @@ class MapNoise(Value):
     Attributes:
         name: path of the map in the model. layer: which. noise: of the stream after its layer over the signal there,
             mean squares. damage: at the logits, predicted, in nats per token (`signalprop.diagnosis.sensitivity`).
+        channel, token: outliers of what it reads without the cast: root mean square of the largest input channel (which
+            is `largest_channel`), and of the largest token, over that of all numbers. 1 where all are alike, the root
+            of how many there are where one holds everything.
     """
 
     name: str
     layer: int
     noise: Number
     damage: Number
+    channel: Number = None
+    token: Number = None
+    largest_channel: int | None = None
 
 
 class Cast(Value):

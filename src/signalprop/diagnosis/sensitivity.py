@@ -29,6 +29,7 @@ from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_
 from signalprop.repair.left_out import left_out
 
 LEAST_DAMAGE = 0.01  # nats per token
+OUTLYING = 6.0  # times the root mean square, from where on a channel or token is told; a convention
 
 
 class _Pass(NamedTuple):
@@ -64,6 +65,7 @@ def by_map(
     modules, one = layer_modules(model, mapping), next(sequences(batch))
     passes = _passes(model, one, mapping, modules, skip_first)
     targets = int((one.targets >= 0).sum())
+    outliers = [_outliers(layer, seen, of) for layer, seen, of in zip(modules, passes, maps, strict=True)]
     out: list[Cast] = []
     for row in rows:
         form, found = Format(row.format, row.scaled), []
@@ -81,12 +83,35 @@ def by_map(
                         layer=k,
                         noise=number(float(noise.square().sum()) / signal) if signal > 0 else None,
                         damage=number(0.5 * targets * float(changes.square().sum())),
+                        **outliers[k].get(name, {}),
                     )
                 )
         out.append(row.model_copy(update={"maps": tuple(found)}))
         if progress is not None:
             progress(len(out), len(rows))
     return tuple(out)
+
+
+def _outliers(layer: nn.Module, seen: _Pass, maps: dict[str, nn.Module]) -> dict[str, dict[str, Any]]:
+    """Of each map of a layer, by its path: the outliers of what it reads, as `MapNoise` has them."""
+    read: dict[str, Tensor] = {}
+    hooks = Hooks(layer)
+    for name, module in maps.items():
+        hooks.before(module, lambda _, args, kwargs, name=name: read.update({name: args[0]} if args else {}))
+    with hooks, torch.no_grad():
+        layer(*seen.args, **seen.kwargs)
+    found = {}
+    for name, x in read.items():
+        squares = (x[seen.keep] if x.shape[:-1] == seen.keep.shape else x.flatten(0, -2)).double().square()
+        whole = squares.mean()
+        if whole > 0:
+            channels, tokens = squares.mean(0) / whole, squares.mean(-1) / whole
+            found[name] = {
+                "channel": number(float(channels.max().sqrt())),
+                "token": number(float(tokens.max().sqrt())),
+                "largest_channel": int(channels.argmax()),
+            }
+    return found
 
 
 def to_leave_out(model: nn.Module, rows: Sequence[Cast]) -> tuple[LeftOut, ...]:
@@ -104,10 +129,18 @@ def to_leave_out(model: nn.Module, rows: Sequence[Cast]) -> tuple[LeftOut, ...]:
             if whole < LEAST_DAMAGE or held >= whole / 2:
                 break
             held += damage
-            reasons[name] = f"{100 * damage / whole:.0f} % of the damage, {damage:.2g} nats per token"
+            reasons[name] = f"{100 * damage / whole:.0f} % of the damage, {damage:.2g} nats per token{_told(row, name)}"
         if reasons:
             out.append(LeftOut(format=row.format, of=row.of, **tuples(left_out(model, reasons))))
     return tuple(out)
+
+
+def _told(row: Cast, name: str) -> str:
+    """An outlier of what a map reads, in words, where it is one."""
+    item = next(item for item in row.maps if item.name == name)
+    if (item.channel or 0.0) > OUTLYING:
+        return f"; channel {item.largest_channel} of what it reads is {item.channel:.0f} times the root mean square"
+    return f"; a token is {item.token:.0f} times the root mean square" if (item.token or 0.0) > OUTLYING else ""
 
 
 def layer_maps(attached: Attached, group: Sequence[int]) -> dict[str, nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.number_counts import CASTS, QUANTILES, Statistics, statistics, values_of
 from signalprop.diagnosis.result import Number, number
 from signalprop.diagnosis.weight_names import Place, Places, places_of
@@ -23,6 +25,7 @@ from signalprop.schemes import SCHEMES
 
 SCHEMA = "signalprop/weights/1"
 Progress = Callable[[int, int], None]
+KEPT_AFTER = 1 << 28  # bytes
 _EXACT, _SAMPLED = 0.01, 3.0  # of a standard deviation: rounding of weights; standard errors of one that is drawn
 
 
@@ -150,8 +153,18 @@ class _Difference(NamedTuple):
     equal: bool
 
 
+class _Part(Value):
+    """What is kept of some tensors: their rows, and the `_Difference` of those that are in both."""
+
+    rows: tuple[TensorWeights, ...]
+    differences: dict[str, tuple[Number, Number, bool]]
+
+
 def read_weights(
-    source: str | Path, against: str | Path | None = None, progress: Progress | None = None
+    source: str | Path,
+    against: str | Path | None = None,
+    progress: Progress | None = None,
+    kept: Kept | None = None,
 ) -> StoredWeights:
     """Statistics of all floating-point tensors of a checkpoint; memory does not grow with it.
 
@@ -159,9 +172,11 @@ def read_weights(
         source: a directory with safetensors (one file, or shards with an index), or a .safetensors file.
         against: another one; then also what has changed from there to here.
         progress: called with (megabytes read, all).
+        kept: where what was read stays, every `KEPT_AFTER` bytes, and from where an interrupted call goes on.
 
     Raises:
-        InputError: no such files, or one that is not what its header says; a tensor that has another shape there.
+        InputError: no such files, or one that is not what its header says; a tensor that has another shape there; what
+            was kept is of files of another size or time.
     """
     stored = stored_tensors(source)
     there = {} if against is None else {tensor.name: tensor for tensor in stored_tensors(against)}
@@ -176,14 +191,19 @@ def read_weights(
     both = {tensor.name for tensor in readable if tensor.name in there and there[tensor.name].readable}
     seen = _counter(progress, sum(t.n_bytes * (2 if t.name in both else 1) for t in readable))
     places = places_of(Path(source), [tensor.name for tensor in readable])
-    differences = {}
-    rows = []
-    for tensor in readable:
-        row = _row(tensor, places.of[tensor.name], statistics(tensor, seen))
-        if tensor.name in both:
-            moved = differences[tensor.name] = difference(tensor, there[tensor.name], seen)
-            row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
-        rows.append(row)
+    parts = _parts(readable)
+    kept = kept if len(parts) > 1 else None
+    if kept is not None:
+        kept.begin(files={str(path): _age(path) for path in sorted({t.path for t in (*stored, *there.values())})})
+    rows: list[TensorWeights] = []
+    differences: dict[str, _Difference] = {}
+    for part in parts:
+        read = partial(_read, part, places, there, both, seen)
+        found = result_of(kept, ["tensors", part[0].name, len(part)], _Part, read)
+        rows += found.rows
+        for name, (moved, size, equal) in found.differences.items():
+            differences[name] = _Difference(_float(moved), _float(size), equal)
+
     return StoredWeights(
         model=str(source),
         family=places.family,
@@ -197,6 +217,42 @@ def read_weights(
         only_there=tuple(sorted(set(there) - {t.name for t in stored})),
         notes=places.notes,
     )
+
+
+def _parts(tensors: list[StoredTensor]) -> list[list[StoredTensor]]:
+    """Tensors in a row of about `KEPT_AFTER` bytes together."""
+    before = np.cumsum([0, *(tensor.n_bytes for tensor in tensors)]) // KEPT_AFTER
+    return [
+        [t for _, t in same] for _, same in groupby(zip(before.tolist(), tensors, strict=False), lambda pair: pair[0])
+    ]
+
+
+def _age(path: Path) -> list[int]:
+    """Size and time of last change, by which a file is taken for the same."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _read(
+    tensors: list[StoredTensor],
+    places: Places,
+    there: Mapping[str, StoredTensor],
+    both: set[str],
+    seen: Callable[[int], None],
+) -> _Part:
+    rows, differences = [], {}
+    for tensor in tensors:
+        row = _row(tensor, places.of[tensor.name], statistics(tensor, seen))
+        if tensor.name in both:
+            moved = difference(tensor, there[tensor.name], seen)
+            row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
+            differences[tensor.name] = (number(moved.moved), number(moved.size), moved.equal)
+        rows.append(row)
+    return _Part(rows=tuple(rows), differences=differences)
+
+
+def _float(value: Number) -> float:
+    return math.nan if value is None else value
 
 
 def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:

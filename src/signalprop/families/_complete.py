@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import ROLES
 
 if TYPE_CHECKING:
@@ -66,28 +67,32 @@ def _unsaid(family: Family, paths: ModelPaths, a: Architecture) -> Iterator[str]
     if len(paths.stacks) != 1 + two:
         yield f"paths.stacks of {1 + two} ({a.kind})"
         return
-    for i, stack in enumerate(paths.stacks):
-        yield from (f"{name} in the stack {stack.layers!r}" for name in _unsaid_of_stack(stack, a, cross=i == 1))
+    for stack, layers in zip(
+        paths.stacks, (a.layer_branches[: a.n_layers], a.layer_branches[a.n_layers :]), strict=False
+    ):
+        for kinds in dict.fromkeys(layers):
+            yield from (f"{name} in the stack {stack.layers!r}" for name in _unsaid_of_layer(stack, a, kinds))
 
 
-def _unsaid_of_stack(stack: StackPaths, a: Architecture, *, cross: bool) -> Iterator[str]:
+def _unsaid_of_layer(stack: StackPaths, a: Architecture, kinds: tuple[str, ...]) -> Iterator[str]:
     if a.has_final_norm and not stack.final_norm:
         yield "final_norm"
-    attentions = 2 if cross else 1
-    if len(stack.sublayers) != attentions + 1:
-        yield f"{attentions + 1} sublayers"
+    if len(stack.sublayers) < len(kinds) and set(kinds) - set(stack.kinds):
+        yield f"{len(kinds)} sublayers"
         return
-    placement = a.placements[-1 if cross else 0]
-    for k, sublayer in enumerate(stack.sublayers):
-        roles = {"up", "down"} | ({"gate"} if a.gated else set())
-        if k < attentions:
-            roles = {"output"} if sublayer.fused else {"query", "key", "value", "output"}
-        yield from (f"weights[{role!r}]" for role in sorted(roles ^ set(sublayer.weights)))
+    placement = a.placements[-1 if "cross_attention" in kinds else 0]
+    for k, its_name in enumerate(kinds):
+        sublayer, kind = stack.of(k, its_name), kind_named(its_name)
+        fused = {"query", "key", "value"} if sublayer.fused else set()
+        fused |= {"gate", "up"} if sublayer.fused_gate else set()
+        fused |= {"expert_gate", "expert_up"} if sublayer.fused_experts else set()
+        roles = set(kind.role_names(a)) - fused
+        yield from (f"weights[{role!r}]" for role in sorted(roles - set(sublayer.weights)))
         needed = {
             "post_norm": placement == "sandwich",
             "reads": placement in ("none", "res-post"),
-            "query_norm": bool(a.qk_norm) and k < attentions,
-            "key_norm": bool(a.qk_norm) and k < attentions,
+            "query_norm": bool(a.qk_norm) and kind.attends,
+            "key_norm": bool(a.qk_norm) and kind.attends,
         }
         for name, needs in needed.items():
             if needs and not getattr(sublayer, name) and not (name == "reads" and sublayer.reads is not None):

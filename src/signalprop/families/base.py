@@ -28,15 +28,19 @@ class SublayerPaths:
 
     `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
-    is the module that holds query, key and value together. `by_depth`: path of a flag that divides the scores by the
-    layer's number. A `scaling` that the installed transformers does not have counts as none; `reads` of "" is the layer
-    itself. No `attention`: the family computes it in a way that no other function can replace (windows, a bias).
+    is the module that holds query, key and value together, `fused_gate` that of gate and up, `fused_experts` what holds
+    the gates of all experts and, after them, what they multiply: (experts, 2 width, d). `by_depth`: path of a flag that
+    divides the scores by the layer's number. A norm that is nn.Identity counts as none, and so does a `scaling` that
+    the installed transformers does not have; `reads` of "" is the layer itself. No `attention`: the family computes it
+    in a way that no other function can replace (windows, a bias).
     """
 
     norm: str
     branch: str
     weights: Mapping[str, str]
     fused: str = ""
+    fused_gate: str = ""
+    fused_experts: str = ""
     call: int = 0
     calls: int = 1
     by_depth: str = ""
@@ -52,11 +56,20 @@ class SublayerPaths:
 
 @dataclass(frozen=True)
 class StackPaths:
-    """A stack: paths in the base model, and the sublayers of one of its layers in order."""
+    """A stack: paths in the base model, and the sublayers of one of its layers in order.
+
+    Attributes:
+        kinds: where layers differ: of a sublayer of that kind, in the place of the one that other layers have.
+    """
 
     layers: str
     sublayers: tuple[SublayerPaths, ...]
     final_norm: str | None = None
+    kinds: Mapping[str, SublayerPaths] = field(default_factory=dict)
+
+    def of(self, k: int, kind: str) -> SublayerPaths:
+        """Sublayer `k` of a layer, which is of this kind."""
+        return self.kinds.get(kind) or self.sublayers[k]
 
 
 @dataclass(frozen=True)

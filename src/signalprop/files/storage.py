@@ -139,7 +139,7 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
     except OSError as error:
         reason = _reason(error)
     except Exception as error:  # of tokenize, ast, zipfile and struct, beside NumPy's own
-        reason = "there is not enough memory for it" if isinstance(error, MemoryError) else "it is no NumPy array"
+        reason = "there is not enough memory for it" if isinstance(error, MemoryError) else "it is not a NumPy array"
     raise InputError(f"cannot read {_shown(path)}: {reason}; expected {wanted}")
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention import overlaps
+from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import softmax_moments
 
 _NODES = 20
@@ -115,6 +116,12 @@ class TokenAttention:
         own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
         return np.asarray(own + self.gain**2 * back)
 
+    def kept(self, sink: float) -> FloatArray:
+        """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
+        raw = self.qk * (self._own + self.query_bias) * self._mean_square
+        own = self._row_score_variance
+        return kept(self._per_row(self._row_length), own, raw - own, sink)
+
     def _averages(self) -> FloatArray:
         """Kernel of A V."""
         out, own = self._averaged()
@@ -123,10 +130,10 @@ class TokenAttention:
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
-        n, spread, own_scale, dropped = self._row_length, self._spread, self._own, 1 / (1 - self.dropout)
+        n, spread, own_scale, dropped = self._row_length, self._spread, self._asks_own, 1 / (1 - self.dropout)
         own = np.diagonal(self._double_mean)
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
-            out = np.broadcast_to(self._double_mean, self.kernel.shape).copy()
+            out = np.broadcast_to(self._double_mean, self._asks.shape).copy()
             return out, np.maximum(own, 0.0) + self._mean_square / n * (dropped - 1)
         second = self._rows[0]
         out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
@@ -135,7 +142,7 @@ class TokenAttention:
         out += self._double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
         term = np.outer(linear, linear)
-        term *= self.kernel
+        term *= self._asks
         out += term
         # keys in a crowd get less than their share of a row: the second-order term of the softmax
         crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
@@ -244,6 +251,16 @@ class TokenAttention:
         """The diagonal of S."""
         return np.diagonal(self.kernel)
 
+    @property
+    def _asks(self) -> FloatArray:
+        """Kernel of what queries are made of."""
+        return self.kernel
+
+    @property
+    def _asks_own(self) -> FloatArray:
+        """Its diagonal."""
+        return self._own
+
     @cached_property
     def _means(self) -> tuple[FloatArray, FloatArray]:
         return self._sums(self.kernel, self._own)
@@ -286,11 +303,11 @@ class TokenAttention:
         return np.maximum(1 - 1 / self._row_length, 0.5)
 
     def _per_row(self, values: FloatArray) -> FloatArray:
-        return np.broadcast_to(values, (len(self.kernel),))
+        return np.broadcast_to(values, (len(self._asks),))
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
-        own = self._own
+        own = self._asks_own
         turned = 0.0 if self.omega is None else np.maximum(self._mean_square - self._spread, 0.0) * (1 - self.omega)
         return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
 
@@ -311,7 +328,7 @@ class TokenAttention:
     @cached_property
     def _pair_scores(self) -> FloatArray:
         """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
-        shared = self.qk * (self.kernel + self.query_bias)
+        shared = self.qk * (self._asks + self.query_bias)
         return shared if self._turn is None else shared * self._turn
 
     @cached_property
@@ -323,8 +340,8 @@ class TokenAttention:
         return self.rho[np.abs(np.subtract.outer(index, index))]
 
     @cached_property
-    def _overlaps(self) -> tuple[FloatArray, FloatArray]:
-        """(ln overlap of two rows' weights, E c times that of their Jacobians), at the shorter row's length."""
+    def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(ln overlap of two rows' weights, that of their Jacobians, E c times it), at the shorter row's length."""
         n, s = self._row_length, self._row_score_variance
         logs = np.log(n * self._shared_rows[0])
         jacobian = np.log(np.maximum(n * self._rows[1] / self._finite, 1e-300))
@@ -338,14 +355,15 @@ class TokenAttention:
             log_shared *= share
         log_shared += np.minimum(c, 0.0)
         spread = (1 / self.d_head + 2 / self.d_model) * (scores**2 + c**2)
-        value, _, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
-        return np.asarray(value), np.asarray(np.minimum(weighted, np.exp(log_jacobian) * scores))
+        value, met, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
+        most = np.minimum(weighted, np.exp(log_jacobian) * scores)
+        return np.asarray(value), np.asarray(met), np.asarray(most)
 
     @cached_property
     def _bracket_weight(self) -> FloatArray:
         """Of two queries, what multiplies the sum over keys of the centred bracket: ((e^c - 1) + c e^c) / spread, with
         overlaps for e^c."""
-        value, weighted = self._overlaps
+        value, _, weighted = self._overlaps
         spread = self._of_pair(self._per_row(self._spread))
         total = np.expm1(value) / self._of_pair(self._per_row(self._finite)) + weighted
         return np.where(spread > 1e-12, total / np.maximum(spread, 1e-12), 2 * self._pair_scores)

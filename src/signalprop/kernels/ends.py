@@ -28,40 +28,69 @@ def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list
     are taken that stand evenly spaced in the order of their token correlation, and the note says so; sequences without
     loss are left out where others have some.
     """
-    x, y = inputs.tokens, inputs.targets
-    if inputs.kind != "tokens" or x is None or x.shape[1] != architecture.seq_len:
+    if not _has_ids(inputs, architecture.seq_len):
         return [(inputs, None)], ""
+    rows, note = _chosen(inputs)
+    return [_one(inputs, row) for row in rows], note
+
+
+def sequences_of_both(
+    architecture: Architecture, inputs: InputStatistics
+) -> tuple[list[tuple[Sequence, Sequence]], str]:
+    """`sequences` of what the encoder and what the decoder of an encoder-decoder read, side by side."""
+    a, decoder = architecture, inputs.of_decoder
+    if not _has_ids(decoder, a.target_len or a.seq_len):
+        return [((inputs, None), (decoder, None))], ""
+    rows, note = _chosen(decoder)
+    assert decoder.tokens is not None
+    aligned = _has_ids(inputs, a.seq_len) and inputs.tokens is not None and len(inputs.tokens) == len(decoder.tokens)
+    return [(_one(inputs, row) if aligned else (inputs, None), _one(decoder, row)) for row in rows], note
+
+
+def _has_ids(inputs: InputStatistics, length: int) -> bool:
+    return inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == length
+
+
+def _chosen(inputs: InputStatistics) -> tuple[list[int], str]:
+    """Which sequences of real ids are followed, and a note where that is not all."""
+    x, y = inputs.tokens, inputs.targets
+    assert x is not None
     carry = np.ones(len(x), bool) if y is None or y.shape != x.shape else (y >= 0).any(1)
     rows = np.flatnonzero(carry if carry.any() else ~carry)
-    most = _SEQUENCES if architecture.seq_len <= _LONG else _LONG_SEQUENCES
-    note = ""
-    if len(rows) > most:
-        alike = [collision_probability(x[row]) for row in rows]
-        middles = (np.arange(most) + 0.5) * len(rows) / most
-        note = f"token kernels of {most} of the {len(rows)} sequences, evenly spaced by their token correlation"
-        rows = rows[np.argsort(alike, kind="stable")][middles.astype(np.int64)]
-
-    def one(row: int) -> Sequence:
-        real = x[row] >= 0
-        targets = y[[row]] if y is not None and len(y) == len(x) else y
-        return replace(inputs, tokens=x[[row]], targets=targets), None if real.all() or not real.any() else real
-
-    return [one(int(row)) for row in rows], note
+    most = _SEQUENCES if x.shape[1] <= _LONG else _LONG_SEQUENCES
+    if len(rows) <= most:
+        return rows.tolist(), ""
+    alike = [collision_probability(x[row]) for row in rows]
+    middles = (np.arange(most) + 0.5) * len(rows) / most
+    note = f"token kernels of {most} of the {len(rows)} sequences, evenly spaced by their token correlation"
+    return rows[np.argsort(alike, kind="stable")][middles.astype(np.int64)].tolist(), note
 
 
-def input_kernel(parametrization: Parametrization, inputs: InputStatistics, rows: int | None = None) -> FloatArray:
+def _one(inputs: InputStatistics, row: int) -> Sequence:
+    """One of several sequences of real ids, and which of its positions are real."""
+    x, y = inputs.tokens, inputs.targets
+    assert x is not None
+    real = x[row] >= 0
+    targets = y[[row]] if y is not None and len(y) == len(x) else y
+    return replace(inputs, tokens=x[[row]], targets=targets), None if real.all() or not real.any() else real
+
+
+def input_kernel(
+    parametrization: Parametrization, inputs: InputStatistics, rows: int | None = None, *, decoder: bool = False
+) -> FloatArray:
     """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation.
 
     Args:
         rows: of the kernel, where it is of averages and stands on a grid.
+        decoder: the stream is the decoder's of an encoder-decoder.
 
     Raises:
         InputError: a correlation that so many tokens cannot have: n vectors of one length sum to one whose square is
             n (1 + (n - 1) r) of theirs, so that r is -1 / (n - 1) at least.
     """
     p, a = parametrization, parametrization.architecture
-    start = embed(a, p.embedding, inputs)
-    t = a.seq_len
+    start = embed(a, p.embedding, inputs, decoder=decoder)
+    t = (a.target_len or a.seq_len) if decoder else a.seq_len
     if (t - 1) * start.covariance < -start.variance * (1 + 1e-9):
         raise InputError(
             f"a token correlation of {start.token_correlation:.4g} is not possible among {t} tokens: on average it is "
@@ -73,17 +102,18 @@ def input_kernel(parametrization: Parametrization, inputs: InputStatistics, rows
         return _patch_kernel(parametrization, inputs, kernel)
     if inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == t:
         equal = _coincidences(inputs.tokens, inputs.tokens)
-        e = p.embedding
-        segment = inputs.segment_correlation * e.segment**2 if a.n_segments > 1 else e.segment**2
+        e, own_segment = p.embedding, 0.0 if decoder else p.embedding.segment**2
+        segment = inputs.segment_correlation * own_segment if a.n_segments > 1 else own_segment
+        position = e.position_of(decoder=decoder)
         positions = np.eye(t)
-        if a.positions == "sinusoidal":
+        if a.positions_of(decoder=decoder) == "sinusoidal":
             # rows of the table are alike; what is the same for all features of a token is not part of its variance
             angle = np.arange(t)[:, None] * 10_000.0 ** (-np.arange(0, a.d_model, 2) / a.d_model)
             table = np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], 1)
             table -= table.mean(1, keepdims=True)
             positions = table @ table.T / table.shape[1]
-        shared = (e.token**2 * equal + segment + e.position**2 * positions) * e.scale**2
-        np.fill_diagonal(shared, (e.token**2 + e.segment**2 + e.position**2 * np.diagonal(positions)) * e.scale**2)
+        shared = (e.token**2 * equal + segment + position**2 * positions) * e.scale**2
+        np.fill_diagonal(shared, (e.token**2 + own_segment + position**2 * np.diagonal(positions)) * e.scale**2)
         total = np.diagonal(shared)
         if a.embedding_norm:
             shared = shared / np.sqrt(np.maximum(np.outer(total, total), 1e-300)) * e.norm_gain**2
@@ -132,7 +162,11 @@ def top_kernel(
     scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
     variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
     top = top_gradient(p, variance, np.clip(last.kernel / scale, 0.0, 1.0), log_token_share)
-    if inputs.targets is not None and inputs.tokens is not None and inputs.targets.shape[1] == t == a.seq_len:
+    if (
+        inputs.targets is not None
+        and inputs.tokens is not None
+        and inputs.targets.shape[1] == t == inputs.tokens.shape[1]
+    ):
         y, x = inputs.targets, inputs.tokens
         both = ((y >= 0)[:, :, None] & (y >= 0)[:, None, :]).mean(0)
         one = (y >= 0).mean(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.logs import HELD, within
+from signalprop.theory.network import LARGEST_MEMORY
 
 
 class BranchKernel(Protocol):
@@ -65,7 +66,8 @@ class Stack:
     """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
 
     Attributes:
-        shapes: how each sublayer's attention is shaped. silent: sublayers that give nothing.
+        shapes: how each sublayer's attention is shaped. silent: sublayers that give nothing. across: those that read
+            the encoder's output, `memory`, which whoever runs a decoder sets before.
         own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
     """
 
@@ -74,16 +76,31 @@ class Stack:
         self.p, self.a = p, a
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
         self.n = p.n_sublayers
-        made: dict[int, BranchKernel] = {}
-        for code in sorted(set(p.kind.tolist())):
-            first = int(np.flatnonzero(p.kind == code)[0])
-            kind, where = kind_of(p, first).part("kernel"), (p, int(p.stack[first]), self.shapes)
-            made[code] = kind.of(*where) if grid is None else kind.on_grid(*where, grid)
-        self.branches = [made[code] for code in p.kind.tolist()]
+        made: dict[tuple[int, int], BranchKernel] = {}
+        keys = list(zip(p.stack.tolist(), p.kind.tolist(), strict=True))
+        for i, key in enumerate(keys):
+            if key not in made:
+                kind, where = kind_of(p, i).part("kernel"), (p, key[0], self.shapes)
+                made[key] = kind.of(*where) if grid is None else kind.on_grid(*where, grid)
+        self.branches: list[Any] = [made[key] for key in keys]
+        self.across = rows_where(p, lambda kind: kind.reads_memory).tolist()
         self.silent = [branch.silent(i) for i, branch in enumerate(self.branches)]
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         self.parallel = p.parallel.tolist()
         self.own: dict[int, FloatArray] = {}
+
+    def read_memory(self, last: State) -> FloatArray:
+        """What a decoder reads of the encoder's last stream; without a norm, held where its products are doubles."""
+        if not self.a.has_final_norm:
+            return last.kernel * math.exp(within(last.log_scale, LARGEST_MEMORY))
+        scale = exp_of(last.log_scale)
+        root = inverse_roots(np.diagonal(last.kernel) * scale + self.a.norm_eps) * abs(self.p.head.final_norm_gain)
+        return np.asarray(last.kernel * scale * root * root[:, None])
+
+    def remember(self, memory: FloatArray) -> None:
+        """The kernel that cross-attentions read."""
+        for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
+            branch.memory = memory
 
     # --- forward ---
 
@@ -148,7 +165,8 @@ class Stack:
         out = self.branches[i].forward(i, read.kernel)
         np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
         made = State(out).rescaled()
-        return State(made.kernel, made.log_scale + read.beyond) if read.beyond else made
+        beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
+        return State(made.kernel, made.log_scale + read.beyond) if beyond else made
 
     def _norm_on_branch(self, i: int, raw: State) -> FloatArray:
         """What a norm on the branch multiplies the branch's kernel with, and gradients on their way back by.
@@ -186,6 +204,7 @@ class Back:
     Attributes:
         reads: the streams that the sublayers read. across: gradient kernel at the top as the last post-norm sees it.
         meet: called with a sublayer, the gradient at its sum, and what its branch sends.
+        memory: what branches sent to the encoder's output.
     """
 
     def __init__(
@@ -194,6 +213,7 @@ class Back:
         self.stack, self.p = stack, stack.p
         self.across, self.meet = across, meet
         self.reads: dict[int, State] = {}
+        self.memory: list[State] = []
 
     def sublayer(self, i: int, gradient: State) -> tuple[State, State]:
         """One sublayer backwards: (gradient at its branch, its share of the gradient of what it read)."""
@@ -222,6 +242,8 @@ class Back:
         dropped = at_output.copy()
         np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
         back = stack.branches[i].backward(i, read.kernel, dropped)
+        if stack.across[i]:
+            self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
         if read.divisor is not None:
             if read.divisor.ndim == 2:
                 back = back * read.divisor

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
-from signalprop.kernels.ends import input_kernel, sequences, top_kernel
+from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.stack import Back, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import layer_starts
+from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
@@ -38,6 +38,7 @@ from signalprop.theory.scatter import Overlaps, with_scatter
 See = Callable[[int, State], None]
 # (the last stream, ln of the share of its variance that a token's own embedding still has) -> as `ends.top_kernel`
 Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
+Keep = NDArray[np.bool_] | None
 
 
 _MATRICES = 35  # of tokens x tokens that are held at once, at least: 35 for 4 layers, 64 for 32
@@ -70,21 +71,23 @@ class Columns:
         """Moments over all sequences, as measured: variances average over tokens, covariances over pairs of tokens.
 
         Args:
-            counts: number of tokens of every sequence.
+            counts: number of tokens of every sequence, (sequences, 1), or that every sublayer reads of it,
+                (sequences, sublayers).
         """
         if len(parts) == 1:
             return parts[0]
-        tokens = counts / counts.sum()
-        pairs = counts * (counts - 1) / max(float((counts * (counts - 1)).sum()), 1.0)
+        tokens = counts / counts.sum(0)
+        pairs = counts * (counts - 1) / np.maximum((counts * (counts - 1)).sum(0), 1.0)
         log_variance, correlation = {}, {}
         for k in POINTS:
             logs = np.stack([part.log_variance[k] for part in parts])
             top = logs.max(0)
             variances = np.exp(np.maximum(logs - top, -745.0))
-            variance = tokens @ variances
-            shared = pairs @ (variances * np.stack([part.correlation[k] for part in parts]))
+            variance = (tokens * variances).sum(0)
+            shared = (pairs * variances * np.stack([part.correlation[k] for part in parts])).sum(0)
             log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
-        return Columns(log_variance, correlation, np.asarray(np.tensordot(tokens, [part.overlap for part in parts], 1)))
+        overlap = (tokens[..., None] * np.stack([part.overlap for part in parts])).sum(0)
+        return Columns(log_variance, correlation, overlap)
 
     def meet(self, i: int, kept: State, added: State) -> None:
         """Keep how alike two addends of a sum are."""
@@ -103,7 +106,7 @@ class Columns:
 def predict_token_kernels(
     parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True, grid: Grid | None = None
 ) -> Profile:
-    """Profile of an encoder or decoder by token kernels: averages over positions of what each position does.
+    """Profile by token kernels: averages over positions of what each position does.
 
     Real ids: every sequence by itself, moments over all of them (as measured); of more than 4 sequences (2 beyond 512
     tokens) as many as stand evenly spaced in the order of their token correlation, which the notes say. O(T^2) work per
@@ -114,10 +117,12 @@ def predict_token_kernels(
         grid: of `grid_for`: only these positions are followed, for statistics without real ids.
 
     Raises:
-        InputError: the architecture is an encoder-decoder, or the parametrization is a sweep.
+        InputError: the parametrization is a sweep.
     """
     p, a = parametrization, parametrization.architecture
-    check_covered(p, None if grid is None else 2 * len(grid.n))
+    check_fits_of(p, None if grid is None else 2 * len(grid.n))
+    if a.kind == "encoder-decoder":
+        return _of_encoder_decoder(p, inputs, backward)
     stack = Stack(p, grid=grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
@@ -131,34 +136,56 @@ def predict_token_kernels(
     return profile_of(p, passed, counts, note)
 
 
-def check_covered(parametrization: Parametrization, rows: int | None = None) -> None:
-    """Refuse what token kernels do not cover, and what cannot fit into memory.
+def _of_encoder_decoder(p: Parametrization, inputs: InputStatistics, backward: bool) -> Profile:
+    a, stack = p.architecture, Stack(p)
+    parts, note = sequences_of_both(a, inputs)
+    passed, counts = [], []
+    for (read, keep), (written, kept) in parts:
+        starts = input_kernel(p, read), input_kernel(p, written, decoder=True)
+        top = partial(top_kernel, p, written) if backward else None
+        states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
+        passed.append(passes_of_both(stack, states, top, (keep, kept)))
+        lengths = [len(x) if of is None else int(of.sum()) for x, of in zip(starts, (keep, kept), strict=True)]
+        counts.append(np.array(lengths)[p.stack])
+    return profile_of(p, passed, np.stack(counts), note)
+
+
+def check_fits_of(parametrization: Parametrization, rows: int | None = None) -> None:
+    """Refuse what cannot fit into memory, and sweeps.
 
     Raises:
-        InputError: the architecture is an encoder-decoder, the parametrization is a sweep, or it has too many tokens.
+        InputError: the parametrization is a sweep, or it has too many tokens.
     """
-    tokens = parametrization.architecture.seq_len
+    a = parametrization.architecture
+    tokens = max(a.seq_len, a.target_len or 0)
     check_fits(
         8 * _MATRICES * (rows or tokens) ** 2,
         f"a token kernel of {tokens:,} tokens",
         "take fewer tokens (seq_len), or fidelity moments",
     )
-    if parametrization.architecture.kind == "encoder-decoder":
-        raise InputError(
-            "fidelity 'kernel' covers encoders and decoders; use moments or simulate for an encoder-decoder"
-        )
     if parametrization.skip.ndim != 1:
         raise InputError("fidelity 'kernel' takes one parametrization at a time; use moments for a sweep")
+
+
+def check_covered(parametrization: Parametrization) -> None:
+    """Refuse what a single token kernel cannot show.
+
+    Raises:
+        InputError: as `check_fits_of`, or the architecture is an encoder-decoder, which has two.
+    """
+    if parametrization.architecture.kind == "encoder-decoder":
+        raise InputError("an encoder-decoder has two token kernels; take an encoder or a decoder, or predict it")
+    check_fits_of(parametrization)
 
 
 def profile_of(
     parametrization: Parametrization,
     passed: Sequence[tuple[Columns, Columns | None]],
-    counts: Sequence[int],
+    counts: Sequence[int] | FloatArray,
     note: str = "",
 ) -> Profile:
-    """The Profile of what `passes` found for one sequence or several of so many tokens each."""
-    tokens = np.array(counts, np.float64)
+    """The Profile of what `passes` found for one sequence or several; counts as of `Columns.pooled`."""
+    tokens = np.asarray(counts, np.float64).reshape(len(passed), -1)
     ahead = Columns.pooled([ahead for ahead, _ in passed], tokens)
     forward = ahead.series()
     gradient, back_overlap = None, None
@@ -201,74 +228,140 @@ def passes(
         keep: which positions count, None: all; or the grid that kernels stand on.
         see, see_back: called with every stream, and with every gradient (on its way back).
     """
-    p, n = stack.p, stack.n
-    starts = layer_starts(p)
-    kept = set(starts[:: max(1, math.isqrt(len(starts)))].tolist())
-    checkpoints: dict[int, State] = {}
-    reads: dict[int, State] = {}  # of all sublayers, where they are small
-    columns, log_norm = Columns.empty(n, keep), np.zeros(n)
-
-    def seen(i: int, layer_in: State, branch: State, stream_out: State) -> None:
-        if not stack.parallel[i]:
-            see(i, layer_in)
-        if i in kept:
-            checkpoints[i] = layer_in
-        if isinstance(keep, Grid):
-            reads[i] = layer_in
-        columns.put("stream_in", i, layer_in)
-        columns.put("branch", i, branch)
-        columns.put("stream_out", i, stream_out)
-        columns.meet(i, layer_in, branch)
-        if i in stack.own:
-            log_norm[i] = math.log(max(float(stack.own.pop(i).mean()), 1e-300))
-
-    last = stack.run(start, range(n), seen)
-    see(n, last)
+    columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
+    ahead = _Ahead(stack, columns, log_norm, see)
+    last = ahead.run(start, range(stack.n))
+    see(stack.n, last)
     if top is None:
         return columns, None
-    gradient = top(last, float(token_share(p, log_norm)))
-    return columns, _backward(stack, gradient, checkpoints, reads, last, keep, see_back)
+    kernel, across = top(last, float(token_share(stack.p, log_norm)))
+    back = Columns.empty(stack.n, keep)
+    gradient = through_final_norm(stack, last, kernel)
+    across = gradient.absolute() if stack.a.has_final_norm else across
+    see_back(stack.n, gradient)
+    _backward(ahead, gradient, across, back, see_back)
+    return columns, back
 
 
-def _backward(
-    stack: Stack,
-    top: tuple[FloatArray, FloatArray],
-    checkpoints: dict[int, State],
-    reads: dict[int, State],
-    last: State,
-    keep: NDArray[np.bool_] | Grid | None,
-    see: See,
-) -> Columns:
-    a, n = stack.a, stack.n
-    kernel, across = top
+@dataclass
+class _Ahead:
+    """The way forward through one stack, and what the way back needs of it.
+
+    Attributes:
+        columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
+        checkpoints: some of the streams; reads: all of them, where they are small.
+    """
+
+    stack: Stack
+    columns: Columns
+    log_norm: FloatArray
+    see: See = _unseen
+    rows: range = range(0)
+    checkpoints: dict[int, State] = field(default_factory=dict)
+    reads: dict[int, State] = field(default_factory=dict)
+
+    def run(self, start: State, rows: range) -> State:
+        """The last stream."""
+        self.rows = rows
+        starts = [i for i in layer_starts(self.stack.p).tolist() if i in rows]
+        self.kept = set(starts[:: max(1, math.isqrt(len(starts)))])
+        return self.stack.run(start, rows, self.seen)
+
+    def seen(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
+        """Keep what is needed of a sublayer."""
+        if not self.stack.parallel[i]:
+            self.see(i, layer_in)
+        if i in self.kept:
+            self.checkpoints[i] = layer_in
+        if isinstance(self.columns.keep, Grid):
+            self.reads[i] = layer_in
+        self.columns.put("stream_in", i, layer_in)
+        self.columns.put("branch", i, branch)
+        self.columns.put("stream_out", i, stream_out)
+        self.columns.meet(i, layer_in, branch)
+        if i in self.stack.own:
+            self.log_norm[i] = math.log(max(float(self.stack.own.pop(i).mean()), 1e-300))
+
+
+def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
+    """A gradient kernel before the final norm that the last stream goes through, where there is one."""
+    a = stack.a
     if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
         own = np.diagonal(last.kernel) * exp_of(last.log_scale)
         root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
-        kernel = across = kernel * root * root[:, None]
+        kernel = kernel * root * root[:, None]
     elif a.has_final_norm:
         root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
-        kernel = across = kernel * root * root[:, None]
-    gradient = State(kernel).rescaled()
-    columns = Columns.empty(n, keep)
-    see(n, gradient)
+        kernel = kernel * root * root[:, None]
+    return State(kernel).rescaled()
+
+
+def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Columns, see: See = _unseen) -> list[State]:
+    """Puts the gradient's moments into `columns`; gives what was sent to an encoder's output.
+
+    Args:
+        gradient: at the last stream. across: kernel of what a post-norm there sends back.
+    """
+    stack, memory = ahead.stack, list[State]()
 
     def seen(point: str, i: int, gradient: State) -> None:
         columns.put(point, i, gradient)
         if point == "stream_in" and not stack.parallel[i]:
             see(i, gradient)
 
-    borders = [*sorted(checkpoints), n]
+    borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
         back = Back(stack, across, columns.meet)
 
         def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
             back.reads[i] = layer_in
 
-        if reads:
-            back.reads = reads
+        if ahead.reads:
+            back.reads = ahead.reads
         else:
-            stack.run(checkpoints[first], range(first, end), read)
+            stack.run(ahead.checkpoints[first], range(first, end), read)
         gradient = back_through(
             range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
         )
-    return columns
+        memory += back.memory
+    return memory
+
+
+def passes_of_both(
+    stack: Stack, starts: tuple[State, State], top: Top | None, keeps: tuple[Keep, Keep] = (None, None)
+) -> tuple[Columns, Columns | None]:
+    """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
+
+    Args:
+        starts, keeps: of encoder and decoder.
+    """
+    p, n = stack.p, stack.n
+    columns, log_norm = Columns.empty(n), np.zeros(n)
+    (_, encoder), (_, decoder) = stacks_of(p)
+    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm) for keep in keeps)
+    read = first.run(starts[0], encoder)
+    memory = stack.read_memory(read)
+    stack.remember(memory if keeps[0] is None else memory[np.ix_(keeps[0], keeps[0])])
+    last = second.run(starts[1], decoder)
+    if top is None:
+        return columns, None
+    kernel, across = top(last, float(token_share(p, log_norm)))
+    gradient = through_final_norm(stack, last, kernel)
+    back = Columns.empty(n)
+    sent = _backward(
+        second, gradient, gradient.kernel if stack.a.has_final_norm else across, replace(back, keep=keeps[1])
+    )
+    total = sent[0]
+    for one in sent[1:]:
+        total = total.plus(one)
+    arrived = total.kernel
+    if keeps[0] is not None:
+        arrived = np.zeros_like(memory)
+        arrived[np.ix_(keeps[0], keeps[0])] = total.kernel
+    at_last = through_final_norm(stack, read, arrived)
+    log_scale = at_last.log_scale + total.log_scale
+    if stack.a.has_final_norm:
+        log_scale += math.log(max(p.head.final_norm_gain**2, 1e-300)) - read.log_scale
+    at_last = State(at_last.kernel, log_scale)
+    _backward(first, at_last, at_last.kernel, replace(back, keep=keeps[0]))
+    return columns, back

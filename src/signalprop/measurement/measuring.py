@@ -28,6 +28,7 @@ from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
 from signalprop.streams.placement import without_numbers
+from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.first_positions import FIRST, MASSIVE, FirstPositions
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
@@ -89,10 +90,14 @@ def measure(
         batch = default_batch(shortened(attached.mapping.architecture))
     arguments = arguments_of(model, attached.mapping, batch)
 
+    given = [value for value in arguments.values() if isinstance(value, Tensor) and value.ndim > 1]
+    experts = ExpertLoad(attached, len(given[0]) if given else 1)
+
     def passed(skip: int) -> Recorder:
         recorder = Recorder(attached, backward=backward, skip_first=skip)
         try:
             recorder.attach()
+            experts.attach()
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
                 if backward:
                     with lent_gradients(model):
@@ -105,6 +110,7 @@ def measure(
                     model(**arguments)
         finally:
             recorder.detach()
+            experts.detach()
         return recorder
 
     with _turn(model):
@@ -120,7 +126,8 @@ def measure(
     ran = "compiled code ran uncompiled" if any(is_compiled(module) for module in attached.outer.modules()) else ""
     notes = tuple(line for line in (note, ran, _zero_rows(attached, arguments)) if line)
     read = batch.source if isinstance(batch, Batch) else ""
-    return replace(found, reads=read, notes=(*found.notes, *notes))
+    statistics = {**found.statistics, **experts.variation()}
+    return replace(found, reads=read, notes=(*found.notes, *notes), statistics=statistics)
 
 
 def _zero_rows(attached: Attached, arguments: Dictionary[str, Any]) -> str:

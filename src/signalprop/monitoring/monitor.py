@@ -29,13 +29,14 @@ from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, limits, named
-from signalprop.monitoring.experts import ExpertLoad
 from signalprop.monitoring.layer_numbers import per_layer, summary
 from signalprop.monitoring.movement import Jump, Movement
 from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
+from signalprop.monitoring.roll_call import RollCall
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
+from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.passes import Pass
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
@@ -68,7 +69,8 @@ class SignalMonitor:
     `Probe`. What `also` asks for is measured on a fixed batch, in evaluation mode and uncompiled, with random states
     put back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
     of the groups; parameters that are sharded (FSDP2) are read by all processes together. With groups, and for bands of
-    sharded parameters, every process has to have the monitor. Names and meanings of the numbers: docs/monitoring.md.
+    sharded parameters, every process has to have the monitor; without it on all of them there are no bands, and a
+    warning says so. Names and meanings of the numbers: docs/monitoring.md.
 
     Of every step the loss and each layer's gradient and update are kept for a while. When the loss jumps, a warning
     names the layer that moved first, and `jsonl` gets those steps.
@@ -144,6 +146,8 @@ class SignalMonitor:
         self.warnings: list[Departure] = []
         self.steps = steps_done
         self.active = not _other_rank()
+        self._roll_call = RollCall.here()
+        self._together: bool | None = None
         self._attached = attach(model, mapping)
         self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
         self._batch, self._given = batch, start
@@ -286,7 +290,9 @@ class SignalMonitor:
             return None
         self._sampled = True
         # all processes have to take part in reading parameters that are sharded over them
-        self._gathered = self._weights() if self._sharded() and self._tolerances is not None else None
+        self._gathered = (
+            self._weights() if self._sharded() and self._tolerances is not None and self._all_here() else None
+        )
         if recorder is None:
             return None
         recorder.finish()
@@ -395,14 +401,18 @@ class SignalMonitor:
         """Warn of what has newly left its band; how many numbers are outside."""
         if self._watch is None:
             self._inputs = self._arguments.statistics()
-            start = self._given or self._gathered or self._weights()
+            start = self._given or self._read()
             self._watch = Watch({} if start is None else self._bands(start, profile))
-        weights = (self._gathered or self._weights()) if self._watch.start else None
+        weights = self._read() if self._watch.start else None
         self._first = self._first or dict(layers)
         fixed = limits(layers, profile.architecture.seq_len, self._tolerances or {}, self._first)
         found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile), fixed)
         self._tell(found)
         return sum(len(held) for held in self._watch.outside.values())
+
+    def _read(self) -> Parametrization | None:
+        """What the weights are now, read together where they are sharded."""
+        return self._gathered if self._sharded() else self._weights()
 
     def _weights(self) -> Parametrization | None:
         """What the weights are now; None where they cannot be read, or one is not finite."""
@@ -415,6 +425,19 @@ class SignalMonitor:
     def _sharded(self) -> bool:
         """Whether parameters are sharded over processes (FSDP2), so that none of these can read them alone."""
         return any(hasattr(p, "full_tensor") for p in self._model.parameters())
+
+    def _all_here(self) -> bool:
+        """Whether all processes that hold a part of a sharded parameter have the monitor; else a warning, once."""
+        if self._together is None:
+            sharded: Any = next(p for p in self._model.parameters() if hasattr(p, "full_tensor"))
+            ranks = sharded.device_mesh.mesh.flatten().tolist()
+            self._together = here = self._roll_call.complete(ranks)
+            if not here:
+                self._say_once(
+                    f"no bands: the parameters are sharded over {len(ranks)} processes, and not all of them have the "
+                    "monitor; give it to every one"
+                )
+        return bool(self._together)
 
     def _bands(self, p: Parametrization, profile: Profile) -> dict[str, Band]:
         a = profile.architecture

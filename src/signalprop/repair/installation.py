@@ -8,10 +8,11 @@ from collections.abc import Mapping as Dictionary
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles, with_known_weights
 from signalprop.attachment.live_model import adapters_in, unwrapped
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
@@ -25,7 +26,7 @@ from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.initialisation import draw_table, draw_weights, set_gain, ties
 from signalprop.repair.module_swaps import splice
-from signalprop.repair.plan import Plan, RowPlan, make_plan
+from signalprop.repair.plan import Plan, RowPlan, make_plan, own_multipliers
 from signalprop.repair.record import (
     Record,
     applied_mixin,
@@ -73,7 +74,8 @@ def apply(
         scheme: name, scheme, or the very numbers. options: of a scheme given by name.
         data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
             statistics of the input. inputs: those statistics (default: Zipf's law, or of the batch).
-        initialize: draw the weights anew. False keeps them and only installs multipliers.
+        initialize: draw the weights anew. False keeps them and only installs multipliers: those of a
+            scheme times the model's own (Granite's). A Parametrization says all numbers, the model's own too.
         mode: `gauge`; or `absorbed`, which multiplies everything into the initial weights and leaves the modules alone:
             train with the groups of `signalprop.parameter_groups`, whose learning rates make up for it (exact for AdamW
             and SGD until gradients are clipped by their global norm).
@@ -107,8 +109,10 @@ def apply(
     if mode == "absorbed" and match_eps:
         raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
     attached = attach(model, mapping, data if isinstance(data, dict) else None)
-    if initialize or mode == "absorbed":
+    other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
+    if initialize or mode == "absorbed" or other:
         attached = require_roles(attached)
+    attached = with_known_weights(attached)
     if torch.backends.mha.get_fastpath_enabled() and any(
         isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
     ):
@@ -129,6 +133,8 @@ def apply(
     if data is not None and hasattr(chosen, "profiled"):
         chosen = _profiled(attached, chosen, data, seed)
     table = chosen if isinstance(chosen, Parametrization) else chosen(architecture, inputs)
+    if not (initialize or isinstance(chosen, Parametrization)):
+        table = _with_own(attached, table)
     table = with_fixed_positions(attached, table)
     with all_or_nothing(model):
         record = install(attached, table, mode=mode, match_eps=match_eps, by_hand=mapping)
@@ -193,11 +199,20 @@ def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametr
 def _refuse_multipliers(attached: Attached) -> None:
     for row in attached.rows:
         item = row.item
-        if number(item.skip) != 1 or number(item.multiplier) != 1 or item.norm_scale != 1:
+        trains = any(isinstance(value, Tensor) and number(value) != 1 for value in (item.skip, item.multiplier))
+        if trains or item.norm_scale != 1 or 0 in (number(item.skip), number(item.multiplier)):
             raise InputError(
-                f"{row.label} has multipliers of its own (skip "
+                f"{row.label} has multipliers of its own that train, are 0 or stand on a norm (skip "
                 f"{number(item.skip):.3g}, branch {number(item.multiplier):.3g}); apply needs a model without"
             )
+
+
+def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
+    """The table with a model's own fixed multipliers as factors on the scheme's, where the model stays as it is."""
+    own = np.array([own_multipliers(row.item) for row in attached.rows])
+    if (own == 1).all():
+        return table
+    return replace(table, skip=table.skip * own[:, 0], branch=table.branch * own[:, 1])
 
 
 def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> Any:

@@ -3,6 +3,8 @@
 Two routes per stack (docs/theory/gauge.md). *Gauge*: the skip stays as it is and the multiplier of a branch becomes
 beta_k / P_k with P_k = lambda_1 ... lambda_k; the model carries the stream in units of P. *Rewired*: the last map of
 the branch returns what has to be added to the stream; for lambda = 0, trainable lambda, and norms in other places.
+
+A model's own fixed multipliers (Granite) stay in its code: lambda_k and beta_k are what is asked for over those.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
-from signalprop.attachment.mapping import Mapping, describe, own_score_scale
+from signalprop.attachment.mapping import Mapping, SublayerMap, describe, own_score_scale
 from signalprop.errors import InputError
 from signalprop.network.activations import activation, numbers_of
 from signalprop.network.architecture import Architecture
@@ -51,7 +54,7 @@ class RowPlan:
         input_scale: factor on what the maps that read the stream read (branches that read it raw).
         reads_stream: the carrier needs the stream. places_norm: it norms the sum. removes_norm: no norm any more.
         adds_norm: a second norm, new to the model, on the branch.
-        before, behind: P before and behind the sublayer: the model's stream times P is the Parametrization's.
+        before, behind: P before and after the sublayer: the model's stream times P is the Parametrization's.
         score_ratio: factor on the model's own score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
         mixes_values: the heads output more, or less, than the average of values.
@@ -140,7 +143,7 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", m
     removes_final = a.has_final_norm and not p.architecture.has_final_norm
     if p.architecture.has_final_norm and not a.has_final_norm:
         raise InputError(
-            f"scheme {p.scheme!r} needs a norm behind the last layer, which a {a.family or 'model like this'} does not "
+            f"scheme {p.scheme!r} needs a norm after the last layer, which a {a.family or 'model like this'} does not "
             "have; choose a scheme for its norm placement, or build(parametrization)"
         )
     planned: list[RowPlan] = [RowPlan()] * p.n_sublayers
@@ -242,7 +245,8 @@ def _rows(
         item = mapping.sublayers[i]
         placement = PLACEMENTS[p.placement[i]]
         parallel = bool(rows.parallel[i])
-        skip, beta = float(p.skip[i]), float(p.branch[i])
+        own_skip, own = own_multipliers(item)  # what the model's code multiplies with
+        skip, beta = float(p.skip[i]) / own_skip, float(p.branch[i]) / own
         post = placement == "post"
         if not parallel:
             before = product
@@ -253,9 +257,14 @@ def _rows(
         kind = kind_of(rows, i)
         mixes = kind.attends and bool(p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable)
         reads = not gauge and not parallel and (moved[i] == "post" or p.skip_trainable != "fixed" or skip != 1)
+        if reads and (own_skip, own) != (1, 1):
+            raise InputError(
+                f"{describe(rows, i)}: scheme {p.scheme!r} needs a skip that trains, is 0 or ends in a norm, and the "
+                f"model has multipliers of its own there (skip {own_skip:.3g}, branch {own:.3g}); take another scheme"
+            )
         trains = p.branch_trainable != "fixed"
         rewired = reads or trains or beta == 0 or moved[i] == "sandwich"
-        scale = (1.0 if rewired else beta) / (unit if gauge else 1.0)
+        scale = (1 / own if rewired else beta) / (unit if gauge else 1.0)
         made.append(
             RowPlan(
                 treatment="rewired" if rewired else "none" if scale == 1 else "multiplied",
@@ -276,6 +285,12 @@ def _rows(
             )
         )
     return made, product
+
+
+def own_multipliers(item: SublayerMap) -> tuple[float, float]:
+    """(skip, branch) that a model's own code multiplies with; what trains is left to the model, and counts as 1."""
+    skip, branch = (1.0 if isinstance(value, Tensor) else float(value) for value in (item.skip, item.multiplier))
+    return skip, branch
 
 
 def _eps_factor(placement: str, unit: float, before: float) -> float:

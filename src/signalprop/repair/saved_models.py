@@ -420,7 +420,7 @@ def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
         opened(path, copies=1).close()
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get(_ENTRY)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is not a mapping
     except InputError:
         raise
     except Exception as error:

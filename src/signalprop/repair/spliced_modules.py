@@ -26,7 +26,7 @@ class Passed:
 
     All sublayers of a model share one: each reads the stream and takes it again before the next one does, so that a
     tensor which an interrupted forward pass leaves behind is gone once the next one begins. Threads see their own. It
-    is no module, so it adds no keys, and it is empty outside of a forward pass.
+    is not a module, so it adds no keys, and it is empty outside of a forward pass.
 
     Compiled code writes to a plain attribute: what it writes to a thread's own is lost where a graph breaks.
     """
@@ -36,7 +36,7 @@ class Passed:
         self.own = _Local()
 
     def __reduce__(self) -> Any:
-        return Passed, ()  # what is on its way is no part of a copy
+        return Passed, ()  # what is on its way is not part of a copy
 
     def put(self, tensor: Tensor) -> None:
         """Leave the tensor for the module that needs it."""

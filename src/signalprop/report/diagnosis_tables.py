@@ -13,9 +13,9 @@ _WIDTH = 110
 Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
-def diagnosis_text(d: Diagnosis) -> str:
-    """All sections that there are."""
-    parts = [header(d), verdict_text(d), layer_table(d)]
+def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
+    """All sections that there are; in a terminal of so many columns (`room`) wide tables are folded."""
+    parts = [header(d), verdict_text(d), layer_table(d, room)]
     if d.identity is not None:
         parts.append(span_line(d))
     if d.removal is not None:
@@ -57,9 +57,9 @@ def verdict_text(d: Diagnosis) -> str:
     return "\n".join(out)
 
 
-def layer_table(d: Diagnosis) -> str:
+def layer_table(d: Diagnosis, room: int | None = None) -> str:
     """One row per layer."""
-    return text_table(*layer_rows(d))
+    return text_table(*layer_rows(d), room=room)
 
 
 def layer_rows(d: Diagnosis) -> Rows:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "signalprop/profile/1"
 SEVERAL = "signalprop/profiles/1"  # a list of them, as `predict` with several schemes or depths writes
+EXPERT_LOAD = "expert_load_variation"  # in a Profile's statistics
 POINTS = ("stream_in", "branch", "stream_out")
 Source = Literal["theory", "measured", "simulated"]
 _TINY, _HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
@@ -232,7 +233,8 @@ class Profile(Document, Shown):
         gradient_scale: that variance itself, where it is known.
         n_seeds: how many networks were averaged.
         notes: what the reader should know (approximations, exclusions), one sentence each.
-        statistics: further numbers by name, e.g. `branch_gain`, the squared ratio (beta / lambda)^2 per sublayer.
+        statistics: further numbers by name, e.g. `branch_gain`, the squared ratio (beta / lambda)^2 per sublayer, or
+            `expert_load_variation`: standard deviation of the experts' loads over their mean, per layer, 0 without.
     """
 
     source: Source
@@ -449,8 +451,11 @@ def average(profiles: Sequence[Profile]) -> Profile:
     gradients = [p.gradient for p in profiles if p.gradient is not None]
     scales = [p.gradient_scale for p in profiles if p.gradient_scale is not None]
     every = len(profiles)
+    loads = [p.statistics[EXPERT_LOAD] for p in profiles if EXPERT_LOAD in p.statistics]
+    spread = {EXPERT_LOAD: np.sqrt(np.square(loads).mean(0)).tolist()} if len(loads) == every else {}
     return replace(
         first,
+        statistics={**first.statistics, **spread},
         input={key: float(np.mean([p.input[key] for p in profiles])) for key in first.input},
         forward={k: _mean_series([p.forward[k] for p in profiles]) for k in POINTS},
         gradient={k: _mean_series([g[k] for g in gradients]) for k in POINTS} if len(gradients) == every else None,

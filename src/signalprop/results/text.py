@@ -8,19 +8,36 @@ from collections.abc import Sequence
 from signalprop.network.architecture import Architecture
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Columns padded to equal width: the first `left` to the left, the others to the right."""
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, room: int | None = None) -> str:
+    """Columns padded to equal width: the first `left` to the left, the others to the right.
+
+    Args:
+        room: characters of a line. Columns beyond it follow in another table, beside the first `left` again.
+    """
     lines = [list(header), *[list(row) for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
 
-    def padded(line: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
+    def padded(line: Sequence[str], shown: Sequence[int]) -> str:
+        cells = [line[i].ljust(widths[i]) if i < left else line[i].rjust(widths[i]) for i in shown]
         return "  ".join(cells).rstrip()
 
-    return "\n".join([padded(lines[0]), "  ".join("-" * width for width in widths), *map(padded, lines[1:])])
+    tables = []
+    for shown in _parts(widths, left, room):
+        rule = "  ".join("-" * widths[i] for i in shown)
+        tables.append("\n".join([padded(lines[0], shown), rule, *(padded(line, shown) for line in lines[1:])]))
+    return "\n\n".join(tables)
+
+
+def _parts(widths: Sequence[int], left: int, room: int | None) -> list[list[int]]:
+    """Columns of every table that is needed, so that none is wider than `room`."""
+    first = list(range(min(left, len(widths))))
+    parts = [list(first)]
+    for i in range(len(first), len(widths)):
+        wide = sum(widths[k] + 2 for k in (*parts[-1], i)) - 2
+        if room is not None and wide > room and len(parts[-1]) > len(first):
+            parts.append(list(first))
+        parts[-1].append(i)
+    return parts
 
 
 def number(value: float | None) -> str:

@@ -38,7 +38,7 @@ def fan_in_std(architecture: Architecture) -> dict[str, float]:
 def without_norms(architecture: Architecture) -> Architecture:
     """The architecture without norms on the stream: none at the sublayers, none after the last one.
 
-    A norm on the embeddings, in a head's dense layer, or of queries and keys stays: it is no part of the stream.
+    A norm on the embeddings, in a head's dense layer, or of queries and keys stays: it is not part of the stream.
     """
     return architecture.replace(norm_placement="none", final_norm=False)
 

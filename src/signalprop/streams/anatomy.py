@@ -306,7 +306,7 @@ class Finder:
         elif not calls:
             caveat = "no module gives it"
         elif part.normed:
-            caveat = "a norm that is no module stands before the addition"
+            caveat = "a norm that is not a module stands before the addition"
         elif part.moved or step.moved:
             caveat = "its entries are put in another order before the addition"
         reads = norm or next(iter(sorted(readers, key=lambda c: -c.begins)), None)

@@ -21,7 +21,7 @@ class Part:
     Attributes:
         calls: the module calls whose first output it is, innermost first; empty where no module gives it.
         gated: it is multiplied by a tensor that the model computes. moved: its entries are put in another order.
-        normed: a norm that is no module stands between the modules and the addition.
+        normed: a norm that is not a module stands between the modules and the addition.
     """
 
     node: Node

@@ -74,6 +74,17 @@ def weights(router: Router, variance: Array, correlation: Array) -> Weights:
     return Weights(*(float(one) if one.ndim == 0 else one for one in out))
 
 
+def load_variation(router: Router, shared: Array, tokens: int) -> Array:
+    """Standard deviation of the experts' loads over their mean, among so many tokens; root mean square over networks.
+
+    Args:
+        shared: experts that two tokens both choose, averaged over their pairs.
+    """
+    share = router.n_experts / router.top_k
+    alike = share * shared / router.top_k - 1
+    return np.sqrt(np.maximum((share - 1) / tokens + (1 - 1 / tokens) * alike, 0.0))
+
+
 def chosen(router: Router, logits: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(weights, a, b) of every expert, (..., experts): 0 where it is not chosen.
 

@@ -20,7 +20,7 @@ def explore(
 
     Depth, width, heads, norms, scheme and its options, dropout, activation, length, Q/K scale. The page is served on
     127.0.0.1, to this machine only, until Ctrl-C. `--static` writes one file for any web host, or for a mail: it
-    predicts in the browser, by the closed form, equal to these predictions' moments; without token kernels.
+    predicts in the browser, averages over positions alone, to 1e-9 of the same numbers.
 
     \b
     Examples:

@@ -102,8 +102,8 @@ def _checked(data: Any) -> dict[str, Any]:
         known = known and isinstance(row.get("scores") or {}, dict)
         if not known or not all(map(_can_be_averaged, (row.get(name) for name in _NUMBERS))):
             raise InputError(
-                f"row {k} lacks its seed, status{f' or {column}' if column else ''}, or one of its numbers is none; "
-                "write the results again with sweep --table-only"
+                f"row {k} lacks its seed, status{f' or {column}' if column else ''}, or one of its numbers is not "
+                "a number; write the results again with sweep --table-only"
             )
     return {"environments": [], **data, "failed": failed}
 

@@ -163,7 +163,7 @@ def paper_fixed_point(attention: float, feed_forward: float, *, by_variance: boo
 
 
 def figure_8(settings: Settings) -> Findings:
-    """Token correlation behind every layer of four networks."""
+    """Token correlation after every layer of four networks."""
     n_seeds = settings.pick(4, 8)
     a = tgs(settings, "pre", _LAYERS, dropout=DROPOUT)
     dry = a.replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
@@ -193,7 +193,7 @@ def figure_8(settings: Settings) -> Findings:
     checks = (
         Check("fixed point of Xavier, p = 0.1, by theory", f"{PAPER_FIXED_POINT} (v1 appendix F)", star, low, high),
         Check(
-            f"Xavier, p = 0.1: r behind layer {_LAYERS}, measured",
+            f"Xavier, p = 0.1: r after layer {_LAYERS}, measured",
             f"{PAPER_FIXED_POINT}, \"empirically verified\"",
             last[dropped],
             low,

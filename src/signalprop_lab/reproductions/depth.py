@@ -186,7 +186,7 @@ def _conserved(name: str, pair: Pair) -> list[Check]:
     largest = int(np.argmax(np.abs(np.log(gradient.variance))))
     factor = float(np.exp(abs(math.log(gradient.variance[largest]))))
     return [
-        Check(f"{name}: forward variance behind the last layer", "1 (Table 3)", float(forward[-1]), 0.9, 1.1, error),
+        Check(f"{name}: forward variance after the last layer", "1 (Table 3)", float(forward[-1]), 0.9, 1.1, error),
         Check(
             f"{name}: largest factor of the gradient variance over any stretch from the top",
             "at most e^2 (v1 appendix L, k = 2)",

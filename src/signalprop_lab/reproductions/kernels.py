@@ -55,12 +55,12 @@ def figures_1_7(settings: Settings) -> Findings:
               '"quickly suffer from rank collapse"', collapse("skipless"), high=30),
         Check("skipless with norm: the same block", "collapses too", collapse("skipless + norm"), high=30),
         *(
-            Check(f"{name}: mean cosine behind block 100", '"maintain controlled signal propagation"',
+            Check(f"{name}: mean cosine after block 100", '"maintain controlled signal propagation"',
                   float(found[name].forward.mean_cosine[-1]), high=0.9)
             for name in ("U-SPA", "E-SPA")
         ),
         *(
-            Check(f"{name}: mean diagonal behind block 100", "1", diagonal(name), 0.95, 1.05)
+            Check(f"{name}: mean diagonal after block 100", "1", diagonal(name), 0.95, 1.05)
             for name in ("U-SPA", "E-SPA")
         ),
         Check("E-SPA: cosine of neighbours less that of positions 50 apart", "a recency bias", lags("E-SPA"), low=0.1),
@@ -68,7 +68,7 @@ def figures_1_7(settings: Settings) -> Findings:
         Check("Post-LN: block of collapse over that of the skipless network", "collapses, more slowly",
               collapse("Post-LN") / collapse("skipless"), 1.5, 4.0),
         *(
-            Check(f"{name}: mean cosine behind block 100", "no collapse",
+            Check(f"{name}: mean cosine after block 100", "no collapse",
                   float(found[name].forward.mean_cosine[-1]), high=0.9)
             for name in ("Pre-LN", "Pre-LN, skips 0.98")
         ),
@@ -114,14 +114,14 @@ def figures_5_6(settings: Settings) -> Findings:
     names = tuple(networks)
     shares = {r: _share(r, settings.seed) for r in (0.01, 0.05, 0.2)}
     checks = (
-        Check("repeats ignored: mean diagonal behind block 36", '"diverges at deeper blocks"',
+        Check("repeats ignored: mean diagonal after block 36", '"diverges at deeper blocks"',
               float(ignored.diagonal_mean[-1]), low=2.0, standard_error=error(names[0])),
         Check("repeats ignored: growth from block 18 to 36 over growth from 0 to 18", "deeper blocks diverge faster",
               float((ignored.diagonal_mean[-1] - ignored.diagonal_mean[18]) / (ignored.diagonal_mean[18] - 1)),
               low=1.0),
-        Check("corrected: mean diagonal behind block 36", '"around 1"', float(corrected.diagonal_mean[-1]), 0.95, 1.05,
+        Check("corrected: mean diagonal after block 36", '"around 1"', float(corrected.diagonal_mean[-1]), 0.95, 1.05,
               error(names[1])),
-        Check("corrected: standard deviation over positions behind block 36", '"controlled standard deviations"',
+        Check("corrected: standard deviation over positions after block 36", '"controlled standard deviations"',
               float(corrected.diagonal_sd[-1]), high=0.2),
         Check("sampled inputs of r = 0.05: share of equal pairs", "0.05", shares[0.05], 0.04, 0.06),
     )  # fmt: skip

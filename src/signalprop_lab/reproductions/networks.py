@@ -184,7 +184,7 @@ def agreement(name: str, pair: Pair, which: Literal["forward", "gradient"], *, s
 
 
 def series_of(profile: Profile, which: Literal["forward", "gradient"]) -> Series:
-    """The stream behind every sublayer, or the gradient at its input."""
+    """The stream after every sublayer, or the gradient at its input."""
     if which == "forward":
         return profile.forward["stream_out"]
     assert profile.gradient is not None

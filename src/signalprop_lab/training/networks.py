@@ -157,7 +157,7 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
         base = _pretrained(recipe, prepared)
     config: Any = getattr(base, "config", None)
     if recipe.task == "sequence-classification" and config is not None:
-        # decoders of transformers classify at the last token that is no pad, which they find by its id
+        # decoders of transformers classify at the last token that is not padding, which they find by its id
         config.pad_token_id = int(prepared.pads["tokens"])
     mapping = mapping_for(base, None)
     if model.scheme is not None and model.architecture is None:

@@ -317,7 +317,7 @@ def legend(store: Store, sweep: Sweep) -> str:
         low, high = min(chances), max(chances)
         shown = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}"
         text += (
-            f"On the plateau: the validation loss has not come {STALLED:g} below chance (entropy of the labels: "
+            f"On the plateau: the validation loss did not fall {STALLED:g} below chance (entropy of the labels: "
             f"{shown} nats) by the end of the run. "
         )
     if sweep.tune is not None:

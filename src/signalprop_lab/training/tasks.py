@@ -172,7 +172,7 @@ class Classes:
         """The number of a label.
 
         Raises:
-            InputError: it is none of the classes.
+            InputError: it is not one of the classes.
         """
         if self.numbered and isinstance(label, (int, np.integer, str)):
             number = int(label) if not isinstance(label, str) or label.isdecimal() else -1
@@ -181,7 +181,7 @@ class Classes:
         elif str(label) in self.names:
             return self.names.index(str(label))
         shown = ", ".join(self.names[:12])
-        raise InputError(f"the label {str(label)[:40]!r} is none of the {len(self.names)} classes {shown}")
+        raise InputError(f"the label {str(label)[:40]!r} is not one of the {len(self.names)} classes {shown}")
 
 
 def classes_of(labels: Sequence[Any], known: tuple[str, ...] | None) -> Classes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import warnings
@@ -176,3 +177,21 @@ def test_it_needs_no_network_and_follows_controls_and_address(page: Page, file: 
     settle(page)
     assert page.run("document.getElementById('command').textContent").startswith("signalprop predict gpt2")
     assert page.messages == []
+
+
+def test_on_paper_every_chart_stands_in_its_box_one_under_the_other(page: Page) -> None:
+    page.size(740, 1000)  # a letter less its margins
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    edges = "((box) => [box.left, box.right, box.top, box.bottom])"
+    boxes = page.run(
+        "[...document.querySelectorAll('#charts > figure')].map((figure) =>"
+        f" [figure, figure.querySelector('.main-svg')].map((e) => {edges}(e.getBoundingClientRect())))"
+    )
+    page.call("Emulation.setEmulatedMedia", media="")
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert len(boxes) == 4
+    for (left, right, top, bottom), (first, last, upper, lower) in boxes:
+        assert left <= first < last <= right <= 740
+        assert top <= upper < lower <= bottom
+    assert all(above[0][3] <= below[0][2] for above, below in itertools.pairwise(boxes))

@@ -628,7 +628,7 @@ def test_classes() -> None:
     assert classes_of(["2", "0"], None).id_of("2") == 2
     assert classes_of([0, 1], ("no", "yes")).id_of(1) == 1
     assert classes_of(["yes"], ("no", "yes")).id_of("yes") == 1
-    with pytest.raises(InputError, match="the label 'c' is none of the 2 classes a, b"):
+    with pytest.raises(InputError, match="the label 'c' is not one of the 2 classes a, b"):
         classes_of(["b", "a"], None).id_of("c")
     with pytest.raises(InputError, match="all labels are 'a'; expected at least two classes"):
         classes_of(["a", "a"], None)

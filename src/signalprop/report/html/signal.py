@@ -176,7 +176,9 @@ def _with_caveats(drawn: Sequence[Block], caveats: Sequence[str]) -> list[Block]
     places = {chart["id"]: chart for chart in out}
     for caveat in caveats if out else ():
         about = next((key for word, key in _ABOUT.items() if word in caveat and key in places), out[0]["id"])
-        places[about]["caption"] = " ".join(filter(None, [places[about]["caption"], f"{caveat}."]))
+        places[about]["caption"] = " ".join(
+            filter(None, [places[about]["caption"], f"{caveat[:1].upper()}{caveat[1:]}."])
+        )
     return out
 
 

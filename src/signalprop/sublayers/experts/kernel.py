@@ -36,6 +36,10 @@ class ExpertsKernel:
         v, r = _standard(np.asarray(logits))
         return weights(self.made.router, np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None], r)
 
+    def shared_experts(self, i: int, kernel: FloatArray) -> FloatArray:
+        """How many experts two tokens both choose, (T, T)."""
+        return np.asarray(self._routed(i, kernel).shared)
+
     def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(products of the shared feed-forward's gates, of their slopes)."""
         v, r = _standard(np.asarray(self.made.logits(i, (kernel, kernel), "shared_router")[0]))

@@ -23,7 +23,7 @@ from signalprop.theory.elements import (
     linear,
 )
 from signalprop.theory.logs import correlation
-from signalprop.theory.routing import Router, Weights, weights
+from signalprop.theory.routing import Router, Weights, load_variation, weights
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class ExpertsMoments:
         v, c = self.logits(i, x)
         r = np.where(np.asarray(v) > 0, correlation(c, v), 1.0)  # equal logits choose the same experts
         return weights(self.router, v, 1.0), weights(self.router, v, r)
+
+    def load_variation(self, i: Any, read: Pair) -> Array:
+        """Of the loads of experts over their mean, in one sequence."""
+        _, two = self.routed(i, (read[0], read[0] * read[1]))
+        return load_variation(self.router, two.shared, self.p.architecture.seq_len)
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`."""

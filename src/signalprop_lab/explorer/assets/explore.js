@@ -91,7 +91,7 @@
     return new URLSearchParams(Object.entries(values).filter(([, value]) => value !== null)).toString();
   }
 
-  /** The state of the page behind its address: controls, and what is pinned. */
+  /** The address of the page's state: controls, and what is pinned. */
   function address() {
     return `#${[inWords(settings()), ...pinned.map((item) => new URLSearchParams({ pin: inWords(item) }))].join("&")}`;
   }

@@ -156,7 +156,7 @@ const charts = (() => {
 
   /** The size of a drawing: its box's, or one for paper. Given with the rest: a second change would leave false labels. */
   function size() {
-    return "paper" in document.documentElement.dataset ? { width: 660, height: 300 } : { autosize: true };
+    return "paper" in document.documentElement.dataset ? { width: 660, height: 270 } : { autosize: true };
   }
 
   function bar() {
@@ -173,9 +173,9 @@ const charts = (() => {
     if (height.kind === "exponent") return axis({ tickprefix: "10<sup>", ticksuffix: "</sup>" });
     if (height.kind === "log") {
       // Powers of ten are labelled as such; where there are labels between them, the library would write those as small
-      // single digits, so that all are plain numbers.
+      // single digits, so that all are plain numbers. It writes powers a quarter larger than it is told.
       const span = decades(chosen);
-      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : {}), ...(span < 3 ? { dtick: span < 0.5 ? "D1" : "D2" } : {}) });
+      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : { tickfont: { color: colour("soft"), size: 9.6 } }), ...(span < 3 ? { dtick: span < 0.5 ? "D1" : "D2" } : {}) });
     }
     if (height.kind === "signed") {
       const values = [-10, -1, -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10, 100];

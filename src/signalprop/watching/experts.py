@@ -1,4 +1,4 @@
-"""How many tokens every expert of a layer gets, in the pass that a monitor watches."""
+"""How many tokens every expert of a layer gets, in one pass."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
 from signalprop.hooks import Hooks
+from signalprop.results.profile import EXPERT_LOAD
 
 # Tokens that an equal share must be before no token at all means something (1 in 500 million by chance).
 _SHARE = 20
@@ -20,9 +21,11 @@ class ExpertLoad:
 
     Args:
         attached: the model, with the layers that its mapping names.
+        sequences: that a pass holds; their tokens stand one after the other.
     """
 
-    def __init__(self, attached: Attached) -> None:
+    def __init__(self, attached: Attached, sequences: int = 1) -> None:
+        self._sequences = sequences
         self._outer = attached.outer
         self._found = [_experts(layer) for layer in attached.layers]
         self._counts: dict[int, Tensor] = {}
@@ -55,9 +58,25 @@ class ExpertLoad:
             "largest_expert_load": [None if s is None else float(s.max()) for s in shares],
         }
 
+    def variation(self) -> dict[str, list[float]]:
+        """Standard deviation of the experts' loads in a sequence over their mean, by layer (0: none seen).
+
+        Root mean square over the sequences; nothing without experts.
+        """
+        if not self._counts:
+            return {}
+        loads = [self._counts.get(k) for k in range(len(self._found))]
+        spread = [
+            0.0 if n is None else float((n.double().var(1, correction=0) / n[0].double().mean() ** 2).mean())
+            for n in loads
+        ]
+        return {EXPERT_LOAD: [one**0.5 for one in spread]}
+
     def _shares(self, k: int) -> Tensor | None:
-        counts = self._counts.get(k)
-        if counts is None or counts.sum() < _SHARE * len(counts):
+        if k not in self._counts:
+            return None
+        counts = self._counts[k].sum(0)
+        if counts.sum() < _SHARE * len(counts):
             return None
         return counts.double() * len(counts) / counts.sum()
 
@@ -66,7 +85,9 @@ class ExpertLoad:
         chosen = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and _indices(x)), None)
         if module is not None and chosen is not None and k not in self._counts:
             n = int(module.num_experts)  # type: ignore[arg-type]
-            self._counts[k] = torch.bincount(chosen.detach().flatten().long().clamp(0, n), minlength=n + 1)[:n].cpu()
+            even = len(chosen) % self._sequences == 0
+            rows = chosen.detach().long().clamp(0, n).reshape(self._sequences if even else 1, -1)
+            self._counts[k] = torch.stack([torch.bincount(row, minlength=n + 1)[:n] for row in rows]).cpu()
 
 
 def _indices(x: Tensor) -> bool:

@@ -1,0 +1,49 @@
+"""What families with experts share: fields of an Architecture, and where transformers 5 has the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import llama
+from signalprop.families.base import ModelPaths, SublayerPaths
+
+
+def sparse(fields: dict[str, Any], dense: Iterable[bool], **settings: Any) -> dict[str, Any]:
+    """Fields of a decoder some of whose layers have experts.
+
+    Args:
+        fields: of the dense decoder. dense: which layers have a feed-forward. settings: of the experts.
+    """
+    kinds = [("attention", "feed_forward" if one else "experts") for one in dense]
+    branches: Any = kinds[0] if len(set(kinds)) == 1 else tuple(kinds)
+    others = fields.get("settings") or {}
+    if ("attention", "experts") in kinds:
+        others = {**others, "experts": settings}
+    return {**fields, "branches": branches, "settings": others}
+
+
+def first(n: int, n_layers: int) -> list[bool]:
+    """The first n layers are dense."""
+    return [i < n for i in range(n_layers)]
+
+
+def branch(block: str = "mlp", router: str = "gate", shared: str = "", **changes: Any) -> SublayerPaths:
+    """Experts as transformers 5 has them: three-dimensional parameters, gates and what they multiply in one.
+
+    Args:
+        block: the module. router, shared: in it; no `shared`: none. changes: other fields.
+    """
+    weights = {"router": f"{block}.{router}", "expert_down": f"{block}.experts.down_proj"}
+    if shared:
+        names = {"shared_gate": "gate_proj", "shared_up": "up_proj", "shared_down": "down_proj"}
+        weights |= {role: f"{block}.{shared}.{name}" for role, name in names.items()}
+    given = {"branch": block, "weights": weights | changes.pop("weights", {}), "activation": f"{block}.experts.act_fn"}
+    return replace(llama.FEED_FORWARD, fused_experts=f"{block}.experts.gate_up_proj", **(given | changes))
+
+
+def paths(experts: SublayerPaths, attention: SublayerPaths = llama.ATTENTION, **changes: Any) -> tuple[ModelPaths, ...]:
+    """Llama's paths, with experts in some or all layers."""
+    (made,) = llama.paths(attention, **changes)
+    return (replace(made, stacks=(replace(made.stacks[0], kinds={"experts": experts}),)),)

@@ -1,0 +1,28 @@
+"""Qwen3-MoE: Qwen3, with experts in some layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import _experts, llama, qwen2, qwen2_moe
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture; a configuration of transformers 5 names its experts `num_local_experts`."""
+    named = {**c, "num_experts": c.get("num_local_experts", c["num_experts"])}
+    return _experts.sparse(llama.decoder(c) | {"qk_norm": True}, qwen2_moe.dense(named), **qwen2_moe.routed(named))
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="qwen3_moe",
+    defaults={
+        **qwen2.FAMILY.defaults, **qwen2_moe.ROUTED, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 24, "num_key_value_heads": 4, "num_experts_per_tok": 8, "num_experts": 128,
+        "moe_intermediate_size": 768,
+    },
+    fields=fields,
+    paths=_experts.paths(_experts.branch()),
+)  # fmt: skip

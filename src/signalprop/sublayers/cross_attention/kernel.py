@@ -1,0 +1,73 @@
+"""Token kernels through attention to the encoder's output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.kernels.cross_attention import TokenCrossAttention
+from signalprop.kernels.shaping import Shapes
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.cross_attention.moments import CrossAttention
+from signalprop.sublayers.cross_attention.moments import of as moments_of
+
+
+class _Scaled(NamedTuple):
+    """An attention, and the sizes by which QK-norm divided what its queries and keys are made of."""
+
+    attention: TokenCrossAttention
+    asks: float
+    memory: float
+
+
+class CrossAttentionKernel:
+    """The cross-attention sublayers of a decoder.
+
+    Attributes:
+        memory: kernel of the encoder's output, (S, S). sent: gradient kernel there, of the last `backward`.
+    """
+
+    def __init__(self, made: CrossAttention) -> None:
+        self.made = made
+        self.memory: FloatArray = np.empty((0, 0))
+        self.sent: FloatArray = np.empty((0, 0))
+
+    def silent(self, i: int) -> bool:
+        """Always worked out."""
+        return False
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """As `BranchKernel.forward`."""
+        row, at = self.made.at(i), self._at(i, kernel)
+        values = at.attention.forward() * (at.memory * row.value) + row.value_bias * row.attention_gain**2
+        return np.asarray(values * row.output + row.output_bias)
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """As `BranchKernel.backward`; what goes to the memory is left in `sent`."""
+        row, at = self.made.at(i), self._at(i, kernel)
+        to_queries, to_keys = at.attention.backward_to_both(gradient)
+        self.sent = to_keys * float(row.back)
+        return to_queries * (float(row.back) * at.memory / at.asks)
+
+    def _at(self, i: int, kernel: FloatArray) -> _Scaled:
+        made, row = self.made, self.made.at(i)
+        sizes = [float(np.diagonal(k).mean()) or 1.0 if made.qk_norm else 1.0 for k in (kernel, self.memory)]
+        attention = TokenCrossAttention(
+            kernel=self.memory / sizes[1],
+            asks=kernel / sizes[0],
+            qk=float(made.scores(row, *sizes)[0] if made.qk_norm else row.qk),
+            d_model=made.d_model,
+            dropout=made.attention_dropout,
+            query_bias=float(row.query_bias),
+            gain=float(row.attention_gain),
+            d_head=made.d_head,
+        )
+        return _Scaled(attention, *sizes)
+
+
+def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> CrossAttentionKernel:
+    """The cross-attention sublayers of a table."""
+    return CrossAttentionKernel(moments_of(p, stack))

@@ -1,0 +1,92 @@
+"""Token kernels of encoder-decoders: one cross-attention against sampling, whole networks against built ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import signalprop as sp
+from signalprop.kernels.cross_attention import TokenCrossAttention
+from signalprop.network.inputs import from_tokens
+
+D, QUERIES, KEYS = 96, 12, 16
+ALIKE = {"asks": 0.4, "keys": 0.2, "gradient": 0.3}
+
+
+def stream(length: int, shared: float, generator: torch.Generator) -> torch.Tensor:
+    """(length, D) of mean square 1, tokens of which so much is alike."""
+    common, own = (torch.randn(n, D, generator=generator, dtype=torch.float64) for n in (1, length))
+    x = shared**0.5 * common + (1 - shared) ** 0.5 * own
+    return x / x.square().mean(1, keepdim=True).sqrt()
+
+
+def kernel(length: int, shared: float) -> np.ndarray:
+    """The mean over such streams of their kernels."""
+    return (1 - shared) * np.eye(length) + shared
+
+
+def test_one_head_agrees_with_sampling() -> None:
+    """Forward and back to both streams: sum of variances, sum over pairs of tokens; within 4 standard errors and the
+    error at this width that `TokenCrossAttention` states."""
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, list[tuple[float, float]]] = {"out": [], "asks": [], "keys": []}
+    for _ in range(500):
+        x, y = (stream(n, ALIKE[of], generator).requires_grad_() for n, of in ((QUERIES, "asks"), (KEYS, "keys")))
+        q, k, v = (torch.randn(D, D, generator=generator, dtype=torch.float64) / D**0.5 for _ in range(3))
+        out = torch.softmax((x @ q) @ (y @ k).T / D**0.5, -1) @ (y @ v)
+        (out * stream(QUERIES, ALIKE["gradient"], generator)).sum().backward()
+        assert x.grad is not None and y.grad is not None
+        for name, tensor in (("out", out.detach()), ("asks", x.grad), ("keys", y.grad)):
+            both = tensor @ tensor.T / D
+            found[name].append((float(both.trace()), float(both.sum())))
+    made = TokenCrossAttention(
+        kernel=kernel(KEYS, ALIKE["keys"]), asks=kernel(QUERIES, ALIKE["asks"]), qk=1.0, d_model=D, d_head=D
+    )
+    to_queries, to_keys = made.backward_to_both(kernel(QUERIES, ALIKE["gradient"]))
+    stated = {"out": (made.forward(), 0.04), "asks": (to_queries, 0.15), "keys": (to_keys, 0.04)}
+    for name, (predicted, off) in stated.items():
+        samples = np.array(found[name])
+        mean, error = samples.mean(0), samples.std(0) / len(samples) ** 0.5
+        expected = np.array([np.trace(predicted), predicted.sum()])
+        assert (np.abs(mean - expected) < 4 * error + off * mean).all(), (name, mean, expected)
+
+
+BASE: dict[str, Any] = {
+    "kind": "encoder-decoder", "n_layers": 3, "d_model": 128, "n_heads": 4, "vocab_size": 400, "seq_len": 48,
+    "target_len": 32, "tied_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_whole_networks_agree_with_built_ones(placement: Any) -> None:
+    """Where averages over positions are 20 % and more off at the decoder's first gradient, kernels are not."""
+    table = sp.scheme("xavier" if placement == "post" else "deepscalelm")(
+        sp.Architecture(**BASE, norm_placement=placement)
+    )
+    generator = torch.Generator().manual_seed(1)
+    weights = 1 / torch.arange(1, 401.0)
+    read = torch.multinomial(weights, 6 * 48, True, generator=generator).view(6, 48)
+    written = torch.multinomial(weights, 6 * 33, True, generator=generator).view(6, 33)
+    batch = {"inputs": read, "targets": written[:, 1:], "decoder_tokens": written[:, :-1]}
+    measured = sp.average([sp.measure(sp.build(table, seed=seed), batch) for seed in range(5)])
+    inputs = replace(
+        from_tokens(read.numpy()), decoder=from_tokens(written[:, :-1].numpy(), targets=written[:, 1:].numpy())
+    )
+    found = sp.predict(table, inputs, fidelity="kernel")
+    assert found.gradient is not None and measured.gradient is not None
+    error = found.gradient["stream_in"].log_variance - measured.gradient["stream_in"].log_variance
+    assert np.abs(error).max() < 0.16 and np.median(np.abs(error)) < 0.08
+    out = found.forward["stream_out"], measured.forward["stream_out"]
+    assert np.abs(out[0].log_variance - out[1].log_variance).max() < 0.1
+    assert out[1].token_correlation_se is not None
+    apart = np.abs(out[0].token_correlation - out[1].token_correlation)
+    assert (apart < 0.03 + 4 * out[1].token_correlation_se).all()
+    averages = sp.predict(table, inputs, fidelity="moments")
+    assert averages.gradient is not None
+    first = 6  # the decoder's first sublayer
+    of_moments = averages.gradient["stream_in"].log_variance[first] - measured.gradient["stream_in"].log_variance[first]
+    assert abs(of_moments) > 0.2 > abs(error[first])
