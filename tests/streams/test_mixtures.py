@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import transformers
 from torch import nn
 
+import signalprop as sp
 from signalprop.attachment.found_roles import roles_of
 from signalprop.streams.replay import Replayed
 
@@ -118,3 +120,19 @@ def test_what_is_off_by_a_hundredth_is_not_proved(family: str, module: str, bran
     inner.forward = lambda *args, **kwargs: forward(*args, **kwargs) + 0.01 * args[0].mean()
     found = roles_of(model).proof.branches[branch]
     assert isinstance(found, str) and re.search(why, found)
+
+
+def test_multipliers_of_experts_fold_into_their_last_maps(tmp_path: Path) -> None:
+    ids = torch.randint(2, 60, (4, 11), generator=torch.Generator().manual_seed(0))
+    model = model_of("qwen2_moe")
+    before = model(ids).logits
+    sp.apply(model, "layerscale", initialize=False)
+    scaled = model(ids).logits
+    assert (scaled - before).abs().max() > 0.1 * before.abs().max()
+    sp.save(model, tmp_path)
+    down = model.model.layers[0].mlp.experts.down_proj.clone()
+    loaded = sp.load(tmp_path).eval()
+    for one in (model, loaded):
+        sp.fold(one)
+        torch.testing.assert_close(one(ids).logits, scaled, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.model.layers[0].mlp.experts.down_proj, 0.1 * down)

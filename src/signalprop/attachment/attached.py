@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
-from signalprop.attachment.found_roles import mapping_with_roles
+from signalprop.attachment.found_roles import mapping_with_roles, roles_of, with_proved_weights
 from signalprop.attachment.live_model import unwrapped, without_adapters
 from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
@@ -267,6 +267,18 @@ def require_roles(attached: Attached) -> Attached:
         return attached
     mapping = mapping_with_roles(attached.model, attached.arguments)
     return attach(attached.outer, mapping, attached.arguments)
+
+
+def with_known_weights(attached: Attached) -> Attached:
+    """The same; of branches that end in no one weight (experts) with the weights that are proved, for `fold`."""
+    known = not attached.mapping.stream_only
+    if known or all(getattr(row.carrier(), "weight", None) is not None for row in attached.rows):
+        return attached
+    try:
+        roles = roles_of(attached.model, attached.arguments)
+    except InputError:  # no numbers, or half precision: fold says what it lacks
+        return attached
+    return attach(attached.outer, with_proved_weights(attached.mapping, roles), attached.arguments)
 
 
 def is_transposed(module: Any) -> bool:

@@ -18,6 +18,7 @@ from signalprop.attachment.attached import Attached, AttachedRow, is_transposed
 from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import eps_bound
@@ -118,6 +119,8 @@ class _Folding:
     modules: dict[int, nn.Module] = field(default_factory=dict)
     where: dict[int, str] = field(default_factory=dict)
     holders: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
+    bare: list[Change] = field(default_factory=list)  # of parameters that no module has as its weight
+    several: set[int] = field(default_factory=set)  # modules whose weights' first axis counts maps
 
     def changes(self) -> list[Change]:
         """Every parameter that changes, once.
@@ -197,7 +200,22 @@ class _Folding:
             elif first != 1:
                 raise _refused(where, f"the stream is multiplied with {first:.4g} there")
         factor = product(multiplier, carrier.gauge * scale)
-        self._of(_with_weight(carrier, where)).scale(factor, factor)
+        self._into(carrier, factor, factor, where)
+
+    def _into(self, carrier: nn.Module, weight: Factor, bias: Factor, where: str) -> None:
+        """A factor on what a carrier outputs: into its weight, or into those that end a branch of experts."""
+        here = next((row for row, path in zip(self.attached.rows, self.record.carriers, strict=True)
+                     if self.attached.model.get_submodule(path) is carrier), None)  # fmt: skip
+        last = [] if here is None else [held for role, held in here.weights.items() if ROLE[role].writes]
+        if isinstance(getattr(carrier, "weight", None), Tensor) or not any(held.copies for held in last):
+            self._of(_with_weight(carrier, where)).scale(weight, bias)
+            return
+        for held in last:
+            if isinstance(held.holder, Tensor):
+                self.bare.append(Change(held.holder, weight, int(held.copies), 0.0))
+            else:
+                self.several |= {id(held.holder)} if held.copies else set()
+                self._of(_with_weight(held.holder, where)).scale(weight, bias)
 
     def _scores(self, row: AttachedRow, ratio: float) -> None:
         """A factor on scores goes into the queries: their norm, or the rows of the map that makes them."""
@@ -217,6 +235,9 @@ class _Folding:
             self._of(_with_weight(module, where)).scale(module.input_scale * module.branch_scale, module.branch_scale)
             return
         readers = self._readers(module)  # of a norm without weight
+        if not readers and module.input_scale == 1:
+            self._into(module, module.branch_scale, module.branch_scale, where)
+            return
         if not readers:
             raise _refused(where, f"{type(module)._vanilla.__name__} has no weight that its multiplier could go into")
         for reader in readers:
@@ -313,11 +334,14 @@ class _Folding:
                     if not _equal(factor, theirs.weight if attribute == "weight" else theirs.bias):
                         raise _refused(where, "it shares a weight with another module, which has another multiplier")
                 if not _equal(factor, 1.0):
-                    axis = 1 if name == "weight" and is_transposed(module) else 0
+                    axis = 1 if key in self.several or (name == "weight" and is_transposed(module)) else 0
                     changes[id(tensor)] = change = Change(tensor, factor, axis, add)
                     if problem := change.problem():
                         raise _refused(where, problem)
-        return list(changes.values())
+        for change in self.bare:
+            if problem := change.problem():
+                raise _refused(self.where.get(id(change.tensor), "a branch of experts"), problem)
+        return [*changes.values(), *(change for change in self.bare if not _equal(change.factor, 1.0))]
 
 
 def _refused(where: str, why: str) -> InputError:

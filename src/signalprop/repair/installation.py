@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles, with_known_weights
 from signalprop.attachment.live_model import adapters_in, unwrapped
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
@@ -112,6 +112,7 @@ def apply(
     other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
     if initialize or mode == "absorbed" or other:
         attached = require_roles(attached)
+    attached = with_known_weights(attached)
     if torch.backends.mha.get_fastpath_enabled() and any(
         isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
     ):

@@ -87,6 +87,11 @@ class Band(NamedTuple):
 Mask = bool | Band
 
 
+def over_rows(length: int, mask: Mask) -> list[tuple[int, float]]:
+    """Lengths of rows and how often they are there, of a mask: see `_over_positions`."""
+    return _over_positions(length, mask) if mask else [(length, 1.0)]
+
+
 class RowMoments(NamedTuple):
     """Averages over the rows of an attention matrix; each field a float or an array of the shape of s.
 
