@@ -39,6 +39,7 @@ SIZES = (
     ("num_experts num_local_experts n_routed_experts", 16),
     ("moe_intermediate_size", WIDTH),
     ("shared_expert_intermediate_size", 2 * WIDTH),
+    ("full_attn_idxs", list(range(2, LAYERS, 3))),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (
