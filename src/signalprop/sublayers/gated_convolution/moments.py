@@ -1,4 +1,4 @@
-"""Moments through a short causal convolution between two gates: `docs/theory/recurrences.md`."""
+"""Moments through a short causal convolution between two gates: `docs/theory/components.md`."""
 
 from __future__ import annotations
 
