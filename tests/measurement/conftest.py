@@ -99,6 +99,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             mlp_only_layers=[0], num_key_value_heads=2, experts_implementation="eager",
         ),
     ),
+    "flex_olmo": (
+        "FlexOlmoForCausalLM", "FlexOlmoConfig",
+        _common(num_experts=6, num_experts_per_tok=2, num_key_value_heads=2, experts_implementation="eager"),
+    ),
     "glm4_moe": (
         "Glm4MoeForCausalLM", "Glm4MoeConfig",
         _common(
