@@ -38,6 +38,7 @@ SIZES = (
     ("use_sliding_window", True),
     ("num_experts num_local_experts n_routed_experts", 16),
     ("moe_intermediate_size", WIDTH),
+    ("n_shared_experts first_k_dense_replace", 1),
     ("shared_expert_intermediate_size", 2 * WIDTH),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
@@ -57,6 +58,7 @@ def configuration(family: str) -> Any:
     if "word_embed_proj_dim" in values:
         values["word_embed_proj_dim"] = WIDTH
     values |= {name: 0.0 for name, value in vars(config).items() if "drop" in name and isinstance(value, float)}
+    values |= {"num_experts_per_tok": 4} if getattr(config, "num_experts_per_tok", 0) is None else {}
     small = {
         name: i for i, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if hasattr(config, name)
     }
@@ -115,7 +117,8 @@ def page(record: dict[str, Any]) -> str:
         "Written by `python -m benchmarks.fresh_families` from `docs/fresh-families.json`: do not edit.", "",
         f"Predictions from a configuration alone (scheme `huggingface`) against {SEEDS} models that transformers",
         f"{record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
-        f"{TOKENS} tokens of real text, two sequences, no dropout. Median error over the sublayers in percent (signed",
+        f"{TOKENS} tokens of real text, two sequences, no dropout; layers with a window see {WINDOW}.",
+        "Median error over the sublayers in percent (signed",
         "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
         "Token correlations: difference over max(|r|, 0.1).",
         "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",

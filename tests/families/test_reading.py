@@ -31,7 +31,7 @@ CONFIGS = {
     "starcoder2": "Starcoder2Config", "cwm": "CwmConfig", "eurobert": "EuroBertConfig", "ernie": "ErnieConfig",
     "data2vec-text": "Data2VecTextConfig", "mbart": "MBartConfig",
     "mixtral": "MixtralConfig", "olmoe": "OlmoeConfig", "qwen2_moe": "Qwen2MoeConfig", "qwen3_moe": "Qwen3MoeConfig",
-    "glm4_moe": "Glm4MoeConfig",
+    "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),

@@ -99,6 +99,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             mlp_only_layers=[0], num_key_value_heads=2, experts_implementation="eager",
         ),
     ),
+    "flex_olmo": (
+        "FlexOlmoForCausalLM", "FlexOlmoConfig",
+        _common(num_experts=6, num_experts_per_tok=2, num_key_value_heads=2, experts_implementation="eager"),
+    ),
     "glm4_moe": (
         "Glm4MoeForCausalLM", "Glm4MoeConfig",
         _common(
@@ -148,6 +152,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "seed_oss": ("SeedOssForCausalLM", "SeedOssConfig", _common(**_GQA, head_dim=6)),
     "jais2": ("Jais2ForCausalLM", "Jais2Config", _common(**_GQA)),
     "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", _common(**_GQA)),
+    "gemma2": (
+        "Gemma2ForCausalLM", "Gemma2Config",
+        _common(**_GQA, head_dim=6, query_pre_attn_scalar=9, sliding_window=9, attn_logit_softcapping=2.0,
+                final_logit_softcapping=None),
+    ),
+    "cohere": ("CohereForCausalLM", "CohereConfig", _common(**_GQA, logit_scale=1.0)),
+    "cohere2": ("Cohere2ForCausalLM", "Cohere2Config", _common(**_GQA, logit_scale=1.0, sliding_window=9)),
+    "glm": ("GlmForCausalLM", "GlmConfig", _common(**_GQA, head_dim=8)),
+    "glm4": ("Glm4ForCausalLM", "Glm4Config", _common(**_GQA, head_dim=8)),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", _common(**_GQA, resid_pdrop=0.1, embd_pdrop=0.1, sliding_window=9)),
+    "modernbert": ("ModernBertForMaskedLM", "ModernBertConfig", _common(local_attention=10)),
     "cwm": ("CwmForCausalLM", "CwmConfig", _common(**_GQA, **_BASE, head_dim=6, sliding_window=9)),
     "eurobert": ("EuroBertForMaskedLM", "EuroBertConfig", _common(**_GQA)),
     "ernie": ("ErnieForMaskedLM", "ErnieConfig", _common(**_DROP)),

@@ -145,10 +145,14 @@ def _sublayer(
     """Sublayer `k` of `n` in the layer at `place`, which is number `index` in its stack."""
     last = k + 1 == n
     # post-norm: the first layer is the first to read the stream; later ones follow a norm
-    reads = "" if index == 0 and k == 0 and a.placements[0] == "post" else row.reads
+    bare = isinstance(_get(layer, row.norm), nn.Identity)
+    reads = "" if bare or (index == 0 and k == 0 and a.placements[0] == "post") else row.reads
     weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
     if row.fused:
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
+    if row.fused_gate:
+        halves = {"gate": slice(0, a.d_ff), "up": slice(a.d_ff, 2 * a.d_ff)}
+        weights |= {role: (f"{place}.{row.fused_gate}", rows) for role, rows in halves.items()}
     if row.fused_experts:
         _, width = fan(a, "expert_up")
         halves = {"expert_gate": slice(0, width), "expert_up": slice(width, 2 * width)}
@@ -156,7 +160,7 @@ def _sublayer(
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
-        norm=f"{place}.{row.norm}",
+        norm=None if bare else f"{place}.{row.norm}",
         post_norm=f"{place}.{row.post_norm}" if row.post_norm else None,
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
@@ -220,7 +224,8 @@ def missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
             return stack.layers
         for kinds, layer in dict(reversed([*zip(branches, layers, strict=False)])).items():
             for row in (stack.of(k, kind) for k, kind in enumerate(kinds)):
-                wanted = (row.norm, row.post_norm, row.branch, row.fused, row.fused_experts, *row.weights.values())
+                fused = (row.fused, row.fused_gate, row.fused_experts)
+                wanted = (row.norm, row.post_norm, row.branch, *fused, *row.weights.values())
                 for path in wanted:
                     if path and _get(layer, path) is None:
                         return path

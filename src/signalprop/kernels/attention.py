@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention import overlaps
+from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import softmax_moments
 
 _NODES = 20
@@ -114,6 +115,12 @@ class TokenAttention:
         returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
         own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
         return np.asarray(own + self.gain**2 * back)
+
+    def kept(self, sink: float) -> FloatArray:
+        """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
+        raw = self.qk * (self._own + self.query_bias) * self._mean_square
+        own = self._row_score_variance
+        return kept(self._per_row(self._row_length), own, raw - own, sink)
 
     def _averages(self) -> FloatArray:
         """Kernel of A V."""

@@ -186,6 +186,10 @@ class GridAttention(TokenAttention):
         """Gradient kernel at the input, from the one at the heads' output; (2 m, 2 m) both."""
         return self.gain**2 * held(self.grid.joined(*self._sent_back(*self.grid.split(gradient))))
 
+    def kept(self, sink: float) -> FloatArray:
+        """As of every position, (2 m,)."""
+        return np.tile(super().kept(sink), 2)
+
     @property
     def _own(self) -> FloatArray:
         return self.own

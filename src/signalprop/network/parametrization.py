@@ -22,7 +22,7 @@ from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
 from signalprop.network.embedding_and_head import Head as Head
-from signalprop.network.kinds import HasKinds, kind_of, kinds_in
+from signalprop.network.kinds import ROLE, HasKinds, kind_of, kinds_in
 from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES
@@ -255,7 +255,8 @@ class Parametrization(Document):
         table = layout(a)
         if len(rows) != len(table.kind):
             raise InputError(f"sublayers has {len(rows)} rows; the architecture has {len(table.kind)} sublayers")
-        given, needed = document.distribution.keys(), _roles_in(table)
+        given = document.distribution.keys()
+        needed = [role for role in _roles_in(table) if ROLE[role].exists(a)]
         if not set(needed) <= given <= set(ROLES):
             raise InputError(f"distribution is of {', '.join(sorted(given))}; expected {', '.join(needed)}")
         masks = roles_of(a, table.kind)

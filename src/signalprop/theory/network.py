@@ -451,6 +451,16 @@ def backward_maps(
     return maps, to_memory
 
 
+def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
+    """Variance and token covariance of what every branch of a table makes of what branches of another one read."""
+    variance, covariance = np.zeros(p.skip.shape), np.zeros(p.skip.shape)
+    for branch, where in _groups(branches_of(p)):
+        second = f.second[..., where]
+        made = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
+        variance[..., where], covariance[..., where] = made
+    return variance, covariance
+
+
 def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
     """Every object once, with its rows."""
     rows: dict[int, list[int]] = {}

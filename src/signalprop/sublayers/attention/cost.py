@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from signalprop.families import find
 from signalprop.network.architecture import Architecture
-from signalprop.network.operations import ADD, DROPOUT, NORM, SOFTMAX
-from signalprop.network.parametrization import Parametrization
+from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
+from signalprop.network.parametrization import Parametrization, fan
+from signalprop.sublayers.attention.roles import Settings, has_gate, settings_of
 
 
 def parameters(a: Architecture) -> int:
     """Trainable numbers of one sublayer, norms on the stream apart."""
     d, q, kv = a.d_model, a.n_heads * a.d_head, a.n_kv_heads * a.d_head
     count = d * (q + 2 * kv) + (q + 2 * kv) * bool(a.qkv_bias) + q * d + d * a.bias
+    given = settings_of(a)
+    if has_gate(a):
+        gates = fan(a, "attention_gate")[1]
+        count += d * gates + gates * bool(a.qkv_bias)
+    count += a.n_heads * (given.sink is not None)
     if a.qk_norm:
         count += q + kv if a.qk_norm == "whole" else 2 * a.d_head
     family = find(a.family)
@@ -27,7 +33,20 @@ def flops(a: Architecture, p: Parametrization | None, i: int, queries: int, n_no
         p: the table, where multipliers count; None: an architecture alone. queries: tokens of its stream.
         n_norms: norms on the stream that it has.
     """
-    return attention_flops(a, queries, queries, n_norms) + (0.0 if p is None else _mixed_flops(a, p, i, queries))
+    around = 0.0 if settings_of(a) == Settings() else queries * _flops_around(a, queries)
+    return (
+        attention_flops(a, queries, queries, n_norms) + around + (0.0 if p is None else _mixed_flops(a, p, i, queries))
+    )
+
+
+def _flops_around(a: Architecture, keys: int) -> float:
+    """Of caps, norms on values and gates, per token; scores outside of a window are counted as the others."""
+    given, gates = settings_of(a), fan(a, "attention_gate")[1]
+    count = (2 + ACTIVATION) * a.n_heads * keys * (given.score_cap is not None)
+    count += NORM * a.n_kv_heads * a.d_head * given.value_norm
+    if has_gate(a):
+        count += (2 * a.d_model + bool(a.qkv_bias) + ACTIVATION) * gates + a.n_heads * a.d_head
+    return float(count)
 
 
 def _mixed_flops(a: Architecture, p: Parametrization, i: int, tokens: int) -> float:

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.windows import windowed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention import roles
-from signalprop.sublayers.attention.moments import seeing, sights_of
-from signalprop.sublayers.attention.roles import Sight
+from signalprop.sublayers.attention.moments import Row, Varied, seeing, sights_of
+from signalprop.sublayers.attention.roles import Sight, has_gate
+from signalprop.theory.attention_variants import capped
 
 
 class AttentionKernel:
@@ -28,6 +30,7 @@ class AttentionKernel:
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
         self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
         self.sights = sights_of(p, stack)
+        self.has_gate = has_gate(p.architecture)
         self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
 
     def silent(self, i: int) -> bool:
@@ -37,24 +40,59 @@ class AttentionKernel:
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
         row = self.made.at(i)
-        if self.shapes[i]:  # rows of D A do not sum to 1: a bias is mixed as values are
-            values = self._shaped(i, kernel * row.value + row.value_bias).forward()
-        else:
-            attention, size = self._by_scores(i, kernel)
-            if self.grid is not None:
-                self.kept[i] = attention
-            bias = row.value_bias * (row.value_skip + row.attention_gain) ** 2
-            values = attention.forward()
-            values *= size * row.value
-            values += bias
+        values = self._values(i, kernel)[1]
+        if self.has_gate:
+            values *= self._gate(i, kernel)[0]
         out = values * row.output
         out += row.output_bias
         return out
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at what the branch reads, from the one before its dropout."""
-        attention = self._shaped(i, kernel) if self.shapes[i] else self.kept.pop(i, None)
-        return (attention or self._by_scores(i, kernel)[0]).backward(gradient) * float(self.made.at(i).back)
+        row = self.made.at(i)
+        if not isinstance(self.made, Varied):
+            attention = self._shaped(i, kernel) if self.shapes[i] else self.kept.pop(i, None)
+            return (attention or self._by_scores(i, kernel)[0]).backward(gradient) * float(row.back)
+        attention, values = self._values(i, kernel)
+        self.kept.pop(i, None)
+        arrived = gradient
+        if self.made.given.sink is not None and isinstance(attention, TokenAttention):
+            arrived = arrived * _pairs(attention.kept(self.made.given.sink))
+        size = float(self.made.value_size(row, _size(kernel)))
+        if not self.has_gate:
+            return attention.backward(arrived) * (float(row.back) / size)
+        opened, slope = self._gate(i, kernel)
+        out = attention.backward(arrived * opened) * (float(row.back) / size)
+        return np.asarray(out + gradient * values * slope * float(self.made.gate(i).back))
+
+    def _values(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | ShapedAttention, FloatArray]:
+        """A sublayer's attention, and the kernel of what its heads give before a gate."""
+        row = self.made.at(i)
+        if self.shapes[i]:  # rows of D A do not sum to 1: a bias is mixed as values are
+            shaped = self._shaped(i, kernel * row.value + row.value_bias)
+            return shaped, shaped.forward()
+        attention, size = self._by_scores(i, kernel)
+        if self.grid is not None:
+            self.kept[i] = attention
+        values = attention.forward()
+        values *= size * row.value
+        values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
+        if isinstance(self.made, Varied):
+            values /= self.made.value_size(row, _size(kernel))
+            if self.made.given.sink is not None:
+                values *= _pairs(attention.kept(self.made.given.sink))
+        return attention, values
+
+    def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Kernels of a gate and of its slope."""
+        assert isinstance(self.made, Varied)
+        gate = self.made.gate(i)
+        before = kernel * float(gate.weight) + float(gate.bias)
+        own = np.diagonal(before).copy()
+        root = 1 / np.sqrt(np.maximum(own, 1e-150))
+        r = np.clip(before * _pairs(root), -1, 1)
+        np.fill_diagonal(r, 1.0)
+        return dual_of_kernel("sigmoid", own, r), slope_of_kernel("sigmoid", own, r)
 
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         """A sublayer's attention, and the factor on its forward kernel.
@@ -63,11 +101,11 @@ class AttentionKernel:
         the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
         """
         row = self.made.at(i)
-        size = float(np.diagonal(kernel).mean()) if self.a.qk_norm else 1.0
+        size = _size(kernel) if self.a.qk_norm else 1.0
         size = size if size > 0 else 1.0
         kernel = kernel if size == 1 else kernel / size
         fields: dict[str, Any] = {
-            "qk": float(self.made.scores(row, size, size)[0] if self.a.qk_norm else row.qk),
+            "qk": float(self.made.scores(row, size, size)[0]) if self.a.qk_norm else self._qk(row, kernel),
             "d_model": self.a.d_model,
             "causal": self.made.causal,
             "dropout": self.a.attention_dropout or 0.0,
@@ -91,6 +129,15 @@ class AttentionKernel:
             fields |= {"turn": turned, "omega": omega[self.grid.positions]}
         return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
 
+    def _qk(self, row: Row, kernel: FloatArray) -> float:
+        """Score variance on an input of second moment 1; capped as it is on this one."""
+        qk = float(row.qk)
+        if not isinstance(self.made, Varied) or self.made.given.score_cap is None or qk == 0:
+            return qk
+        own = max(_size(kernel), 1e-150)
+        raw = qk * (own + float(row.query_bias)) * own
+        return qk * float(capped(raw, self.made.given.score_cap)) / raw
+
     def _shaped(self, i: int, kernel: FloatArray) -> ShapedAttention:
         row = self.made.at(i)
         return ShapedAttention(
@@ -100,6 +147,14 @@ class AttentionKernel:
             value_skip=float(row.value_skip),
             gain=float(row.attention_gain),
         )
+
+
+def _size(kernel: FloatArray) -> float:
+    return float(np.diagonal(kernel).mean())
+
+
+def _pairs(per_row: FloatArray) -> FloatArray:
+    return np.outer(per_row, per_row)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:

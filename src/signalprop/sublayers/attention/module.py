@@ -13,7 +13,7 @@ from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
-from signalprop.sublayers.attention.roles import ROLES, Sight, sights
+from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, settings_of, sights
 
 
 class Attention(nn.Module):
@@ -47,6 +47,13 @@ class Attention(nn.Module):
         self.seen = seen
         self.value_skip = value_skip
         self.attention_gain = attention_gain
+        self.given = Settings() if cross else settings_of(architecture)
+        sink = self.given.sink
+        self.sink = None if sink is None else nn.Parameter(torch.full((architecture.n_heads,), sink, dtype=dtype))
+        self.attention_gate = None
+        if self.given.gate != "none":
+            sizes = fan(architecture, "attention_gate")
+            self.attention_gate = Linear(*sizes, bias=biases["attention_gate"], dtype=dtype)
         self.query, self.key, self.value, self.output = (
             Linear(*fan(architecture, role), bias=biases[role], dtype=dtype) for role in (role.name for role in ROLES)
         )
@@ -63,6 +70,8 @@ class Attention(nn.Module):
             return x.view(*x.shape[:-1], n, a.d_head).transpose(1, 2)
 
         v = heads(self.value(source), a.n_kv_heads)
+        if self.given.value_norm:
+            v = F.rms_norm(v, (a.d_head,), eps=a.norm_eps)
         if a.n_kv_heads != a.n_heads:
             v = v.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
         if is_fixed(self.attention_gain, 0.0) and not self.cross:
@@ -72,7 +81,11 @@ class Attention(nn.Module):
             mixed = times(self.attention_gain, self._attended(q, k, v, around))
             if not is_fixed(self.value_skip, 0.0):
                 mixed = mixed + times(self.value_skip, v)
-        out: Tensor = self.output(mixed.transpose(1, 2).flatten(-2))
+        mixed = mixed.transpose(1, 2)
+        if self.attention_gate is not None:
+            opened = self.attention_gate(stream).sigmoid()
+            mixed = mixed * opened.view(*mixed.shape[:2], a.n_heads, -1)
+        out: Tensor = self.output(mixed.flatten(-2))
         return out
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, around: Surroundings) -> Tensor:
@@ -95,6 +108,8 @@ class Attention(nn.Module):
             at = around.positions or Positions.of_length(q.shape[2], q.device)
             added = mask if mask is not None and mask.is_floating_point() else None
             return shaped_attention(self.shape, q, k, v, at, added=added, dropout=dropout, scale=self.score_scale)
+        if self.sink is not None or self.given.score_cap is not None:
+            return self._by_hand(q, k, v, mask, causal=around.causal, dropout=dropout)
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -104,6 +119,21 @@ class Attention(nn.Module):
             is_causal=around.causal and not self.cross and mask is None,
             scale=self.score_scale,
         )
+
+    def _by_hand(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, dropout: float) -> Tensor:
+        """With a cap on the scores, and a sink among them."""
+        scores = q @ k.transpose(-1, -2) * self.score_scale
+        cap = self.given.score_cap
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if mask is None and causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
+            scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, float("-inf"))
+        if self.sink is not None:
+            scores = torch.cat([scores, self.sink.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+        weights = F.dropout(scores.softmax(-1), dropout)
+        return weights[..., : k.shape[2]] @ v
 
     def _windowed(self, around: Surroundings, length: int, device: torch.device) -> Tensor | None:
         """The mask of the surroundings within the window; the causal part is in it."""

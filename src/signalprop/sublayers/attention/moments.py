@@ -5,7 +5,7 @@ Of every placement of mask and rotation, forward, and back along all three paths
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +14,22 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.roles import Sight, Sights, sights
+from signalprop.sublayers.attention.roles import Settings, Sight, Sights, has_gate, settings_of, sights
 from signalprop.theory import attention
-from signalprop.theory.attention_rows import Band, Mask
-from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
-from signalprop.theory.logs import correlation
+from signalprop.theory.attention_rows import Band, Mask, over_rows
+from signalprop.theory.attention_variants import capped, kept
+from signalprop.theory.elements import (
+    Branch,
+    BranchBackward,
+    Pair,
+    Rowset,
+    Sent,
+    activated,
+    activated_back,
+    dropped,
+    linear,
+)
+from signalprop.theory.logs import correlation, plain
 
 LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before
 
@@ -37,6 +48,14 @@ class Row(NamedTuple):
     attention_gain: Array
     query: Array  # d_model sigma_q^2
     key: Array  # d_model sigma_k^2
+
+
+class GateRow(NamedTuple):
+    """Products of widths and variances of an output gate."""
+
+    weight: Array  # d_model sigma_g^2
+    bias: Array
+    back: Array  # d_model sigma_o^2 d_inner sigma_g^2; a gate of a head sums over its features
 
 
 def score_variances(p: Parametrization) -> FloatArray:
@@ -210,6 +229,110 @@ class Layers:
         return Sent(BranchBackward(*out))
 
 
+@dataclass(frozen=True)
+class Varied(SelfAttention):
+    """Self-attention with what `Settings` put around scores and values.
+
+    Attributes:
+        given: score_cap, sink, value_norm. gates: the fields of GateRow, (3, ..., sublayers); None: no gates.
+    """
+
+    given: Settings = field(default_factory=Settings)
+    gates: FloatArray | None = None
+
+    def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
+        """As `Heads.scores`, capped."""
+        s0, bias = super().scores(row, second_query, second_key)
+        return capped(s0, self.given.score_cap), bias
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        """As `BranchMoments.forward`."""
+        row, values = self.at(i), self._values(i, read)
+        if self.gates is not None:
+            opened = activated(self._before_gate(i, read), "sigmoid")
+            values = (values[0] * opened[0], values[1] * opened[1])
+        return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        """As `BranchMoments.backward`; what a sink's share changes with the scores is left out."""
+        row = self.at(i)
+        one, both = self._kept(row, read)
+        vv, vc, cv, cc = (x / self.value_size(row, read[0]) for x in super().backward(i, read).stream)
+        out = BranchBackward(vv * one, vc * both, cv * one, cc * both)
+        if self.gates is None:
+            return Sent(out)
+        gate = self._before_gate(i, read)
+        opened, values = activated(gate, "sigmoid"), self._values(i, read)
+        unit = np.ones_like(np.asarray(read[0], float))
+        slope = activated_back((unit * values[0], unit * values[1]), gate, "sigmoid")
+        back = self.gate(i).back
+        return Sent(
+            BranchBackward(
+                out.vv * opened[0] + slope[0] * back / (1 - self.dropout), out.vc * opened[1],
+                out.cv * opened[0], out.cc * opened[1] + slope[1] * back,
+            )
+        )  # fmt: skip
+
+    def gate(self, i: Any) -> GateRow:
+        """The products of the gate of sublayer i, or of several."""
+        assert self.gates is not None
+        return GateRow(*self.gates[..., i])
+
+    def value_size(self, row: Row, second: Array) -> Array:
+        """What a norm divides the variance of values by, of an input of that second moment; 1 without."""
+        return second * row.value + row.value_bias + self.norm_eps if self.given.value_norm else 1.0
+
+    def _before_gate(self, i: Any, read: Pair) -> Pair:
+        gate = self.gate(i)
+        return linear((read[0], read[0] * read[1]), gate.weight, gate.bias)
+
+    def _values(self, i: Any, read: Pair) -> Pair:
+        """What the heads give, before a gate."""
+        row, without = self.at(i), super().forward(i, read)
+        out = (1 - self.dropout) * without.variance - row.output_bias, without.covariance - row.output_bias
+        size, (one, both) = self.value_size(row, read[0]) * row.output, self._kept(row, read)
+        return ratio(out[0] * one, size), ratio(out[1] * both, size)
+
+    def _kept(self, row: Row, read: Pair) -> Pair:
+        """Mean square of the share of weight that a sink leaves, and of two rows; over the lengths of rows, of which a
+        short one weighs as much more in the former as its output is larger under uniform weights."""
+        if self.given.sink is None:
+            return 1.0, 1.0
+        s0, _ = self.scores(row, read[0], read[0])
+        own = np.asarray(np.maximum(1 - read[1] * self.rotary_rows, 0.0) * s0)
+        lengths = over_rows(self.n_keys, self.causal)
+        shares = [(weight, kept(np.asarray(float(n)), own, s0 - own, self.given.sink)) for n, weight in lengths]
+        sizes = [weight * (read[1] + (1 - read[1]) / n) for n, weight in lengths]
+        one = sum((size * share**2 for size, (_, share) in zip(sizes, shares, strict=True)), np.zeros_like(own))
+        one = one / sum(sizes)
+        mean = sum((weight * share for weight, share in shares), np.zeros_like(own))
+        return plain(one), plain(mean**2)
+
+
+def around(p: Parametrization) -> dict[str, Any]:
+    """The fields of Varied beyond those of Heads; none where everything is usual.
+
+    Raises:
+        InputError: shaped attention, or value skips beside a sink.
+    """
+    a = p.architecture
+    given = settings_of(a)
+    usual = given.score_cap is None and given.sink is None and not given.value_norm and given.gate == "none"
+    if usual:
+        return {}
+    if p.shaping.kind != "none" or a.positions == "alibi":
+        raise InputError(
+            "shaped attention has no cap, sink, norm on values or gate; leave these attention settings out"
+        )
+    if given.sink is not None and mixes(p):
+        raise InputError("attention.sink with value_skip or attention_gain: expected one of them")
+    if not has_gate(a):
+        return {"given": given}
+    inner, w = a.n_heads * a.d_head, p.weights["attention_gate"] ** 2
+    back = a.d_model * p.weights["output"] ** 2 * (inner * w)
+    return {"given": given, "gates": np.stack([a.d_model * w, p.biases["attention_gate"] ** 2, back])}
+
+
 def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
     """The self-attention sublayers of a table in one stack, as if all of them saw the same."""
     a = p.architecture
@@ -222,7 +345,8 @@ def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
         turned = (n, a.d_head, seen.base, a.rotary_fraction)
         fields["rotary"] = attention.rotary_coherence(*turned, causal="pairs" if causal else None)
         fields["rotary_rows"] = attention.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
-    return SelfAttention(table_of(p), mixes(p), **fields)
+    more = around(p)
+    return (Varied if more else SelfAttention)(table_of(p), mixes(p), **fields, **more)
 
 
 def of(p: Parametrization, stack: int) -> SelfAttention | Layers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _Window = Annotated[int, Field(ge=0, le=10_000_000)]
 _Base = Annotated[float, Field(ge=1, le=1e30)]
+_Cap = Annotated[float, Field(ge=1e-3, le=1e30)]
+_Logit = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
 class Settings(Value):
@@ -27,11 +29,18 @@ class Settings(Value):
         window: keys that a token sees at most, the last ones and itself; without a mask those up to window // 2 away;
             0: all. rotates: whether rotary positions turn its queries and keys. rotary_base: of its frequencies
             (default: the architecture's).
+        score_cap: scores are score_cap tanh(score / score_cap). sink: logit, one per head, that takes part in the
+            softmax and has no value, where it starts. value_norm: values are RMS-normalised per head, without gains.
+        gate: what the heads give is multiplied by a sigmoid of a map of the input, for every feature or every head.
     """
 
     window: _Window | tuple[_Window, ...] = 0
     rotates: bool | tuple[bool, ...] = True
     rotary_base: _Base | tuple[_Base, ...] | None = None
+    score_cap: _Cap | None = None
+    sink: _Logit | None = None
+    value_norm: bool = False
+    gate: Literal["none", "features", "heads"] = "none"
 
 
 class Sight(NamedTuple):
@@ -98,16 +107,26 @@ def _biased(a: Architecture) -> bool:
     return bool(a.qkv_bias)
 
 
+def _gates(a: Architecture) -> tuple[int, int]:
+    return a.d_model, a.n_heads * (a.d_head if settings_of(a).gate == "features" else 1)
+
+
+def has_gate(a: Architecture) -> bool:
+    """Whether what the heads give is gated."""
+    return settings_of(a).gate != "none"
+
+
 ROLES = (
     Role("query", _heads, biased=_biased, reads=True),
     Role("key", _shared_heads, biased=_biased, reads=True),
     Role("value", _shared_heads, biased=_biased, reads=True),
     Role("output", _merged, writes=True),
 )
+GATE = Role("attention_gate", _gates, exists=has_gate, biased=_biased, reads=True)
 KIND = Kind(
     name="attention",
     package=__name__.rpartition(".")[0],
-    roles=ROLES,
+    roles=(*ROLES, GATE),
     words="attention",
     short="attention",
     attends=True,

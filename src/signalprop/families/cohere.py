@@ -1,0 +1,36 @@
+"""Cohere (Command R): attention and feed-forward in parallel after one LayerNorm.
+
+Neighbouring features rotate together. `logit_scale`, a factor on the logits, is read as 1: it multiplies the gradient
+at the top, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.errors import InputError
+from signalprop.families import llama
+from signalprop.families.base import BY_HAND, Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    if c.get("use_qk_norm"):
+        raise InputError(f"Cohere with LayerNorms on queries and keys is not supported; {BY_HAND}")
+    return llama.decoder({**c, "rms_norm_eps": c["layer_norm_eps"]}) | {
+        "norm": "layernorm", "bias": bool(c["attention_bias"]), "parallel": True, "shared_norm": True,
+    }  # fmt: skip
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="cohere",
+    defaults={
+        **llama.FAMILY.defaults, "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
+        "num_hidden_layers": 40, "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
+    fields=fields,
+    paths=llama.paths(feed_forward=replace(llama.FEED_FORWARD, norm="input_layernorm")),
+)  # fmt: skip

@@ -1,0 +1,24 @@
+"""Cohere 2 (Command R7B, Command A): Cohere, with windows, and every fourth layer without window and rotations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import cohere, llama
+from signalprop.families.base import Config, every, seeing
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    kinds = every(c["sliding_window_pattern"], c)
+    return cohere.fields(c) | seeing(c, kinds, rotates=[kind == "sliding_attention" for kind in kinds])
+
+
+FAMILY = replace(
+    cohere.FAMILY,
+    model_type="cohere2",
+    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096, "sliding_window_pattern": 4},
+    fields=fields,
+    paths=llama.paths(replace(llama.ATTENTION, attention=""), replace(llama.FEED_FORWARD, norm="input_layernorm")),
+)

@@ -1,0 +1,68 @@
+"""Capped scores, sinks, norms on values and output gates: whole small networks, predicted and built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import signalprop as sp
+from signalprop.errors import InputError
+from signalprop.results.cost import count_parameters, train_flops
+from signalprop.theory.attention_variants import capped, kept
+
+
+def _architecture(**settings: Any) -> sp.Architecture:
+    return sp.Architecture(
+        kind="decoder", n_layers=2, d_model=128, n_heads=2, d_ff=128, vocab_size=500, seq_len=32, positions="rotary",
+        tied_embeddings=False, settings={"attention": settings} if settings else {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        ({"gate": "features"}, 1.0),
+        ({"gate": "heads", "window": 8}, 1.0),
+        ({"sink": 1.0}, 1.0),
+        ({"value_norm": True}, 2.0),
+        ({"score_cap": 2.0}, 1.0),
+    ],
+)
+def test_built_networks_are_predicted(settings: dict[str, Any], values: float) -> None:
+    a = _architecture(**settings)
+    table = sp.scheme("xavier")(a)
+    table = table.with_columns(weight__value=values * table.weights["value"])
+    assert sp.Parametrization.from_json(table.to_json()) == table
+    models = [sp.build(table, seed=seed) for seed in range(5)]
+    assert count_parameters(table)["total"] == sum(x.numel() for x in models[0].parameters())
+    assert train_flops(table, 1, 1)["attention"] >= train_flops(sp.scheme("xavier")(_architecture()), 1, 1)["attention"]
+    ids = torch.randint(0, 500, (2, 32), generator=torch.Generator().manual_seed(0))
+    measured = sp.average([sp.measure(model, {"inputs": ids, "targets": ids.roll(-1, 1)}) for model in models])
+    inputs = sp.InputStatistics(token_correlation=1 / 500, target_correlation=1 / 500)
+    for fidelity, most in (("kernel", 0.12), ("moments", 0.25)):
+        predicted = sp.predict(table, inputs, fidelity=fidelity)
+        for way, at in (("forward", "branch"), ("gradient", "stream_in")):
+            one, other = (getattr(profile, way)[at].log_variance for profile in (predicted, measured))
+            assert np.abs(one - other).max() < most
+
+
+def test_what_a_cap_and_a_sink_leave() -> None:
+    z = np.random.default_rng(0).normal(size=200_000)
+    assert capped(3.0, 2.0) == pytest.approx(np.mean((2 * np.tanh(np.sqrt(3.0) * z / 2)) ** 2), rel=0.01)
+    assert capped(3.0, None) == 3.0
+    row = np.exp(0.5 * z.reshape(-1, 50))
+    share = row.sum(1) / (row.sum(1) + np.exp(2.0))
+    assert kept(np.array(50.0), np.array(0.25), np.array(0.0), 2.0) ** 2 == pytest.approx((share**2).mean(), rel=0.01)
+
+
+def test_what_does_not_go_together() -> None:
+    table = sp.scheme("xavier")(_architecture(sink=0.0))
+    with pytest.raises(InputError, match="sink"):
+        sp.predict(table.with_columns(value_skip=0.5))
+    with pytest.raises(InputError, match="gate"):
+        sp.predict(sp.scheme("xavier")(_architecture(gate="heads").replace(positions="alibi")))
+    notes = sp.predict(sp.scheme("xavier", qk_gain=2.0)(_architecture(score_cap=2.0))).notes
+    assert any("cap" in note for note in notes)
