@@ -31,6 +31,7 @@ from signalprop.network.parametrization import (
     layout,
     role_mask,
 )
+from signalprop.streams.placement import weights_here
 
 _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
 
@@ -61,7 +62,13 @@ def read_parametrization(
     a = mapping.architecture if architecture is None else architecture
     if mapping.found and architecture is not None:  # whoever gave it need not have known more than the stream
         a = mapping.architecture.replace(**{name: getattr(architecture, name) for name in _ASKED})
-    rows = layout(a)
+    with weights_here(attached.model):
+        return _read(attached, a)
+
+
+def _read(attached: Attached, a: Architecture) -> Parametrization:
+    """The numbers of a model whose weights are there."""
+    mapping, rows = attached.mapping, layout(a)
     items = list(mapping.sublayers)
     if len(items) != len(rows.kind):
         raise InputError(f"the mapping has {len(items)} sublayers, the architecture {len(rows.kind)}")
