@@ -38,7 +38,9 @@ SIZES = (
     ("use_sliding_window", True),
     ("num_experts num_local_experts n_routed_experts", 16),
     ("moe_intermediate_size", WIDTH),
+    ("n_shared_experts first_k_dense_replace", 1),
     ("shared_expert_intermediate_size", 2 * WIDTH),
+    ("full_attn_idxs", list(range(2, LAYERS, 3))),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (
@@ -57,6 +59,7 @@ def configuration(family: str) -> Any:
     if "word_embed_proj_dim" in values:
         values["word_embed_proj_dim"] = WIDTH
     values |= {name: 0.0 for name, value in vars(config).items() if "drop" in name and isinstance(value, float)}
+    values |= {"num_experts_per_tok": 4} if getattr(config, "num_experts_per_tok", 0) is None else {}
     small = {
         name: i for i, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if hasattr(config, name)
     }

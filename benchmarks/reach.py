@@ -120,8 +120,10 @@ def of_weights(name: str) -> Record:
 def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) -> Record:
     """`signalprop.measure` against plain hooks. `norms` receives the norms that read the stream, with their layers."""
     names = {module: name for name, module in model.named_modules()}
-    oracle = boundaries(model, inputs, entry_norms(model, inputs))
+    begins = entry_norms(model, inputs)
     mapping = attach(model, None, inputs).mapping
+    torch.manual_seed(0)  # of models that mask at random
+    oracle = boundaries(model, inputs, begins)
     torch.manual_seed(0)
     profile = sp.measure(model, inputs, loss=projected)
     rows = layout(profile.architecture)

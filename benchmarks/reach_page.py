@@ -35,7 +35,7 @@ model anew, `--page` only writes this page.
 
 Which models are read, and how far that is proved. Config types of transformers {transformers} are built small (width
 64, one layer of each kind, two at least, random weights; no download, no code from a hub) and run with PyTorch
-{torch}, in single precision. Types that are not here were not tried yet: `python -m benchmarks.reach` tries them.
+{torch}, in single precision. Every config type is here, also those that do not run at these sizes, with the reason.
 
 * *by*: the family's row in the table, or the anatomy that was found in the model itself.
 * *layers*: how many, and of which `ModuleList`: of several stacks, the one with most parameters is measured.

@@ -44,7 +44,7 @@ SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequen
 Dropout = Annotated[float | None, typer.Option("--dropout", help="Dropout probability, from 0 up to but not 1.")]
 Activation = Annotated[str | None, typer.Option("--activation", help="relu, gelu, silu, tanh, ...")]
 Norm = Annotated[str | None, typer.Option("--norm", help="Norm placement: pre, post, sandwich, res-post or none.")]
-NormKind = Annotated[str | None, typer.Option("--norm-kind", help="layernorm or rmsnorm.")]
+NormKind = Annotated[str | None, typer.Option("--norm-kind", help="layernorm, rmsnorm, dyt or derf.")]
 VocabSize = Annotated[int | None, typer.Option("--vocab-size", help="Rows of the token table.")]
 Set = Annotated[
     list[str] | None,

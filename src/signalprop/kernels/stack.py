@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import (
     ESPA,
@@ -50,8 +51,8 @@ class BranchKernel(Protocol):
 
 
 class Read(NamedTuple):
-    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm), and where there is
-    none the log of the scale beyond which the kernel was held."""
+    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm; of an activation in
+    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held."""
 
     kernel: FloatArray
     divisor: FloatArray | None
@@ -130,12 +131,26 @@ class Stack:
     def read_normed(self, i: int, stream: State) -> Read:
         """A stream after a norm."""
         scale = exp_of(stream.log_scale)
+        if self.a.squash:
+            r, own, slope = self._stretched(i, stream.kernel * scale)
+            gain = float(self.p.norm_output[i])
+            back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
+            return Read(dual_of_kernel(self.a.squash, own, r) * gain**2, back)
         divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(self.p.norm_output[i])
         read = stream.kernel * scale
         read *= root
         read *= root[:, None]
         return Read(read, divisor)
+
+    def _stretched(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        """(correlations, variances, slope) of what an activation in a norm's place is applied to."""
+        slope = float(self.p.norm_slope[i])
+        own = np.diagonal(kernel)
+        root = inverse_roots(own)
+        r = np.clip(kernel * root * root[:, None], -1, 1)
+        np.fill_diagonal(r, 1.0)
+        return r, np.minimum(own * slope**2, 1e4), slope
 
     def output(self, i: int, read: Read) -> State:
         """The branch's output, after a norm on it."""
@@ -230,8 +245,11 @@ class Back:
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
         if read.divisor is not None:
-            root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
-            back = back * root * root[:, None]
+            if read.divisor.ndim == 2:
+                back = back * read.divisor
+            else:
+                root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
+                back = back * root * root[:, None]
         share = State(back, log_scale).rescaled()
         if self.meet is not None:
             self.meet(i, at_sum, share)

@@ -29,6 +29,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.theory.elements import squashed
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -284,8 +285,13 @@ class _Ahead:
 
 def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
     """A gradient kernel before the final norm that the last stream goes through, where there is one."""
-    if stack.a.has_final_norm:
-        root = inverse_roots(np.diagonal(last.kernel) + stack.a.norm_eps * exp_of(-last.log_scale))
+    a = stack.a
+    if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
+        own = np.diagonal(last.kernel) * exp_of(last.log_scale)
+        root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
+        kernel = kernel * root * root[:, None]
+    elif a.has_final_norm:
+        root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
         kernel = kernel * root * root[:, None]
     return State(kernel).rescaled()
 

@@ -57,7 +57,8 @@ def stack_names(architecture: Architecture) -> tuple[str, ...]:
 def make_final_norm(parametrization: Parametrization, dtype: torch.dtype) -> nn.Module | None:
     """The norm after the last layer of a stack, or None."""
     a = parametrization.architecture
-    return make_norm(a, parametrization.head.final_norm_gain, dtype) if a.has_final_norm else None
+    h = parametrization.head
+    return make_norm(a, h.final_norm_gain, dtype, h.final_norm_slope) if a.has_final_norm else None
 
 
 def surroundings(

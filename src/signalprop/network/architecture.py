@@ -52,6 +52,8 @@ class Architecture(Value):
             `feed_forward`, in a decoder that reads an encoder with `cross_attention` between.
         settings: what some kinds of sublayers need beyond these fields, by the kind's name: a mapping, or the value
             that it makes. Kinds that are there and are not named get their defaults.
+            `dyt` and `derf` are no norms but stand where norms do (before branches, and before the head): tanh and erf
+            of the stream times `norm_slope` of the table, times a gain.
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
@@ -93,7 +95,7 @@ class Architecture(Value):
     d_ff: int = Field(0, ge=1, le=_WIDEST)
     gated: bool = False
     activation: str = "gelu"
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "rmsnorm", "dyt", "derf"] = "layernorm"
     norm_placement: Placement | tuple[Placement, ...] = "pre"
     parallel: bool = False
     shared_norm: bool = False
@@ -186,6 +188,14 @@ class Architecture(Value):
                 " give one word, or one per layer"
             )
         self._check_branches()
+        if self.squash and (
+            not set(self.placements) <= {"pre", "none"}
+            or self.embedding_norm or self.head_transform or self.kind == "encoder-decoder"
+        ):  # fmt: skip
+            raise ValueError(
+                f"norm {self.norm!r} is derived before branches and before the head of one stack alone; take "
+                "norm_placement 'pre' without embedding_norm and head_transform, or norm 'rmsnorm'"
+            )
         object.__setattr__(self, "settings", self._settings())
         if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
             raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
@@ -281,6 +291,11 @@ class Architecture(Value):
     def causal(self) -> bool:
         """Whether the (only) stack is a decoder."""
         return self.kind == "decoder"
+
+    @property
+    def squash(self) -> str:
+        """The activation that stands in for norms (DyT: tanh; Derf: erf); '' where norms divide by a size."""
+        return {"dyt": "tanh", "derf": "erf"}.get(self.norm, "")
 
     @property
     def has_final_norm(self) -> bool:

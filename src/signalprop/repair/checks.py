@@ -29,6 +29,7 @@ from signalprop.repair.shaped_models import Activating
 from signalprop.repair.weight_assignment import Part, walk
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
+from signalprop.streams.placement import weights_here
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
@@ -169,31 +170,33 @@ def check(
     vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
     table = _table(scheme, options, vanilla, record, inputs)
     check_shape(vanilla.architecture, table.architecture)
-    absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
-    found, others = _entries(attached, table, absorbed)
-    kept = record is not None and record.kept
-    if kept:
-        found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
-        others = []
-    drawn = sum(item.part.std > 0 for item in found)
-    deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
-    places = _places(attached)
-    coarsest = _coarsest(model)
-    rows = [(item.part.row, _judged(item, places, deviations, coarsest)) for item in found]
-    rows += _multipliers(attached, table, record, places, coarsest)
-    last = len(attached.rows)
-    rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
-    notes = []
-    if kept:
-        left = "multipliers alone were" if not absorbed else "its record alone was"
-        notes.append(f"not checked: the weights, which are not the scheme's but were kept when it was applied; {left}")
-    if others:
-        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
-        notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
-    if any((column != 1).any() for column in table.learning_rates.values()):
-        notes.append("not checked, they are not in a model: the scheme's learning rates")
-    name = type(model).__name__
-    return Check(table.scheme, dict(table.options), name, tuple(row for _, row in rows), deviations, tuple(notes))
+    with weights_here(attached.model):
+        absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
+        found, others = _entries(attached, table, absorbed)
+        kept = record is not None and record.kept
+        if kept:
+            found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
+            others = []
+        drawn = sum(item.part.std > 0 for item in found)
+        deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
+        places = _places(attached)
+        coarsest = _coarsest(model)
+        rows = [(item.part.row, _judged(item, places, deviations, coarsest)) for item in found]
+        rows += _multipliers(attached, table, record, places, coarsest)
+        last = len(attached.rows)
+        rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
+        notes = []
+        if kept:
+            left = "multipliers alone were" if not absorbed else "its record alone was"
+            kept_ones = "the weights, which are not the scheme's but were kept when it was applied"
+            notes.append(f"not checked: {kept_ones}; {left}")
+        if others:
+            more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+            notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
+        if any((column != 1).any() for column in table.learning_rates.values()):
+            notes.append("not checked, they are not in a model: the scheme's learning rates")
+        name = type(model).__name__
+        return Check(table.scheme, dict(table.options), name, tuple(row for _, row in rows), deviations, tuple(notes))
 
 
 def _table(

@@ -26,7 +26,7 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     """
     p, a = (network, network.architecture) if isinstance(network, Parametrization) else (None, network)
     d = a.d_model
-    norm = d * (2 if a.norm == "layernorm" and a.norm_bias else 1)
+    norm = d * (2 if (a.norm == "layernorm" or a.squash) and a.norm_bias else 1) + bool(a.squash)
     rows = layout(a)
     family = find(a.family)
 

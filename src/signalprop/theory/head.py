@@ -16,6 +16,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization
+from signalprop.theory.elements import squashed
 from signalprop.theory.logs import log
 from signalprop.theory.softmax import softmax_moments
 
@@ -133,6 +134,12 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     held = np.clip(log_variance, -600.0, 600.0)
     second: Array = np.asarray(log_variance) * 0.0 + gain2 if normed else np.exp(held)
     through: Array = 1.0
+    shrunk: Array = held if normed else 0.0  # log of what the square of a token's row is divided by on the way
+    if a.has_final_norm and a.squash:
+        slope = p.head.final_norm_slope
+        mean_slope2 = squashed(a.squash, slope, np.exp(held), np.zeros_like(held))[3]
+        second, r, back, shared = squashed(a.squash, slope, np.exp(held), r)
+        second, through, shrunk = gain2 * second, ratio(shared, back), -log(mean_slope2)
     if a.head_transform and a.head == "lm":
         s_in = a.d_model * p.head.transform**2 * second
         q = dual(a.activation, s_in, r)
@@ -144,7 +151,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     own: Array = 0.0
     aligned: Array = 0.0
     if a.has_tied_head and not a.head_transform:
-        share = log_token_share - (held if normed else 0.0) + log(gain2)
+        share = log_token_share - shrunk + log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
         aligned = np.minimum(ratio(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)), second), 1.0)
         own = 1 / (1 + (classes - 1) * np.exp(np.clip(s / 2 - raised, -600.0, 600.0)))
@@ -194,6 +201,6 @@ def gradient_at_top(
         shared = loss.loss_fraction * ratio(top.covariance(*c, normed=normed), variance)
         return variance, np.clip(shared, 0.0, 1.0)
 
-    variance, shared = moments(a.has_final_norm)
+    variance, shared = moments(a.has_final_norm and not a.squash)
     kept_variance, kept_shared = moments(True)
     return AtTop(shared, ratio(kept_variance, variance), kept_shared)
