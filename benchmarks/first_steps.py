@@ -129,9 +129,9 @@ def measure_all() -> None:
     """Measure what has no row yet; each row is written when it ends."""
     rows = read_json(ROWS)["rows"] if ROWS.is_file() else []
     done = {(r["scheme"], r["layers"], r["width"], r["optimizer"], r["seed"]) for r in rows}
-    for name, layers, width in cells():
-        table, _ = table_of(name, layers, width)
-        for optimizer in OPTIMIZERS:
+    for optimizer in OPTIMIZERS:
+        for name, layers, width in cells():
+            table, _ = table_of(name, layers, width)
             for seed in SEEDS:
                 if (name, layers, width, optimizer, seed) in done:
                     continue
@@ -151,7 +151,8 @@ norms before, and measured in decoders that read {sequences} sequences of {lengt
 The predictions were committed before the seeds below were run. Cells of six schemes at 6 and 24 layers of width
 64 were looked at, with two other seeds, when the formula was chosen; *unseen* leaves them out.
 
-**The claim**: within a factor 1.5 of one constant in 90 % of cells.
+**The claim**: within a factor 1.5 of one constant in 90 % of cells. The verdict that counts is that of *unseen*, which
+still holds one cell of the fitted scheme. Two seeds; 96 layers in two schemes only; Muon where there was time.
 """
 
 

@@ -40,6 +40,7 @@ SIZES = (
     ("moe_intermediate_size", WIDTH),
     ("n_shared_experts first_k_dense_replace", 1),
     ("shared_expert_intermediate_size", 2 * WIDTH),
+    ("full_attn_idxs", list(range(2, LAYERS, 3))),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (

@@ -110,6 +110,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             routed_scaling_factor=2.5, num_key_value_heads=2, experts_implementation="eager",
         ),
     ),
+    "lfm2": (
+        "Lfm2ForCausalLM", "Lfm2Config",
+        _common(
+            **_GQA, block_auto_adjust_ff_dim=False, pad_token_id=0,
+            layer_types=["conv", "full_attention", "conv"],
+        ),
+    ),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", _common(**_GQA, **_GEMMA3)),
     "mpnet": ("MPNetForMaskedLM", "MPNetConfig", _common(**_DROP)),

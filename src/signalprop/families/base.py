@@ -28,19 +28,18 @@ class SublayerPaths:
 
     `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
-    is the module that holds query, key and value together, `fused_gate` that of gate and up, `fused_experts` what holds
-    the gates of all experts and, after them, what they multiply: (experts, 2 width, d). `by_depth`: path of a flag that
-    divides the scores by the layer's number. A norm that is nn.Identity counts as none, and so does a `scaling` that
-    the installed transformers does not have; `reads` of "" is the layer itself. No `attention`: the family computes it
-    in a way that no other function can replace (windows, a bias).
+    is the module that holds query, key and value together; `blocks`, of other modules that hold several weights, these
+    one after the other. `by_depth`: path of a flag that divides the scores by the layer's number. A norm that is
+    nn.Identity counts as none, and so does a `scaling` that the installed transformers does not have; `reads` of "" is
+    the layer itself. No `attention`: the family computes it in a way that no other function can replace (windows, a
+    bias).
     """
 
     norm: str
     branch: str
     weights: Mapping[str, str]
     fused: str = ""
-    fused_gate: str = ""
-    fused_experts: str = ""
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     call: int = 0
     calls: int = 1
     by_depth: str = ""
