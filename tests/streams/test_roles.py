@@ -73,9 +73,8 @@ def test_what_is_proved_is_what_the_family_says(name: str) -> None:
 
 
 STRANGERS: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 4, "head_dim": 8},
+    "granitemoe": {"num_local_experts": 4},
     "granite": {"residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
-    "phi3": {},
     "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4},
     "bloom": {"n_layer": 3, "n_head": 4},
 }
@@ -96,7 +95,7 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     )
     if family == "granite":
         assert set(now.branch) == {0.3} and set(now.score_scale[::2]) == {0.2}
-    asked = sp.apply(model, "xavier" if family == "mixtral" else "deepscalelm", seed=0)
+    asked = sp.apply(model, "xavier" if family == "granitemoe" else "deepscalelm", seed=0)
     measured = sp.measure(model, batch, backward=False)
     drawn = replace(asked, architecture=asked.architecture.replace(seq_len=11))
     assert last(measured) == pytest.approx(last(sp.predict(drawn)), rel=0.3)
@@ -105,7 +104,7 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     stream_alone = mapping_found(again).architecture
     drawn = sp.read_parametrization(again, architecture=stream_alone)
     assert (
-        drawn.architecture.gated == (family in ("phi3", "granite", "mixtral"))
+        drawn.architecture.gated == (family in ("granite", "granitemoe"))
         and drawn.architecture.seq_len == stream_alone.seq_len
     )
     sp.fold(again)  # the factor on the head's input goes into its weight
