@@ -147,7 +147,8 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.first_steps` from `docs/first-steps/`: do not edit. How far one step moves the
 last stream of a fresh network, relative to the stream, per unit of learning rate: predicted from [closed
 forms](theory/depth.md#the-first-step-of-training), with one constant for each optimizer ({constants}) taken from
-plain Xavier with norms before, and measured in decoders that read {sequences} sequences of {length} words of the embedded text.
+plain Xavier with norms before, and measured in decoders that read {sequences} sequences of {length} words of the
+embedded text.
 The predictions were committed before the seeds below were run. Cells of six schemes at 6 and 24 layers of width
 64 were looked at, with two other seeds, when the formula was chosen; *unseen* leaves them out.
 
