@@ -122,9 +122,7 @@ def test_a_sweep_makes_as_many_calls_whatever_its_size() -> None:
 
 def test_a_sweep_holds_few_numbers_per_member_and_sublayer() -> None:
     held = [peak_bytes(lambda p=sweep(size): predict_moments(p, INPUTS)) for size in (500, 1500)]  # type: ignore[misc]
-    assert (
-        held[1] - held[0]
-    ) / 1000 / 16 / 8 <= 79  # 74 doubles
+    assert (held[1] - held[0]) / 1000 / 16 / 8 <= 79  # 74 doubles
 
 
 def test_kernels_take_few_matrices() -> None:
