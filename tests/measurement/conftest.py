@@ -114,7 +114,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Lfm2ForCausalLM", "Lfm2Config",
         _common(
             **_GQA, block_auto_adjust_ff_dim=False, pad_token_id=0,
-            layer_types=["conv", "full_attention", "conv"],
+            full_attn_idxs=[1],
         ),
     ),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),

@@ -32,7 +32,14 @@ from signalprop.sublayers.attention.roles import has_window, settings_of
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not
 OTHER_PAIRS = {"cohere", "cohere2", "glm", "glm4"}  # whose rotations turn other pairs of features
 ONE_NORM_LESS = {"modernbert"}  # whose first layer has one norm less
-_QK_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
+_QK_NORMS = (
+    "q_norm.weight",
+    "k_norm.weight",
+    "query_layernorm.weight",
+    "key_layernorm.weight",
+    "q_layernorm.weight",
+    "k_layernorm.weight",
+)
 STEPS = 12  # tokens that the encoders of the speech models read
 Pair = tuple[Tensor, Tensor, Any]  # own parameter, theirs, and how to cut the own one's value out of theirs
 

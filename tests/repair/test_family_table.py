@@ -42,8 +42,9 @@ LOOSE = {
     "gemma2": 1e-6,  # as Gemma
     "glm4_moe": 1e-6,
     "flex_olmo": 1e-6,
+    "lfm2": 1e-6,
 }  # they scale embeddings, make positions, rotate before a norm, or weigh experts, in single precision
-EXPERTS = ("qwen2_moe", "glm4_moe", "flex_olmo")  # DeepScaleLM has no rule for them
+NO_RULE = ("qwen2_moe", "glm4_moe", "flex_olmo", "lfm2")  # of DeepScaleLM for their kinds
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "bart", "opt-post")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 ALIKE = 0.3  # token correlation of images and speech, which schemes that divide by it need
@@ -162,7 +163,7 @@ def test_the_page_says_what_is() -> None:
 @pytest.mark.parametrize("name", models(NAMES))
 def test_a_gauge_scheme_on_every_family(name: str) -> None:
     with double_norms():
-        words, reason = cell(name, "normalised-skip" if name in EXPERTS else "deepscalelm-simple")
+        words, reason = cell(name, "normalised-skip" if name in NO_RULE else "deepscalelm-simple")
     if name == "opt-open":  # without a final norm the stream has to keep its units
         assert words == "=°" and "stream" in reason
         return

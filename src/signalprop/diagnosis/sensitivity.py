@@ -97,7 +97,7 @@ def _outliers(layer: nn.Module, seen: _Pass, maps: dict[str, nn.Module]) -> dict
     read: dict[str, Tensor] = {}
     hooks = Hooks(layer)
     for name, module in maps.items():
-        hooks.before(module, lambda _, args, kwargs, name=name: read.update({name: args[0]} if args else {}))
+        hooks.before(module, lambda _, args, kwargs, name=name: read.update({name: args[0].detach()} if args else {}))
     with hooks, torch.no_grad():
         layer(*seen.args, **seen.kwargs)
     found = {}

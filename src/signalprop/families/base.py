@@ -112,6 +112,7 @@ class Initialisation:
     Attributes:
         weights: standard deviation of every role, of an Architecture.
         tables: of embeddings, convolutions and an own head.
+        transform: of the dense layer before the head, of an Architecture, where it is another.
         positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
         setting: the number of a configuration to which all of these are proportional. usual: its default.
     """
@@ -119,6 +120,7 @@ class Initialisation:
     weights: Callable[[Architecture], Mapping[str, float]]
     tables: float = 0.02
     positions: float | None = None
+    transform: Callable[[Architecture], float] | None = None
     setting: str = "initializer_range"
     usual: float = 0.02
 

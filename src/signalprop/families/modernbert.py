@@ -77,6 +77,6 @@ FAMILY = Family(
             transform_activation="head.act",
         ),
     ),
-    initialisation=Initialisation(weights, tables=0.02 * TRUNCATED),
+    initialisation=Initialisation(weights, tables=0.02 * TRUNCATED, transform=lambda a: weights(a)["output"]),
     head_transform=True,
 )  # fmt: skip
