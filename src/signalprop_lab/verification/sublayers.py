@@ -92,7 +92,8 @@ def _tokens(r: float, shape: tuple[int, int, int], generator: Generator, *, exac
     n, length, width = shape
     if exactly and length < width:
         rows = torch.linalg.qr(torch.randn(n, width, length + 1, generator=generator))[0].mT * math.sqrt(width)
-        return math.sqrt(r) * rows[:, :1] + math.sqrt(1 - r) * rows[:, 1:]
+        alike: Tensor = math.sqrt(r) * rows[:, :1] + math.sqrt(1 - r) * rows[:, 1:]
+        return alike
     x = math.sqrt(r) * torch.randn(n, 1, width, generator=generator)
     x = x + math.sqrt(1 - r) * torch.randn(shape, generator=generator)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
