@@ -7,6 +7,7 @@ Derivation and measured error: `docs/theory/network.md`.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -154,12 +155,22 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
         share = log_token_share - shrunk + log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
         aligned = np.minimum(ratio(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)), second), 1.0)
-        own = 1 / (1 + (classes - 1) * np.exp(np.clip(s / 2 - raised, -600.0, 600.0)))
+        own = 1 / (1 + np.exp(np.clip(_log_sum(s, classes - 1) - raised, -600.0, 600.0)))
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)
     common = np.asarray(softmax_moments(positive * s, classes).second)
     overlap = np.sqrt(common * alone * (classes * alone) ** (positive - 1.0))
     return TopGradient(own, aligned, positive, alone, overlap, classes, through)
+
+
+def _log_sum(s: Array, classes: int) -> Array:
+    """ln of the sum of e^logit over classes, logits of variance s: that of its mean up to s = 2 ln(classes).
+
+    Beyond, the largest few decide: the leading order of the random energy model (Derrida 1981), 13 % high at s = 256
+    and 2,000 classes, where the mean's would be 2.5 times too high.
+    """
+    log_classes = math.log(max(classes, 1))
+    return np.where(s <= 2 * log_classes, s / 2 + log_classes, np.sqrt(2 * np.asarray(s) * log_classes))
 
 
 class AtTop(NamedTuple):

@@ -289,7 +289,9 @@ const closedForm = (() => {
       const share = clip(logShare - (normed ? held : 0), -600, 600);
       const raised = head.scale * a.d * embedding.token ** 2 * exp(share / 2);
       aligned = min(ratio(embedding.token ** 2 * exp(share), second), 1);
-      own = 1 / (1 + (classes - 1) * exp(clip(s / 2 - raised, -600, 600)));
+      const logClasses = log(classes - 1);
+      const logSum = s <= 2 * logClasses ? s / 2 + logClasses : sqrt(2 * s * logClasses);
+      own = 1 / (1 + exp(clip(logSum - raised, -600, 600)));
     }
     const positive = clip(r, 0, 1), alone = softmaxSecond(s, classes);
     const overlap = sqrt(softmaxSecond(positive * s, classes) * alone * (classes * alone) ** (positive - 1));
