@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
 from signalprop.errors import InputError
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
 from signalprop.kernels.schedules import decay_schedule, exact_behind_skip, rho_schedule
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    exponential_kernel,
-    uniform_kernel,
-)
+from signalprop.kernels.shaping import ESPA, USPA, exponential_kernel, uniform_kernel
 from signalprop.kernels.stack import Stack, attention_shapes, row_shape
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import predict_token_kernels

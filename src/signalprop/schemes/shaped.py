@@ -13,7 +13,7 @@ import numpy as np
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.kernels import schedules
-from signalprop.kernels.shaping import CorrectedESPA
+from signalprop.kernels.dense_shaping import CorrectedESPA
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation, dual, kinked
 from signalprop.network.architecture import Architecture
