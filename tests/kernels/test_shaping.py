@@ -37,7 +37,7 @@ from signalprop.kernels.shaping import (
     uniform_kernel,
 )
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import dual
+from signalprop.network.duals import dual
 
 EXACT = 1e-10
 LENGTHS = st.integers(1, 80)

@@ -22,8 +22,8 @@ from signalprop.kernels.stack import Stack, attention_shapes, row_shape
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.transforms import dks
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, from_tokens
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.results.profile import Profile

@@ -15,7 +15,7 @@ import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.kernels.shaping import ESPA, AttentionShape, check_uniform, exponential_kernel, lags, log_entries
-from signalprop.network.activations import dual
+from signalprop.network.duals import dual
 from signalprop.network.moments import FloatArray
 
 # Entries of a matrix that is not negative in exact arithmetic may be below 0 by this much.
