@@ -57,10 +57,10 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
 
 
 def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
-    entropies = {s.layer: float(np.mean(known(s.entropy))) for s in d.signal if known(s.entropy)}
+    entropies = {s.layer: float(np.mean(without_none(s.entropy))) for s in d.signal if without_none(s.entropy)}
     sharp = tuple(layer for layer, entropy in entropies.items() if entropy < ONE_HOT)
     if sharp:
-        stds = [max(known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
+        stds = [max(without_none(s.score_std), default=0.0) for s in d.of_layers(sharp)]
         yield Verdict(
             severity="warning",
             kind="one-hot attention",
