@@ -25,7 +25,7 @@ from signalprop.diagnosis.bounds import (
     ONE_DIRECTION,
     ONE_HOT,
 )
-from signalprop.diagnosis.faults import faults, known
+from signalprop.diagnosis.faults import faults, without_none
 from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict
 from signalprop.results.text import named, ranges
 from signalprop.theory.bounds import growth_exponent
