@@ -206,4 +206,3 @@ def _routings(
 
 def _counts(name: str) -> bool:
     return "top" in name or "per_tok" in name or "selected" in name or name.endswith("_k")
-
