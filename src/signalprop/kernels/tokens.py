@@ -234,10 +234,8 @@ def passes(
     see(stack.n, last)
     if top is None:
         return columns, None
-    kernel, across = top(last, float(token_share(stack.p, log_norm)))
+    gradient, across = _at_last(ahead, last, top)
     back = Columns.empty(stack.n, keep)
-    gradient = through_final_norm(stack, last, kernel)
-    across = gradient.absolute() if stack.a.has_final_norm else across
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
     return columns, back
@@ -296,6 +294,14 @@ def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
     return State(kernel).rescaled()
 
 
+def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, FloatArray]:
+    """The gradient at the last stream, and the kernel of what a post-norm there sends back."""
+    stack = ahead.stack
+    kernel, across = top(last, float(token_share(stack.p, ahead.log_norm)))
+    gradient = through_final_norm(stack, last, kernel)
+    return gradient, gradient.absolute() if stack.a.has_final_norm else across
+
+
 def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Columns, see: See = _unseen) -> list[State]:
     """Puts the gradient's moments into `columns`; gives what was sent to an encoder's output.
 
@@ -345,12 +351,9 @@ def passes_of_both(
     last = second.run(starts[1], decoder)
     if top is None:
         return columns, None
-    kernel, across = top(last, float(token_share(p, log_norm)))
-    gradient = through_final_norm(stack, last, kernel)
+    gradient, across = _at_last(second, last, top)
     back = Columns.empty(n)
-    sent = _backward(
-        second, gradient, gradient.kernel if stack.a.has_final_norm else across, replace(back, keep=keeps[1])
-    )
+    sent = _backward(second, gradient, across, replace(back, keep=keeps[1]))
     total = sent[0]
     for one in sent[1:]:
         total = total.plus(one)
