@@ -138,6 +138,7 @@ def check_fidelity(name: str) -> Fidelity:
 
 # Sublayers times squared length up to which token kernels take well under a second.
 _CHEAP = 500_000
+LONGEST_SCAN = 128  # tokens up to which kernels go through Mamba-2
 _LONG = 25_000_000  # up to which they take seconds
 
 
@@ -149,6 +150,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
     if _is_shaped(parametrization) and single and not a.causal:
         return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
+    if a.causal and single and "mamba2" in a.settings and a.seq_len > LONGEST_SCAN:
+        return "moments", f"fidelity moments: beyond {LONGEST_SCAN} tokens; of Mamba-2 they are means over the first 64"
     if a.causal and single:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from signalprop.errors import InputError
@@ -17,14 +18,14 @@ from signalprop.families.base import (
 )
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES
-from signalprop.sublayers.mamba2.roles import settings
 
 _USUAL = 0.1
 
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
-    if activation_name(c["hidden_act"]) != "silu" or tuple(c["time_step_limit"])[0] > 0:
+    limits = [x["__float__"] if isinstance(x, dict) else x for x in c["time_step_limit"]]  # as transformers saves them
+    if activation_name(c["hidden_act"]) != "silu" or [*map(float, limits)] != [0.0, math.inf]:
         raise InputError(f"an activation other than silu, and a time_step_limit, are not supported; {BY_HAND}")
     return {
         "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"], "n_heads": c["num_heads"],
@@ -35,14 +36,14 @@ def fields(c: Config) -> dict[str, Any]:
             "n_heads": c["num_heads"], "d_head": c["head_dim"], "n_groups": c["n_groups"], "d_state": c["state_size"],
             "width": c["conv_kernel"], "conv_bias": bool(c["use_conv_bias"]), "bias": bool(c["use_bias"]),
             "rates": (1.0, float(c["num_heads"])), "eps": c["layer_norm_epsilon"],
-            "steps": tuple(max(float(c[name]), float(c["time_step_floor"])) for name in ("time_step_min", "time_step_max")),
+            "steps": tuple(max(c[f"time_step_{end}"], c["time_step_floor"]) for end in ("min", "max")),
         }},
     }  # fmt: skip
 
 
 def _drawn(a: Architecture) -> dict[str, float]:
     """Filters and maps onto the stream are uniform within 1/sqrt(fan_in), whatever initializer_range says."""
-    s = settings(a)
+    s: Any = a.settings["mamba2"]
     own = {"scan_filter": (3 * s.width) ** -0.5, "scan_out": (3 * s.inner) ** -0.5}
     return dict.fromkeys(ROLES, _USUAL) | {role: std / a.init_scale for role, std in own.items()}
 

@@ -15,7 +15,7 @@ from signalprop.sublayers.mamba2.moments import of as moments_of
 from signalprop.sublayers.mamba2.roles import settings
 from signalprop.sublayers.mamba2.scan import Scan, scan
 
-LONGEST = 512  # tokens: memory and time grow with the square and the cube
+LONGEST = 256  # tokens: memory and time grow with the square and the cube
 
 
 class Mamba2Kernel:

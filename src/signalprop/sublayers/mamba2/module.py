@@ -12,6 +12,7 @@ from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, fan
+from signalprop.streams.replay import split_features
 from signalprop.sublayers.mamba2.roles import settings
 
 _CHUNK = 64  # tokens whose products are formed at a time
@@ -48,21 +49,19 @@ class Mamba2Module(nn.Module):
         filtered = F.silu(self.scan_filter(inner.mT)[..., :length]).mT
         value, key, query = torch.split(filtered, [s.inner, s.shared, s.shared], -1)
         step = F.softplus(self.scan_step(stream) + self.dt_bias)
-        heads = value.unflatten(-1, (s.n_heads, s.d_head))
+        heads = split_features(value, s.n_heads)
         y = self._scanned(heads * step[..., None], key, query, -self.A_log.float().exp() * step.float())
         y = (y + self.D[:, None] * heads).flatten(-2) * F.silu(self.scan_gate(stream))
-        groups = F.rms_norm(y.unflatten(-1, (s.n_groups, -1)), (s.inner // s.n_groups,), eps=s.eps)
+        groups = F.rms_norm(split_features(y, s.n_groups), (s.inner // s.n_groups,), eps=s.eps)
         out: Tensor = self.scan_out(groups.flatten(-2) * self.norm)
         return out
 
     def _scanned(self, value: Tensor, key: Tensor, query: Tensor, log_decay: Tensor) -> Tensor:
         """(batch, tokens, heads, features), chunk by chunk: the state comes from the chunks before."""
         s, out = self.given, []
-        key, query = (
-            x.unflatten(-1, (s.n_groups, s.d_state)).repeat_interleave(s.n_heads // s.n_groups, 2) for x in (key, query)
-        )
+        key, query = (split_features(x, s.n_groups).repeat_interleave(s.n_heads // s.n_groups, 2) for x in (key, query))
         state = value.new_zeros(value.shape[0], s.n_heads, s.d_head, s.d_state)
-        for v, k, q, a in zip(*(x.split(_CHUNK, 1) for x in (value, key, query, log_decay)), strict=True):
+        for v, k, q, a in zip(*(torch.split(x, _CHUNK, 1) for x in (value, key, query, log_decay)), strict=True):
             total = a.cumsum(1)  # (batch, tokens, heads)
             between = (total[:, :, None] - total[:, None]).clamp(max=0.0).exp().to(v.dtype)
             seen = torch.ones(v.shape[1], v.shape[1], device=v.device, dtype=v.dtype).tril()[:, :, None]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import chebyshev
 
-from signalprop.network.moments import Array, FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.mamba2.roles import Settings, settings
 from signalprop.sublayers.mamba2.scan import Gains, scan
@@ -18,7 +18,6 @@ from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sen
 
 LONGEST = 64  # tokens that the scan is worked out for here: later tokens count as the mean of these
 _NODES, _PER_E = 7, 64  # correlations between which it is interpolated; gains are rounded to e^(1/64)
-_READS = ("gate", "value", "key", "query", "step", "filter")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Mamba2:
     def through(self, i: int, second: float, r: float) -> FloatArray:
         """(covariance of what the norm gives at variance 1; vv, vc, cv, cc back to the stream) of sublayer i."""
         read = self.gains(i)._replace(out=1.0)
-        scaled = Gains(*(x * second for x in read[:5]), read.filter, 1.0)
+        scaled = Gains(*(x * second for x in read))._replace(filter=read.filter, out=1.0)
         biases, back = self.biases(i)._replace(out=0.0), self.gains(i, back=True)._replace(out=1.0)
         length = min(self.p.architecture.seq_len, LONGEST)
         coefficients = _table(
@@ -67,7 +66,7 @@ class Mamba2:
         variance, covariance, *_ = self.through(i, second, r)
         out = linear((float(variance), float(covariance)), self.gains(i).out, self.biases(i).out)
         variance, covariance = dropped(out, self.p.architecture.dropout)
-        return variance, covariance
+        return float(variance), float(covariance)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`."""

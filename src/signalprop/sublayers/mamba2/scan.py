@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
 from signalprop.sublayers.mamba2.roles import Settings
@@ -37,11 +38,12 @@ class Noise(NamedTuple):
     Attributes:
         heads: numbers of the heads of every drawn group, (groups, heads). step: (groups, heads, T). turn: (groups,).
         value, gate: (features, T), their columns orthogonal. key, query: (groups, d_state, T).
-        value_taps, key_taps, query_taps: likewise (..., width + 1), the last for the filter's bias. gradient: (T, _DRAWS); for steps alone.
+        value_taps, key_taps, query_taps: likewise (..., width + 1), the last for the filter's bias.
+        gradient: (groups, heads, T, draws), for steps alone.
         feature: (groups, heads, features) which of the values a head has.
     """
 
-    heads: FloatArray
+    heads: NDArray[np.int64]
     turn: FloatArray
     step: FloatArray
     value: FloatArray
@@ -52,7 +54,7 @@ class Noise(NamedTuple):
     key_taps: FloatArray
     query_taps: FloatArray
     gradient: FloatArray
-    feature: FloatArray
+    feature: NDArray[np.int64]
 
 
 @lru_cache(maxsize=8)
@@ -74,7 +76,7 @@ def noise(s: Settings, length: int, uniform: bool) -> Noise:
     value_taps = taps(half)
     return Noise(
         heads=groups[:, None] * of_group + some,
-        turn=np.arange(n) * 2**0.5,
+        turn=np.asarray(np.arange(n) * 2**0.5, np.float64),
         step=rng.standard_normal((n, len(some), length)),
         value=np.concatenate([value, -value]),
         key=rng.standard_normal((n, s.d_state, length)),
