@@ -89,7 +89,7 @@ def test_groups_corrections_and_scales_of_sigmoid_routers_and_latent_attention()
         ("qwen3_5_text", "gated delta rule", {"mixer_input": "in_proj_qkv", "mixer_gate": "in_proj_z",
                                               "mixer_rate": "in_proj_b", "mixer_step": "in_proj_a"}),
         ("qwen3_next", "gated delta rule", {"mixer_input": "in_proj_qkvz", "mixer_step": "in_proj_ba"}),
-        ("lfm2", "short convolution", {"conv_taps": "conv", "output": "out_proj"}),
+        ("lfm2", "gated convolution", {"conv_filter": "conv", "conv_out": "out_proj"}),
     ],
 )  # fmt: skip
 def test_convolutions_and_recurrences(family: str, words: str, roles: dict[str, str]) -> None:

@@ -46,10 +46,11 @@ def stranger(family: str, **fields: Any) -> Any:
 
 
 # Separate, fused in blocks and in groups; grouped heads; rotated in halves and by share (ALiBi: bloom below); tables of
-# positions, of distances, of segments; gates; pre, post, sandwich, res-post; gains 1 + w; norms of queries, of one
-# head and of all; transposed maps; patches; a second stack with cross-attention; heads tied, scaled, transformed.
+# positions, of distances, of segments; gates; convolutions; pre, post, sandwich, res-post; gains 1 + w; norms of
+# queries, of one head and of all; transposed maps; patches; a second stack with cross-attention; heads tied,
+# scaled, transformed.
 FAMILIES = ["llama", "gpt2", "bert", "gemma3", "gpt_neox", "falcon-grouped", "phi", "olmo2", "mpnet", "t5-gated", "vit",
-            "bart", "opt", "qwen3"]  # fmt: skip
+            "bart", "opt", "qwen3", "lfm2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAMILIES)

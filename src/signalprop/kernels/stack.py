@@ -10,20 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    AttentionShape,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    Shapes,
-    uniform_kernel,
-)
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, Shapes, uniform_kernel
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.kinds import kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from signalprop.network.activations import ACTIVATIONS
-from signalprop.streams.replay import Map, Replayed, Routing, Rows, feed_forward, split_features
+from signalprop.streams.replay import Map, Replayed, Routing, Rows, feed_forward
+from signalprop.streams.routing import choose
 
 _FEW = 3  # tokens that are tried first
 _FUNCTIONS = list({f.name: f for f in ACTIVATIONS.values()}.values())
@@ -190,29 +191,18 @@ def _routings(
         logits = x @ weight.detach().double().cpu().mT
         logits = logits if own is None else logits + own.detach().double().cpu()
         for rule, (g, top), vector in product(("softmax", "sigmoid"), pairs, vectors):
-            scores = logits.softmax(-1) if rule == "softmax" else logits.sigmoid()
-            choice = scores if vector is None or vector is own else scores + vector.detach().double().cpu().flatten()
-            if g > 1 and k > n // g * top:
+            if g > 1 and (k > n // g * top or n < 2 * g):
                 continue
-            kept_scores = choice if g == 1 else _best_groups(choice, g, top, 1 if rule == "softmax" else 2)
-            mask = torch.zeros_like(scores).scatter_(1, kept_scores.topk(k, -1).indices, 1.0)
+            correction = None if vector is None or vector is own else vector.detach().double().cpu().flatten()
             for normalised in (True, False):
-                chosen = scores * mask
-                chosen = chosen / chosen.sum(-1, keepdim=True) if normalised else chosen
+                rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, own is not None, vector is not None)
+                weights, index = choose(logits, rules, correction)
+                chosen = torch.zeros_like(logits).scatter(1, index, weights)
                 if any(torch.equal(chosen, other) for other in done):
                     continue
                 done.append(chosen)
-                rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, own is not None, vector is not None)
                 yield path, rules, chosen
 
 
 def _counts(name: str) -> bool:
     return "top" in name or "per_tok" in name or "selected" in name or name.endswith("_k")
-
-
-def _best_groups(choice: Tensor, n_groups: int, kept: int, best: int) -> Tensor:
-    """Scores, those outside of the best groups -inf; a group is as good as its `best` experts together."""
-    grouped = split_features(choice, n_groups)
-    of_groups = grouped.topk(min(best, grouped.shape[-1]), -1).values.sum(-1)
-    inside = torch.zeros_like(of_groups).scatter_(1, of_groups.topk(kept, -1).indices, 1.0)
-    return grouped.masked_fill(inside[..., None] == 0, -math.inf).flatten(-2)

@@ -1,6 +1,6 @@
 """Branches that mix tokens by short convolutions and recurrences, computed again in float64 from their weights.
 
-Three are known: a gated short convolution (LFM2), Mamba-2 (Dao and Gu 2024, section 7), and the gated delta rule (Yang,
+Three are known: a gated convolution (LFM2), Mamba-2 (Dao and Gu 2024, section 7), and the gated delta rule (Yang,
 Kautz and Hatamizadeh 2024, equation 10), in the ways in which models store their maps. Others are not proved.
 """
 
@@ -72,24 +72,25 @@ def recurrence(given: Given, last: Map, limit: float) -> Replayed | float:
             if error <= limit and bool(given.target.any()):
                 blind = next(out for where, out in way(replace(given, blind=True)) if where == places)
                 if float((blind - given.target).abs().max()) / size > 64 * error:  # else any recurrence would fit
-                    return Replayed({**places, "output": (last.path, None)}, error, mixer=name)
+                    out = "conv_out" if "conv_filter" in places else "output"
+                    return Replayed({**places, out: (last.path, None)}, error, mixer=name)
             best = min(best, error)
     return best
 
 
-def short_convolution(given: Given) -> Iterator[tuple[Places, Tensor]]:
-    """gate * convolution(inner gate * inner); two of the three are alike, so their order is as it is stored."""
+def gated_convolution(given: Given) -> Iterator[tuple[Places, Tensor]]:
+    """after * convolution(before * value); before and value are alike, so their order is as it is stored."""
     width = given.target.shape[-1]
     for m, (path, taps, bias) in product(given.maps, given.taps):
         if m.gave.shape[-1] != 3 * width or len(taps) != width:
             continue
         parts = torch.split(m.gave, width, -1)
-        for gate, one, other in ((1, 0, 2), (0, 1, 2), (2, 0, 1)):
-            rows = [slice(i * width, (i + 1) * width) for i in (gate, one, other)]
-            names = ("conv_gate", "conv_inner_gate", "conv_inner")
-            places: Places = {name: (m.path, part) for name, part in zip(names, rows, strict=True)}
-            out = parts[gate] * given.convolved(parts[one] * parts[other], taps, bias)
-            yield {**places, "conv_taps": (path, None)}, out
+        for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+            before, after, value = order
+            rows = {f"conv_{name}": i for name, i in zip(("before", "after", "value"), order, strict=True)}
+            places: Places = {role: (m.path, slice(i * width, (i + 1) * width)) for role, i in rows.items()}
+            out = parts[after] * given.convolved(parts[before] * parts[value], taps, bias)
+            yield {**places, "conv_filter": (path, None)}, out
 
 
 def mamba2(given: Given) -> Iterator[tuple[Places, Tensor]]:
@@ -169,7 +170,7 @@ def _delta_inputs(
         yield two_places, torch.cat(parts[:3], -1), parts[3], rate, step
 
 
-_WAYS = {"short convolution": short_convolution, "Mamba-2": mamba2, "gated delta rule": gated_delta}
+_WAYS = {"gated convolution": gated_convolution, "Mamba-2": mamba2, "gated delta rule": gated_delta}
 
 
 def _grouped(x: Tensor, n_groups: int, n_heads: int) -> Tensor:
