@@ -19,6 +19,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layout import ROLES
 from signalprop.streams.anatomy import Branch, Stack
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.experts import SPARSE
+from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
 from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
@@ -120,8 +122,9 @@ def mapping_with_roles(
 def sayable(replayed: Replayed) -> bool:
     """Whether an Architecture has a word for what was proved."""
     routing = replayed.routing
-    plain = routing is None or not (routing.transposed or routing.biased)
-    return plain and replayed.latent is None and all(role in ROLES for role in replayed.weights)
+    plain = routing is None or not (routing.transposed or routing.biased or routing.scores == SPARSE)
+    known = plain and replayed.latent is None and replayed.activation != CLAMPED
+    return known and all(role in ROLES for role in replayed.weights)
 
 
 def with_proved_weights(mapping: Mapping, roles: Roles) -> Mapping:
