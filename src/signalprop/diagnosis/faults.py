@@ -98,7 +98,7 @@ def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
     known = [
         (s.layer, factor, gain)
         for s, w in pairs(d)
-        if (factor := known(s.norm_factor[:1])) and (gain := known(w.norm_gain[:1]) or [1.0])
+        if (factor := without_none(s.norm_factor[:1])) and (gain := without_none(w.norm_gain[:1]) or [1.0])
     ]
     factors = {layer: factor[0] for layer, factor, _ in known}
     off = tuple(layer for layer, value in factors.items() if abs(value * math.sqrt(layer + 1) - 1) > NORM_OFF)
@@ -211,6 +211,6 @@ def pairs(d: Diagnosis) -> Iterable[tuple[LayerSignal, Weights]]:
     return [(s, weights[s.stack, s.layer]) for s in d.signal if (s.stack, s.layer) in weights]
 
 
-def known(values: Sequence[float | None]) -> list[float]:
+def without_none(values: Sequence[float | None]) -> list[float]:
     """Without those that were not measured."""
     return [value for value in values if value is not None]

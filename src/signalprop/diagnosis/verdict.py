@@ -25,7 +25,7 @@ from signalprop.diagnosis.bounds import (
     ONE_DIRECTION,
     ONE_HOT,
 )
-from signalprop.diagnosis.faults import faults, known
+from signalprop.diagnosis.faults import faults, without_none
 from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict
 from signalprop.results.text import named, ranges
 from signalprop.theory.bounds import growth_exponent
@@ -57,10 +57,10 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
 
 
 def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
-    entropies = {s.layer: float(np.mean(known(s.entropy))) for s in d.signal if known(s.entropy)}
+    entropies = {s.layer: float(np.mean(without_none(s.entropy))) for s in d.signal if without_none(s.entropy)}
     sharp = tuple(layer for layer, entropy in entropies.items() if entropy < ONE_HOT)
     if sharp:
-        stds = [max(known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
+        stds = [max(without_none(s.score_std), default=0.0) for s in d.of_layers(sharp)]
         yield Verdict(
             severity="warning",
             kind="one-hot attention",
