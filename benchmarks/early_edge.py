@@ -1,7 +1,7 @@
 """The early edge: the learning rate of the sublayers at which the first steps halve 1 - token correlation.
 
 python -m benchmarks.early_edge --predict    # docs/first-steps/edge-predictions.json, before anything is measured
-python -m benchmarks.early_edge              # measure the cells that have no row yet; first_steps --page writes the page
+python -m benchmarks.early_edge              # measure the cells that have no row yet
 """
 
 from __future__ import annotations
