@@ -111,10 +111,10 @@ def fit(
     """Rescale a model in place so that its activations fit a number format: the same function, in other units.
 
     The residual stream is divided by one power of two (in embeddings, in what writes to the stream, and in the second
-    norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the gain of the norm before it. Values
-    and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can move
-    (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and so is
-    the stream where norms reset it (post-norm), it is read without one, or its input is computed.
+    norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the gain of the norm before it.
+    Values and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can
+    move (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and
+    so is the stream where norms reset it (post-norm), it is read without one, or its input is computed.
 
     Args:
         model: in a type that holds its activations (float32).
