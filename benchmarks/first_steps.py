@@ -22,7 +22,7 @@ from benchmarks.timing import table
 from signalprop.data.batches import Batch, load_text, text_batch, word_ids
 from signalprop.files.storage import read_json, write_json, write_text
 from signalprop.models.transformer import batch_tensors
-from signalprop.theory.first_step import step_of
+from signalprop.theory.first_step import CONSTANTS, step_of
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "first-steps"
 PREDICTIONS, ROWS = FOLDER / "predictions.json", FOLDER / "rows.json"
@@ -41,8 +41,6 @@ SCHEMES = {
 SHAPES = ((6, 64), (24, 64))
 MORE = {"xavier": ((6, 256),), "deepscalelm": ((6, 256),), "deepnorm": ((6, 256), (96, 64)),
         "gpt2": ((6, 256), (96, 64))}  # fmt: skip
-# measured over predicted of xavier before norms, 6 and 24 layers (Muon: 6), width 64, seeds 0 and 1
-CONSTANTS = {"adam": 1.37, "sgd": 1.72, "muon": 2.13}
 SEEN = {
     (name, layers, 64) for name in ("xavier", "gpt2", "deepscalelm", "deepnorm", "rezero", "lns") for layers in (6, 24)
 }
@@ -170,6 +168,7 @@ def pairs() -> list[dict[str, Any]]:
 
 def picture(found: list[dict[str, Any]]) -> None:
     """Predicted against measured."""
+    plt.rcParams["svg.hashsalt"] = "first steps"
     figure, axes = plt.subplots(figsize=(5.5, 5))
     ends = np.array([0.01, 1e5])
     axes.fill_between(ends, ends / 1.5, ends * 1.5, alpha=0.2, color="gray", label="factor 1.5")
@@ -190,7 +189,12 @@ def write_page() -> None:
         parts.append("Nothing has been measured yet.")
     else:
         picture(found)
-        parts += [_summary(found), "![predicted against measured](first-steps/predicted.svg)", _cells(found)]
+        parts += [
+            _summary(found),
+            "![predicted against measured](first-steps/predicted.svg)",
+            _cells(found),
+            _carried(found),
+        ]
     write_text(PAGE, "\n\n".join(part.strip() for part in parts) + "\n")
 
 
@@ -221,6 +225,26 @@ def _cells(found: list[dict[str, Any]]) -> str:
         rows.append([f"`{name}`", SCHEMES[name], str(layers), str(width), *shown])
     lead = "Measured over predicted, geometric mean of two seeds; bold where it is not within 1.5:"
     return lead + "\n\n" + table(["scheme", "norm", "layers", "width", *OPTIMIZERS], rows)
+
+
+def _carried(found: list[dict[str, Any]]) -> str:
+    """How the rate of one and the same change goes with depth and width, by scheme, for Adam."""
+    rows = []
+    for name in SCHEMES:
+        cells = {(c["layers"], c["width"]): c for c in found if (c["scheme"], c["optimizer"]) == (name, "adam")}
+        row = [f"`{name}`", SCHEMES[name]]
+        for (short, narrow), (deep, wide) in (((6, 64), (24, 64)), ((6, 64), (6, 256))):
+            pair = [cells.get(shape) for shape in ((short, narrow), (deep, wide))]
+            for what in ("change", "measured"):
+                both = [c[what] for c in pair if c is not None]
+                row.append(f"{-np.log(both[1] / both[0]) / np.log(4):.2f}" if len(both) == 2 else "")
+        rows.append(row)
+    lead = (
+        "## Carrying a learning rate over\n\n"
+        "Exponents of the rate whose first step of Adam makes the same change, over depth (6 to 24 layers) and width\n"
+        "(64 to 256), predicted and measured; `signalprop frontier` prints them for any network:"
+    )
+    return lead + "\n\n" + table(["scheme", "norm", "depth", "measured", "width", "measured"], rows)
 
 
 if __name__ == "__main__":

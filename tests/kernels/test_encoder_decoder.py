@@ -61,6 +61,19 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_a_final_norm_takes_away_the_gain_of_the_last_post_norm() -> None:
+    """The gradient before that post-norm stays, so relative to the one after it all rise by the gain squared."""
+    table = sp.scheme("xavier")(sp.Architecture(**BASE, norm_placement="post", final_norm=True))
+
+    def gradient(gain: float) -> np.ndarray:
+        gains = np.append(table.norm_gain[:-1], gain)
+        profile = sp.predict(table.with_columns(norm_gain=gains), fidelity="kernel")
+        assert profile.gradient is not None
+        return profile.gradient["stream_in"].log_variance
+
+    assert gradient(3.0) - gradient(1.0) == pytest.approx(np.log(9.0), abs=1e-3)
+
+
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_whole_networks_agree_with_built_ones(placement: Any) -> None:
     """Where averages over positions are 20 % and more off at the decoder's first gradient, kernels are not."""

@@ -13,8 +13,8 @@ from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.ends import sequences
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.measurement.simulation import simulate
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, from_tokens, zipf
 from signalprop.network.kinds import kind_named
 from signalprop.results.profile import POINTS, Profile

@@ -23,18 +23,8 @@ import signalprop as sp
 from signalprop import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    AttentionShape,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    gradient_step,
-    kernel_step,
-)
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, gradient_step, kernel_step
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kernels.transforms import dks
 from signalprop.measurement import measure

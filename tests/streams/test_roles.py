@@ -46,10 +46,11 @@ def stranger(family: str, **fields: Any) -> Any:
 
 
 # Separate, fused in blocks and in groups; grouped heads; rotated in halves and by share (ALiBi: bloom below); tables of
-# positions, of distances, of segments; gates; pre, post, sandwich, res-post; gains 1 + w; norms of queries, of one
-# head and of all; transposed maps; patches; a second stack with cross-attention; heads tied, scaled, transformed.
+# positions, of distances, of segments; gates; convolutions; pre, post, sandwich, res-post; gains 1 + w; norms of
+# queries, of one head and of all; transposed maps; patches; a second stack with cross-attention; heads tied,
+# scaled, transformed.
 FAMILIES = ["llama", "gpt2", "bert", "gemma3", "gpt_neox", "falcon-grouped", "phi", "olmo2", "mpnet", "t5-gated", "vit",
-            "bart", "opt", "qwen3"]  # fmt: skip
+            "bart", "opt", "qwen3", "lfm2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -118,7 +119,8 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     ("family", "fields", "why"),
     [
         ("mamba2", {"num_heads": 8, "head_dim": 8, "n_groups": 1}, "branch: Mamba-2: proved, and no Architecture"),
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 8}, "attention: what q_proj, k_proj, v_proj are to .*o_proj"),
+        ("gpt_oss", {"num_local_experts": 4, "head_dim": 8}, "attention with sinks: proved, and no Architecture"),
+        ("minimax", {"layer_types": ["linear_attention"] * 3, "num_local_experts": 4}, "qkv_proj, output_gate are to"),
     ],
 )  # fmt: skip
 def test_a_weight_that_is_not_proved_is_named(family: str, fields: dict[str, Any], why: str) -> None:
@@ -216,7 +218,8 @@ def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Co
     assert weights["sublayers"][2]["key"] == "model.layers.1.self_attn.k_proj"
     mixtral = command("anatomy", str(tmp_path / "mixtral"))
     assert "3 x 4 experts, 2 a token by softmax: router model.layers.*.mlp.gate, expert_gate" in mixtral.out
-    stranger("gpt_oss", num_local_experts=4, head_dim=8).save_pretrained(tmp_path / "gpt_oss")
-    refused = command("anatomy", str(tmp_path / "gpt_oss"))
-    assert refused.status == 0 and "weights proved      of 0 of 6 branches" in refused.out
-    assert "not predicted       model.layers.0 attention: what q_proj, k_proj, v_proj are" in refused.out
+    lightning = stranger("minimax", num_local_experts=4, layer_types=["linear_attention"] * 3)
+    lightning.save_pretrained(tmp_path / "minimax")
+    refused = command("anatomy", str(tmp_path / "minimax"))
+    assert refused.status == 0 and "weights proved      of 3 of 6 branches" in refused.out
+    assert "not predicted       model.layers.0 feed-forward: what qkv_proj, output_gate are" in refused.out

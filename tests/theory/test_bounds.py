@@ -16,8 +16,8 @@ from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.transformer import surroundings
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization

@@ -10,20 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    AttentionShape,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    Shapes,
-    uniform_kernel,
-)
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, Shapes, uniform_kernel
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.kinds import kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
@@ -103,6 +93,18 @@ class Stack:
             branch.memory = memory
 
     # --- forward ---
+
+    def enter(self, start: State) -> State:
+        """What enters the first sublayer, from the model's input."""
+        return start
+
+    def leave(self, last: State) -> State:
+        """What is read of the last stream."""
+        return last
+
+    def back(self, gradient: State) -> State:
+        """The gradient at the last stream, from that of what is read of it."""
+        return gradient
 
     def run(self, start: State, rows: Sequence[int], see: See | None = None) -> State:
         """The stream after some sublayers, which make whole layers.
@@ -314,6 +316,8 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
             shapes.append(ALiBi.heads(a.n_heads) if a.positions == "alibi" and kind_of(p, i).attends_itself else ())
     if p.shaping.kind == "none" or not p.shaping.calibrated:
         return shapes
+    if a.streams is not None:
+        raise InputError("calibrated attention is set for one residual stream; leave calibrated out, or streams")
     if not a.causal:
         raise InputError("calibrated attention needs a causal stack: without a mask it would hold for one length only")
     attends = rows_where(p, lambda kind: kind.attends_itself)

@@ -292,18 +292,8 @@ class Parametrization(Document):
             parallel=table.parallel,
             weights={role: np.array([row.weights.get(role, 0.0) for row in rows]) for role in ROLES},
             biases={role: np.array([row.biases.get(role, 0.0) for row in rows]) for role in ROLES},
-            skip=np.array([row.skip for row in rows]),
-            branch=np.array([row.branch for row in rows]),
-            norm_gain=np.array([row.norm_gain for row in rows]),
-            norm_scale=np.array([row.norm_scale for row in rows]),
-            post_norm_gain=np.array([row.post_norm_gain for row in rows]),
-            norm_slope=np.array([row.norm_slope for row in rows]),
             score_scale=np.array([a.score_scale if row.score_scale is None else row.score_scale for row in rows]),
-            value_skip=np.array([row.value_skip for row in rows]),
-            attention_gain=np.array([row.attention_gain for row in rows]),
-            shape_in=np.array([row.shape_in for row in rows]),
-            shape_out=np.array([row.shape_out for row in rows]),
-            shape_gain=np.array([row.shape_gain for row in rows]),
+            **{name: np.array([getattr(row, name) for row in rows]) for name in _PLAIN if name != "score_scale"},
             learning_rates={
                 name: np.array([row.learning_rates.get(name, 1.0) for row in rows]) for name in LEARNING_RATES
             },
@@ -465,8 +455,9 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
     rows = layout(architecture)
     n = len(rows.kind)
     zero, one = np.zeros(n), np.ones(n)
-    zero.setflags(write=False)  # all columns share them
-    one.setflags(write=False)
+    plain: dict[str, Any] = {name: np.full(n, value) for name, value in _PLAIN.items()}
+    for column in (zero, one, *plain.values()):  # roles share them
+        column.setflags(write=False)
     return Parametrization(
         architecture=architecture,
         scheme=scheme,
@@ -478,18 +469,7 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
         parallel=rows.parallel,
         weights=dict.fromkeys(ROLES, zero),
         biases=dict.fromkeys(ROLES, zero),
-        skip=one,
-        branch=one,
-        norm_gain=one,
-        norm_scale=one,
-        post_norm_gain=one,
-        norm_slope=np.full(n, _PLAIN["norm_slope"]),
-        score_scale=np.full(n, architecture.score_scale),
-        value_skip=zero,
-        attention_gain=one,
-        shape_in=zero,
-        shape_out=zero,
-        shape_gain=zero,
+        **plain | {"score_scale": np.full(n, architecture.score_scale)},
         learning_rates=dict.fromkeys(LEARNING_RATES, one),
         embedding=Embedding(token=0.0, scale=architecture.embedding_scale),
         head=Head(weight=0.0),

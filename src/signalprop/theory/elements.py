@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.network.activations import dual
+from signalprop.network.duals import dual
 from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.logs import correlation, log_add
 
@@ -74,7 +74,7 @@ def dropped(x: Pair, p: float) -> Pair:
 
 
 def activated(x: Pair, name: str) -> Pair:
-    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.network.activations.dual`."""
+    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.network.duals.dual`."""
     q = dual(name, x[0], correlation(x[1], x[0]))
     return q.second_moment, q.covariance_moment
 

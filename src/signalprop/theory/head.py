@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization

@@ -11,6 +11,7 @@ from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.gated_convolution.roles import settings
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
+from signalprop.theory.logs import plain
 
 
 class Factors(NamedTuple):
@@ -63,7 +64,7 @@ class GatedConvolution:
         product = (f.filtered[0] * f.after[0], f.filtered[1] * f.after[1])
         out = linear(product, self.gain("conv_out", i), self.bias("conv_out", i))
         variance, covariance = dropped(out, self.p.architecture.dropout)
-        return Branch(_plain(variance), _plain(covariance))
+        return Branch(plain(variance), plain(covariance))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`; variance and covariance do not mix."""
@@ -86,7 +87,3 @@ def of(p: Parametrization, stack: int) -> GatedConvolution:
     taps = np.minimum(np.arange(p.architecture.seq_len) + 1, settings(p.architecture).width)
     pairs = (np.minimum.outer(taps, taps).sum() - taps.sum()) / max(len(taps) * (len(taps) - 1), 1)
     return GatedConvolution(p, (float(taps.mean()), float(pairs)))
-
-
-def _plain(value: Array) -> Array:
-    return float(value) if np.ndim(value) == 0 else value

@@ -20,9 +20,12 @@ class Settings(Value):
     bias: bool = False
 
 
+_DEFAULTS = Settings.model_validate({})
+
+
 def settings(a: Architecture) -> Settings:
     """Of the convolutions of an architecture; the defaults where it has none."""
-    return cast(Settings, a.settings.get("gated_convolution") or Settings.model_validate({}))
+    return cast(Settings, a.settings.get("gated_convolution") or _DEFAULTS)
 
 
 def _square(a: Architecture) -> tuple[int, int]:
