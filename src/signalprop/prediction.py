@@ -84,7 +84,8 @@ def predict(
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, statistics, profile, grid)
-    if backward and chosen != "simulate" and parametrization.skip.ndim == 1 and not _is_shaped(parametrization):
+    one = parametrization.architecture.streams is None and parametrization.skip.ndim == 1
+    if backward and chosen != "simulate" and one and not _is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
     notes = (note, *(() if chosen == "simulate" else _left_out_of(parametrization, statistics, profile)))
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
