@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import cycle, islice
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import numpy as np
@@ -408,7 +409,8 @@ class Architecture(Value):
         What followed from a changed field follows again, unless it is given too: from d_model the heads (their width
         stays; a d_model that it does not divide gets one head) and d_ff (the ratio stays); from norm_placement
         final_norm; and where they were equal, from dropout the other two dropouts, from n_layers n_decoder_layers, from
-        seq_len target_len, from bias qkv_bias, from n_heads n_kv_heads.
+        seq_len target_len, from bias qkv_bias, from n_heads n_kv_heads. Branches that are named layer by layer start
+        again after the last where n_layers grows.
 
         Raises:
             InputError: a bad or unknown field.
@@ -419,6 +421,7 @@ class Architecture(Value):
                 fields[follower] = None
         if changes.get("kind", self.kind) != self.kind:
             fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None, "branches": None}
+        changes = self._branches_at(changes.get("n_layers")) | changes
         fields["settings"] = self._settings_after(changes)
         changes = {key: value for key, value in changes.items() if key != "settings"}
         if changes.get("parallel") is False:
@@ -433,6 +436,13 @@ class Architecture(Value):
             if changes.keys().isdisjoint({"n_heads", "d_head"}):
                 fields |= self._heads_at(d_model)
         return type(self)(**{**fields, **changes})
+
+    def _branches_at(self, n_layers: Any) -> dict[str, Any]:
+        """Branches that are named layer by layer, for so many layers; nothing where they are not."""
+        alike = self.branches is None or _is_one_layer(self.branches) or self.kind == "encoder-decoder"
+        if alike or not _is_width(n_layers):
+            return {}
+        return {"branches": tuple(islice(cycle(self.layer_branches), int(n_layers)))}
 
     def _settings_after(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""

@@ -57,6 +57,17 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     return parts | {"total": sum(parts.values())}
 
 
+def active_parameters(architecture: Architecture) -> int:
+    """Trainable numbers that one token meets: all but those of the experts that it has not chosen."""
+    rows = layout(architecture)
+    idle = sum(
+        int(kind.of(rows).sum()) * kind.part("cost").idle_parameters(architecture)
+        for kind in kinds_in(rows)
+        if kind.has_copies
+    )
+    return count_parameters(architecture)["total"] - int(idle)
+
+
 def n_norms_of(placement: str) -> int:
     """How many norms a placement gives a sublayer."""
     return sum(placement in where for where in (NORM_BEFORE, NORM_ON_BRANCH, NORM_AFTER))
