@@ -25,6 +25,14 @@ def test_every_model_whose_weights_are_known_is_there_and_nothing_overflows_afte
     assert len(exact) >= 215 and all(one["error"] <= SAME for one in exact)
 
 
+def test_a_trained_model_is_what_it_was_in_fp16() -> None:
+    (gemma,) = STORED["checkpoints"].values()
+    half, full = gemma["types"]["float16"], gemma["types"]["float32"]
+    assert half["before"]["not_finite"] > 0 and half["before"]["largest"] is None
+    assert half["after"]["perplexity"] == pytest.approx(full["before"]["perplexity"], rel=0.01)
+    assert full["after"]["perplexity"] == pytest.approx(full["before"]["perplexity"], rel=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["mixtral", "granite"])
 def test_a_model_does_again_what_is_stored(name: str) -> None:
