@@ -42,7 +42,6 @@ LOOSE = {
     "gemma2": 1e-6,  # as Gemma
     "glm4_moe": 1e-6,
     "flex_olmo": 1e-6,
-    "lfm2": 1e-6,
 }  # they scale embeddings, make positions, rotate before a norm, or weigh experts, in single precision
 NO_RULE = ("qwen2_moe", "glm4_moe", "flex_olmo", "lfm2")  # of DeepScaleLM for their kinds
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "bart", "opt-post")

@@ -73,6 +73,12 @@ def test_what_is_proved_is_what_the_family_says(name: str) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+def test_a_class_token_that_is_nearly_zero_is_found() -> None:
+    model: Any = of_family("vit")
+    nn.init.normal_(model.vit.embeddings.cls_token, std=1e-7)
+    assert list(mapping_with_roles(model).embedding.class_tokens) == ["vit.embeddings.cls_token"]
+
+
 STRANGERS: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 4},
     "granite": {"residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
@@ -119,7 +125,8 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     ("family", "fields", "why"),
     [
         ("mamba", {}, "branch: "),
-        ("gpt_oss", {"num_local_experts": 4, "head_dim": 8}, "attention: what q_proj, k_proj, v_proj are to .*o_proj"),
+        ("gpt_oss", {"num_local_experts": 4, "head_dim": 8}, "attention with sinks: proved, and no Architecture"),
+        ("minimax", {"layer_types": ["linear_attention"] * 3, "num_local_experts": 4}, "qkv_proj, output_gate are to"),
     ],
 )  # fmt: skip
 def test_a_weight_that_is_not_proved_is_named(family: str, fields: dict[str, Any], why: str) -> None:
@@ -217,7 +224,8 @@ def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Co
     assert weights["sublayers"][2]["key"] == "model.layers.1.self_attn.k_proj"
     mixtral = command("anatomy", str(tmp_path / "mixtral"))
     assert "3 x 4 experts, 2 a token by softmax: router model.layers.*.mlp.gate, expert_gate" in mixtral.out
-    stranger("gpt_oss", num_local_experts=4, head_dim=8).save_pretrained(tmp_path / "gpt_oss")
-    refused = command("anatomy", str(tmp_path / "gpt_oss"))
-    assert refused.status == 0 and "weights proved      of 0 of 6 branches" in refused.out
-    assert "not predicted       model.layers.0 attention: what q_proj, k_proj, v_proj are" in refused.out
+    lightning = stranger("minimax", num_local_experts=4, layer_types=["linear_attention"] * 3)
+    lightning.save_pretrained(tmp_path / "minimax")
+    refused = command("anatomy", str(tmp_path / "minimax"))
+    assert refused.status == 0 and "weights proved      of 3 of 6 branches" in refused.out
+    assert "not predicted       model.layers.0 feed-forward: what qkv_proj, output_gate are" in refused.out

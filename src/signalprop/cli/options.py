@@ -171,9 +171,13 @@ def changes_in_words(words: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(changed: dict[str, Any]) -> dict[str, Any]:
-    for field in [key for key in changed if "." in key]:  # of a kind's settings: experts.top_k
+    if isinstance(changed.get("streams"), int):  # their number; others of their fields may follow
+        changed["streams"] = {"n": changed["streams"]}
+    for field in [key for key in changed if "." in key]:  # of the streams, or of a kind's settings: experts.top_k
         kind, _, setting = field.partition(".")
-        changed.setdefault("settings", {}).setdefault(kind, {})[setting] = changed.pop(field)
+        place = changed if kind == "streams" else changed.setdefault("settings", {})
+        before = place.get(kind)
+        place[kind] = (before if isinstance(before, dict) else {}) | {setting: changed.pop(field)}
     for field in changed:
         if field not in Architecture.model_fields:
             raise InputError(f"an architecture has no field {field!r}; fields: {', '.join(Architecture.model_fields)}")

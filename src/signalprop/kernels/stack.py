@@ -94,6 +94,18 @@ class Stack:
 
     # --- forward ---
 
+    def enter(self, start: State) -> State:
+        """What enters the first sublayer, from the model's input."""
+        return start
+
+    def leave(self, last: State) -> State:
+        """What is read of the last stream."""
+        return last
+
+    def back(self, gradient: State) -> State:
+        """The gradient at the last stream, from that of what is read of it."""
+        return gradient
+
     def run(self, start: State, rows: Sequence[int], see: See | None = None) -> State:
         """The stream after some sublayers, which make whole layers.
 
@@ -304,6 +316,8 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
             shapes.append(ALiBi.heads(a.n_heads) if a.positions == "alibi" and kind_of(p, i).attends_itself else ())
     if p.shaping.kind == "none" or not p.shaping.calibrated:
         return shapes
+    if a.streams is not None:
+        raise InputError("calibrated attention is set for one residual stream; leave calibrated out, or streams")
     if not a.causal:
         raise InputError("calibrated attention needs a causal stack: without a mask it would hold for one length only")
     attends = rows_where(p, lambda kind: kind.attends_itself)

@@ -21,6 +21,7 @@ from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
+from signalprop.kernels.several import back_of, stack_of
 from signalprop.kernels.stack import Back, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
@@ -123,7 +124,7 @@ def predict_token_kernels(
     check_fits_of(p, None if grid is None else 2 * len(grid.n))
     if a.kind == "encoder-decoder":
         return _of_encoder_decoder(p, inputs, backward)
-    stack = Stack(p, grid=grid)
+    stack = stack_of(p, grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
         note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
@@ -175,6 +176,8 @@ def check_covered(parametrization: Parametrization) -> None:
     """
     if parametrization.architecture.kind == "encoder-decoder":
         raise InputError("an encoder-decoder has two token kernels; take an encoder or a decoder, or predict it")
+    if parametrization.architecture.streams is not None:
+        raise InputError("several residual streams have a token kernel for each pair; predict them with predict")
     check_fits_of(parametrization)
 
 
@@ -230,7 +233,7 @@ def passes(
     """
     columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
     ahead = _Ahead(stack, columns, log_norm, see)
-    last = ahead.run(start, range(stack.n))
+    last = ahead.run(stack.enter(start), range(stack.n))
     see(stack.n, last)
     if top is None:
         return columns, None
@@ -297,9 +300,10 @@ def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
 def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, FloatArray]:
     """The gradient at the last stream, and the kernel of what a post-norm there sends back."""
     stack = ahead.stack
+    last = stack.leave(last)
     kernel, across = top(last, float(token_share(stack.p, ahead.log_norm)))
     gradient = through_final_norm(stack, last, kernel)
-    return gradient, gradient.absolute() if stack.a.has_final_norm else across
+    return stack.back(gradient), gradient.absolute() if stack.a.has_final_norm else across
 
 
 def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Columns, see: See = _unseen) -> list[State]:
@@ -317,7 +321,7 @@ def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Colum
 
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
-        back = Back(stack, across, columns.meet)
+        back = back_of(stack, across, columns.meet)
 
         def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
             back.reads[i] = layer_in

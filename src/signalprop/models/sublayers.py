@@ -193,7 +193,7 @@ def make_sublayer(
     if placement == "res-post":
         first, second = None, first
     parallel = bool(p.parallel[index])
-    return Sublayer(
+    sublayer = Sublayer(
         Branch(function, a.dropout, second),
         first,
         placement=placement,
@@ -203,3 +203,8 @@ def make_sublayer(
         parallel=parallel,
         norm_scale=float(p.norm_scale[index]),
     )
+    if a.streams is not None:
+        from signalprop.models.connections import SublayerOfStreams, connections_of
+
+        return SublayerOfStreams.of(sublayer, connections_of(p, index, seed, dtype))
+    return sublayer

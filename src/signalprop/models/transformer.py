@@ -16,6 +16,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
+from signalprop.models.connections import entered, left
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torch_shapes
@@ -160,7 +161,8 @@ class Stack(nn.Module):
         def one(sublayer: nn.Module, read: Tensor, onto: Tensor | None) -> tuple[None, Tensor]:
             return None, sublayer(read, around, onto)
 
-        stream = through(self.sublayers, self.parallel, one, stream)
+        last = through(self.sublayers, self.parallel, one, entered(self.architecture, stream))
+        stream = left(self.architecture, last)
         return stream if self.final_norm is None else self.final_norm(stream)
 
 

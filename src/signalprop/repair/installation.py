@@ -113,6 +113,11 @@ def apply(
     if attached.mapping.found:  # in the vanilla model; nothing looks for it again
         mapping = attached.mapping
     architecture = attached.mapping.architecture
+    if architecture is not None and architecture.streams is not None:
+        raise InputError(
+            "a scheme is put on one residual stream, and this model has several; build it with the scheme instead:"
+            " sp.build(sp.scheme(NAME)(architecture))"
+        )
     _refuse_multipliers(attached)
     without_numbers = on_meta(model)
     if not without_numbers:

@@ -178,9 +178,9 @@ def as_known(profile: Profile) -> list[str]:
     near = [name for name in near if name == near[0] or apart[name] < math.log(10)]
     names = " and ".join(f"{name} ({number(known_good()[name]['gradient_ratio'])})" for name in near)
     return [
-        f"{'':<20}as in {names}, which train: {number(math.exp(parts.lower))} in the lower half of the layers, where "
-        f"the stream grows {number(math.exp(parts.lower_growth))}-fold, {number(math.exp(parts.upper))} in the upper "
-        f"half ({PAGE}models-that-are-known-to-train)"
+        f"{'':<20}as in {names}, which train{'s' * (len(near) == 1)}: {number(math.exp(parts.lower))} in the lower "
+        f"half of the layers, where the stream grows {number(math.exp(parts.lower_growth))}-fold, "
+        f"{number(math.exp(parts.upper))} in the upper half ({PAGE}models-that-are-known-to-train)"
     ]
 
 

@@ -74,7 +74,8 @@ def network_in_words(*architectures: Architecture) -> str:
     placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
     name = " ".join(word for word in (a.family or "", a.kind) if word)
     norm = "no norm" if placement == "none" else f"{placement}-norm"
-    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}"
+    streams = "" if a.streams is None else f", {a.streams.n} streams ({a.streams.mixing})"
+    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}{streams}"
 
 
 def ranges(layers: Sequence[int]) -> str:

@@ -79,11 +79,10 @@ def step_of(
     assert profile.gradient is not None
     d, last = p.architecture.d_model, profile.forward["stream_out"]
     size = float(last.variance[-1] + last.mean[-1] ** 2)
-    onto_last = profile.gradient["stream_out"].variance * _after(p, profile)  # from the sum
-    onto_last, shared = onto_last / size, profile.gradient["branch"].token_correlation
+    onto_last, to_sum = _onto_last(p, profile) / size, p.branch**2 * _on_branch(p, profile)
+    shared = profile.gradient["branch"].token_correlation
     scale = _top(p, size) * size / tokens**2 if optimizer == "sgd" else 1.0  # absolute gradient per token at the sum
     aligned, scattered = np.zeros(p.n_sublayers), np.zeros(p.n_sublayers)
-    to_sum = p.branch**2 * _on_branch(p, profile)
     for move in _moves(p, profile):
         common = np.divide(
             move.covariance, move.variance, out=np.zeros_like(move.variance), where=move.variance > 0
@@ -143,6 +142,17 @@ def _moves(p: Parametrization, profile: Profile) -> list[_Moves]:
             rate = p.learning_rates[role if group == "weight" else "vectors"]
             out.append(_Moves(change[0], change[1], fan, fan_out, rate, group == "weight"))
     return out
+
+
+def reached(p: Parametrization, profile: Profile) -> FloatArray:
+    """Variance at the last stream of a small change of variance 1 of what a branch puts out, (sublayers,)."""
+    return _onto_last(p, profile) * p.branch**2 * _on_branch(p, profile)
+
+
+def _onto_last(p: Parametrization, profile: Profile) -> FloatArray:
+    """The same of a change at the sum."""
+    assert profile.gradient is not None
+    return profile.gradient["stream_out"].variance * _after(p, profile)
 
 
 def _after(p: Parametrization, profile: Profile) -> FloatArray:

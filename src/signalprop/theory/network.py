@@ -67,13 +67,21 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     if a.kind == "encoder-decoder":
         starts.append(embed(a, p.embedding, inputs.of_decoder, decoder=True))
 
+    ahead_of, back_of = Ahead, Back
+    if a.streams is not None and p.skip.ndim > 1:
+        raise InputError("networks of several residual streams are predicted one by one; give a member of this sweep")
+    if a.streams is not None:
+        from signalprop.theory import several
+
+        ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
+
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
-        ahead = Ahead(part)
+        ahead = ahead_of(part)
         stream = ahead.run(starts)
         if not backward:
             return ahead.series(), None
         top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
-        return ahead.series(), Back(part, ahead, top).run()
+        return ahead.series(), back_of(part, ahead, top).run()
 
     forward, gradient = _in_parts(p, passes)
     return Profile(
@@ -140,6 +148,10 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += log(float(ratio(e.norm_gain**2, total)))
+    if a.streams is not None:
+        from signalprop.theory.several import connections_of
+
+        start += log(connections_of(p).carried() ** 2)
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
     steps = steps + np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
@@ -193,9 +205,17 @@ class Ahead:
         for (_, rows), moments in zip(stacks_of(self.p), starts, strict=True):
             if stream is not None:
                 self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
-            stream = _start(moments, self.lead)
-            stream = through(rows, parallel[rows.start : rows.stop], one, stream, self.see)
+            last = through(rows, parallel[rows.start : rows.stop], one, self.enter(moments), self.see)
+            stream = self.leave(last)
         assert stream is not None
+        return stream
+
+    def enter(self, moments: Moments) -> Stream:
+        """What enters a stack."""
+        return _start(moments, self.lead)
+
+    def leave(self, stream: Stream) -> Stream:
+        """What is read of a stack's last stream."""
         return stream
 
     def read(self, i: int, stream: Stream) -> Read:
@@ -384,7 +404,8 @@ class Back:
             if number:  # the encoder's last stream is read through its final norm
                 gain2 = log(p.head.final_norm_gain**2)
                 gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
-            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, gradient, self.see)
+            start = self.enter(gradient)
+            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.see)
         last = self.out["stream_out"][0][-1].copy()
 
         def series(point: str) -> Series:
@@ -392,6 +413,10 @@ class Back:
             return Series.of(log_variance=np.moveaxis(log_v - last, 0, -1), token_correlation=np.moveaxis(r, 0, -1))
 
         return {point: series(point) for point in POINTS}
+
+    def enter(self, gradient: Gradient) -> Gradient:
+        """The gradient at a stack's last stream, from that of what is read of it."""
+        return gradient
 
     def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
         """One sublayer, as `residual.back_through` asks for it."""
@@ -542,6 +567,8 @@ def met_by(
     That is the log variance before a norm on it, and the token correlation.
     """
     a = p.architecture
+    if a.streams is not None:
+        raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
     second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))

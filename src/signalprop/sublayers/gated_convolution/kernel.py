@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from signalprop.kernels.grid import Grid
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.gated_convolution.moments import GatedConvolution
@@ -61,6 +62,26 @@ class GatedConvolutionKernel:
         return out * float(self.made.gain("conv_filter", i))
 
 
+class OnGrid(GatedConvolutionKernel):
+    """As that of all positions; the last width - 1 of them send gradients back as if more tokens came."""
+
+    def __init__(self, made: GatedConvolution, grid: Grid) -> None:
+        super().__init__(made)
+        self.grid = grid
+
+    def _taken(self, i: int, kernel: FloatArray, *, ahead: bool) -> FloatArray:
+        off, own = self.grid.split(kernel)
+        moves = [self.grid.moved(-k if ahead else k) for k in range(self.width)]
+        pairs = sum(move @ off @ move.T for move in moves)
+        alone = sum(move @ own for move in moves)
+        return self.grid.joined(np.asarray(pairs), np.asarray(alone)) * float(self.made.gain("conv_filter", i))
+
+
 def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> GatedConvolutionKernel:
     """The convolutions of a table."""
     return GatedConvolutionKernel(moments_of(p, stack))
+
+
+def on_grid(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Grid) -> OnGrid:
+    """The same, followed at the nodes of a grid."""
+    return OnGrid(moments_of(p, stack), grid)

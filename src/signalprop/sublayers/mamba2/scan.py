@@ -17,7 +17,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.sublayers.mamba2.roles import Settings
 
 _HEADS, _AT = 64, 64  # heads that are drawn of so many tokens; of fewer tokens more, so that the work is the same
-_FEATURES, _DRAWS, _MOST = 384, 4, 64  # _MOST: features of a drawn head
+_FEATURES, _DRAWS, _MOST = 1536, 4, 64  # _MOST: features of a drawn head
 
 
 class Gains(NamedTuple):
@@ -71,7 +71,7 @@ def noise(s: Settings, length: int, uniform: bool) -> Noise:
         drawn = rng.uniform(-(3**0.5), 3**0.5, (*shape, s.width)) if uniform else rng.standard_normal((*shape, s.width))
         return np.concatenate([drawn, rng.standard_normal((*shape, 1))], -1)
 
-    half = int(max(length, min(4096, _FEATURES * _AT / length)))
+    half = int(max(length, min(12288, _FEATURES * _AT / length)))
     value, gate = np.linalg.qr(rng.standard_normal((2, half, length)))[0] * half**0.5
     value_taps = taps(half)
     return Noise(
@@ -98,7 +98,7 @@ class Scan:
         rate, step: of every drawn head. step_slope: of the softplus.
         value, key, query: mean of x x^T over features, and of the slopes of silu.
         decayed: (groups, heads, T, T), what a state keeps times the step. mixing: times query and key: from x to y.
-        read: x of the drawn features. output: y. opened, opened_slope: silu(z), and its slope.
+        read: x of the drawn features. read_slope: of its silu. output: y. opened, opened_slope: silu(z), and its slope.
         root: what the norm divides by, (groups, 1, 1, T).
     """
 
@@ -113,6 +113,7 @@ class Scan:
     decayed: FloatArray
     mixing: FloatArray
     read: FloatArray
+    read_slope: FloatArray
     output: FloatArray
     opened: FloatArray
     opened_slope: FloatArray
@@ -135,7 +136,9 @@ class Scan:
         y = g * self._through_norm(self.opened / self.root)  # (groups, heads, T, T)
         at_gate = (g * self._through_norm(self.output * self.opened_slope / self.root)).mean((0, 1))
         turned = self.mixing + s.skip * np.eye(len(g))
-        at_value = (turned.mT @ y @ turned).mean((0, 1)) * self.value[1]
+        # what passes D alone is large in the norm where its slope is
+        past = s.skip**2 * g * self._through_norm(self.opened * self.read_slope / self.root)
+        at_value = (turned.mT @ y @ turned - s.skip**2 * y).mean((0, 1)) * self.value[1] + past.mean((0, 1))
         # keys, queries and steps turn many features at once: the norm takes out what is along its output
         along = (self.features * self.opened).mT @ self.read / self.read.shape[2]
         lost = g * self._alike[:, 0] / (self.root[:, 0].mT * self.root[:, 0])  # (groups, T, T)
@@ -220,8 +223,8 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
     root = root * np.sqrt((seen / root**2).mean((0, 1, 2)) * (1 + s.eps / ideal.mean(0)))  # of mean square 1
     return Scan(
         s, z, rate, step, 1 / (1 + np.exp(-before)), (_second(value), _second(value_slope)),
-        (_second(key), _second(key_slope)), (_second(query), _second(query_slope)), decayed, mixing, read, output,
-        opened, gate_slope[np.roll(z.feature, 1, -1)], root,
+        (_second(key), _second(key_slope)), (_second(query), _second(query_slope)), decayed, mixing, read,
+        value_slope[z.feature], output, opened, gate_slope[np.roll(z.feature, 1, -1)], root,
     )  # fmt: skip
 
 
