@@ -37,6 +37,7 @@ SIZES = (
     ("max_window_layers", LAYERS // 2),
     ("use_sliding_window", True),
     ("num_experts num_local_experts n_routed_experts", 16),
+    ("kv_lora_rank q_lora_rank", WIDTH // 2),
     ("moe_intermediate_size", WIDTH),
     ("shared_expert_intermediate_size", 2 * WIDTH),
 )
@@ -56,6 +57,8 @@ def configuration(family: str) -> Any:
     values: dict[str, Any] = {name: value for listed, value in SIZES for name in listed.split() if name in vars(config)}
     if "word_embed_proj_dim" in values:
         values["word_embed_proj_dim"] = WIDTH
+    if "kv_lora_rank" in values:  # every head has keys of its own
+        values["num_key_value_heads"] = values["num_attention_heads"]
     values |= {name: 0.0 for name, value in vars(config).items() if "drop" in name and isinstance(value, float)}
     small = {
         name: i for i, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if hasattr(config, name)

@@ -58,7 +58,7 @@ class AttentionKernel:
         arrived = gradient
         if self.made.given.sink is not None and isinstance(attention, TokenAttention):
             arrived = arrived * _pairs(attention.kept(self.made.given.sink))
-        size = float(self.made.value_size(row, _size(kernel)))
+        size = float(self.made.value_size(row, size_of(kernel)))
         if not self.has_gate:
             return attention.backward(arrived) * (float(row.back) / size)
         opened, slope = self._gate(i, kernel)
@@ -78,7 +78,7 @@ class AttentionKernel:
         values *= size * row.value
         values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
         if isinstance(self.made, Varied):
-            values /= self.made.value_size(row, _size(kernel))
+            values /= self.made.value_size(row, size_of(kernel))
             if self.made.given.sink is not None:
                 values *= _pairs(attention.kept(self.made.given.sink))
         return attention, values
@@ -101,7 +101,7 @@ class AttentionKernel:
         the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
         """
         row = self.made.at(i)
-        size = _size(kernel) if self.a.qk_norm else 1.0
+        size = size_of(kernel) if self.a.qk_norm else 1.0
         size = size if size > 0 else 1.0
         kernel = kernel if size == 1 else kernel / size
         fields: dict[str, Any] = {
@@ -134,7 +134,7 @@ class AttentionKernel:
         qk = float(row.qk)
         if not isinstance(self.made, Varied) or self.made.given.score_cap is None or qk == 0:
             return qk
-        own = max(_size(kernel), 1e-150)
+        own = max(size_of(kernel), 1e-150)
         raw = qk * (own + float(row.query_bias)) * own
         return qk * float(capped(raw, self.made.given.score_cap)) / raw
 
@@ -149,7 +149,7 @@ class AttentionKernel:
         )
 
 
-def _size(kernel: FloatArray) -> float:
+def size_of(kernel: FloatArray) -> float:
     return float(np.diagonal(kernel).mean())
 
 
