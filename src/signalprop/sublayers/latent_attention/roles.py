@@ -23,7 +23,7 @@ class Settings(Value):
             the stream, and turned with those of the queries. d_value: features of a value head.
     """
 
-    rank: int = Field(64, ge=1, le=10_000_000)
+    rank: int = Field(512, ge=1, le=10_000_000)
     query_rank: int = Field(0, ge=0, le=10_000_000)
     d_rotary: int = Field(8, ge=1, le=10_000_000)
     d_value: int = Field(64, ge=1, le=10_000_000)
