@@ -286,8 +286,8 @@ def _module(name: str) -> object:
 
 
 def test_functions_and_tests_that_the_theory_names_exist() -> None:
-    """docs/theory/formulas.md names functions below `signalprop` or `signalprop_lab`, docs/theory/errata.md tests."""
-    page = (ROOT / "docs/theory/formulas.md").read_text(encoding="utf-8")
+    """docs/theory/errata.md names tests, and functions below `signalprop` or `signalprop_lab`."""
+    page = (ROOT / "docs/theory/errata.md").read_text(encoding="utf-8")
     found = 0
     for row in re.findall(r"^\|.*\| (`[^|]+`) \|$", page, re.MULTILINE):
         module = ""
@@ -301,7 +301,7 @@ def test_functions_and_tests_that_the_theory_names_exist() -> None:
             found += 1
     assert found > 50
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    named = re.findall(r"`(test_\w+)`", (ROOT / "docs/theory/errata.md").read_text(encoding="utf-8"))
+    named = re.findall(r"`(test_\w+)`", page)
     assert len(named) > 30
     assert [name for name in named if f"def {name}(" not in tests] == []
 
@@ -336,7 +336,7 @@ def test_the_demo_prints_what_the_readme_shows(
 WRITTEN = {
     "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
     "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
-    "questions", "fresh-families",
+    "questions", "fresh-families", "expert-load",
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ TOP = 65504.0
 FITTED = (
     "gpt2", "llama", "qwen3", "gemma", "gemma3", "t5-gated", "gpt_neox", "phi", "falcon-grouped", "vit", "mistral",
 )  # fmt: skip
-REFUSED = {
+HELD = {
     "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
     "olmo2": "layer 0 attention is res-post-norm: it reads the stream without a norm",
     "opt-open": "there is no norm after the last layer",
@@ -121,13 +121,17 @@ def test_names_in_the_words_of_runtimes() -> None:
     assert left_out(model, {}) == {"reasons": {}, "runtimes": {}}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_one_line_says_why_not(name: str) -> None:
-    model = theirs(name)
-    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    with pytest.raises(sp.InputError, match=REFUSED[name]):
-        fit(model)
-    assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
+@pytest.mark.parametrize("name", HELD)
+def test_where_the_stream_is_held_branches_are_moved_alone(name: str) -> None:
+    """Values, and up where its activation allows it, are brought below; what stays says so, and the function stays."""
+    model, arguments = overflowing(name)
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments, margin=1)
+    assert found.stream == 1 and found.held.startswith(HELD[name]) and found.inner
+    mixed = [one for one in found.activations if one.what == "mixed values"]
+    assert max(one.before for one in mixed) > TOP > max(one.after for one in mixed)
+    assert all(one.after == pytest.approx(one.predicted, rel=1e-6) for one in found.activations)
+    assert difference(exact_logits(model, arguments), before) < 1e-10
 
 
 def test_a_weight_of_two_layers_leaves_the_model_as_it_was() -> None:

@@ -155,6 +155,8 @@ def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
         inner = f"; {len(found.inner)} branches inside, by up to {max(found.inner.values()):g}" if found.inner else ""
         facts += [("divided", f"the stream by {found.stream:g}{inner}"), ("epsilon", found.epsilon)]
         facts.append(("function", f"outputs differ by {_relative(result['error'])} in float64"))
+    if found.held:
+        facts.append(("stream", f"not divided: {found.held}"))
     if found.gain_rounding:
         held = f"off by up to {found.gain_rounding:.1e} where {found.format} holds the weight"
         facts.append(("gains 1 + weight", held))

@@ -1,6 +1,6 @@
 """Attention on token kernels where a token sees a window: every sum over keys or queries is over a range of them.
 
-`TokenAttention` with other ranges; derivation: `docs/theory/attention-variants.md`.
+`TokenAttention` with other ranges; derivation: `docs/theory/attention.md`.
 """
 
 from __future__ import annotations

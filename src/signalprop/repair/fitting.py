@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, is_transposed
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, is_transposed, require_roles
 from signalprop.attachment.live_model import evaluating
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, default_batch, shortened
@@ -56,6 +56,7 @@ class Fit:
     Attributes:
         format: name of the number format. top: its largest number. margin: powers of two that were to stay free.
         stream: what the residual stream was divided by. inner: likewise what is inside of a branch, by its label.
+        held: why no weight can divide the stream of this model, so that only what is inside of branches was moved; "".
         epsilon: what became of the norms' epsilon, in words. matched: whether that keeps the function exactly.
         gain_rounding: largest relative error of a changed gain 1 + weight (Gemma) where the format, or bfloat16 for
             those of 8 bits, holds the weight; 0 where gains are weights.
@@ -70,6 +71,7 @@ class Fit:
     stream: float
     inner: dict[str, float]
     epsilon: str
+    held: str
     matched: bool
     gain_rounding: float
     activations: tuple[Activation, ...]
@@ -109,30 +111,33 @@ def fit(
     The residual stream is divided by one power of two (in embeddings, in what writes to the stream, and in the second
     norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the final norm's gain. Values
     and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can move
-    (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported.
+    (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and so is
+    the stream where norms reset it (post-norm), it is read without one, or its input is computed.
 
     Args:
-        model: pre-norm or sandwich norm, in a type that holds its activations (float32).
+        model: in a type that holds its activations (float32).
         batch: as in `measure`; the factors hold for activations as large as on this text.
         format: fp16, bf16, fp8 (e4m3) or fp8-e5m2. margin: powers of two that are to stay free above the largest.
         mapping: where the signal runs, of a model of no known family.
 
     Raises:
-        InputError: norms on the stream (post-norm resets it) or on branches alone, positions that are computed, weights
-            that are quantised, sharded or shared between sublayers. The model is then as it was.
+        InputError: weights that are quantised, sharded, not known or shared between sublayers. The model is then as it
+            was.
     """
     if format not in FORMATS:
         raise InputError(f"format is {format!r:.60}; expected {', '.join(FORMATS)}")
     if not 0 <= margin <= 8:
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
-    attached = attach(model, mapping)
+    attached = require_roles(attach(model, mapping))
     _refuse(attached)
+    held = _held_stream(attached)
     architecture = attached.mapping.architecture
     batch = default_batch(shortened(architecture)) if batch is None else batch
     arguments = arguments_of(model, attached.mapping, batch)
     epsilon = _Epsilon.of(attached)
     tied = _is_tied(attached)
     places = places_of(attached, along=epsilon.movable, tied=tied)
+    places = [replace(place, stream=0) for place in places] if held else places
     before = largest(attached, places, arguments)
     top = float(torch.finfo(FORMATS[format]).max)
     stream, inner = _factors(places, before, top / 2**margin)
@@ -158,6 +163,7 @@ def fit(
         stream=stream,
         inner={attached.rows[i].label: factor for i, factor in inner.items()},
         epsilon=epsilon.in_words(stream),
+        held=held,
         matched=stream == 1 or epsilon.movable,
         gain_rounding=rounding,
         activations=tuple(
@@ -188,26 +194,31 @@ def _reasons(attached: Attached, places: Sequence[Place], after: Sequence[float]
 
 
 def _refuse(attached: Attached) -> None:
-    """Raise an InputError for a model whose stream has no factor."""
+    """Raise an InputError for a model whose weights cannot be changed."""
     if record_of(attached.model) is not None:
         raise InputError("the model carries a scheme; signalprop.fold(model) first")
     for name, parameter in attached.model.named_parameters():
         if parameter.is_meta or not plain(parameter):
             raise InputError(f"{name} is on the meta device or sharded; fit needs a whole model with its weights")
+
+
+def _held_stream(attached: Attached) -> str:
+    """Why no weight can divide the stream; "" where weights can."""
     for row in attached.rows:
         if row.placement not in _PRE:
             why = {
                 "post": "a norm on the stream resets its scale, so a factor before it changes nothing",
                 "res-post": "it reads the stream without a norm, so a factor on the stream would change it",
             }.get(row.placement, "it reads the stream without a norm")
-            raise InputError(f"{row.label} is {row.placement}-norm: {why}; fit takes pre-norm and sandwich models")
+            return f"{row.label} is {row.placement}-norm: {why}"
     ends = attached.ends
     if ends.final_norm is None:
-        raise InputError("there is no norm after the last layer, so what reads the stream there would see the factor")
+        return "there is no norm after the last layer, so what reads the stream there would see the factor"
     if ends.convolutions:
-        raise InputError("convolutions with an activation make the stream's input; no weight can divide it exactly")
+        return "convolutions with an activation make the stream's input; no weight can divide it exactly"
     if any(isinstance(one, float) for one in (ends.position, ends.decoder_position, ends.segment)):
-        raise InputError("the model computes its positions and adds them to the stream; no weight can divide them")
+        return "the model computes its positions and adds them to the stream; no weight can divide them"
+    return ""
 
 
 def _is_tied(attached: Attached) -> bool:

@@ -66,7 +66,7 @@ class Band(NamedTuple):
     @lru_cache(maxsize=64)  # noqa: B019
     def meetings(self, length: int) -> tuple[float, float, float]:
         """(C_V, C_J, mean of 1/n) under uniform weights: per key, the sum over pairs of rows of A_ik A_jk and of
-        (J_i J_j)_kk, J = diag A - A Aᵀ; docs/theory/attention-variants.md."""
+        (J_i J_j)_kk, J = diag A - A Aᵀ; docs/theory/attention.md."""
         reach = self.window - 1 if self.causal else 2 * (self.window // 2)
         short = min(length, 3 * self.widest)  # rows in the middle of a longer sequence are alike
         n, row = self.lengths(short), np.arange(short)

@@ -1,4 +1,4 @@
-"""What capped scores and a sink change in an attention's numbers: docs/theory/attention-variants.md."""
+"""What capped scores and a sink change in an attention's numbers: docs/theory/attention.md."""
 
 from __future__ import annotations
 

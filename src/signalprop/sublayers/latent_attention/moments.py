@@ -1,6 +1,6 @@
 """Moments through latent attention: ordinary attention with other score variances, values and rotations.
 
-docs/theory/attention-variants.md, "Latent attention".
+docs/theory/attention.md, "Latent attention".
 """
 
 from __future__ import annotations
