@@ -90,9 +90,10 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     scale, latent, inner = p.score_scale**2, d * w["latent_down"], a.n_heads * s.d_value
     value = s.rank * w["latent_up"]
     added = np.divide(a.norm_eps, latent, out=zero.copy(), where=latent > 0)
+    projected = max(1 - 1 / d - 1 / s.rank, 0.0)  # by the norm: the latent itself, and what it is mapped from
     rows = Row(
         zero, zero, value, zero, inner * w["latent_output"], zero,
-        d * w["latent_output"] * (inner / d * value), zero, zero + 1.0, zero, added,
+        projected * d * w["latent_output"] * (inner / d * value), zero, zero + 1.0, zero, added,
     )  # fmt: skip
     query = (s.query_rank or d) * w["latent_query"]
     before = d * w["latent_query_down"] if s.query_rank else zero
