@@ -75,6 +75,8 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     if kind.attends:
         std |= {"query": math.sqrt(case["s0"] / a.d_model), "key": a.d_model**-0.5}
         p = p.with_columns(score_scale=a.d_head**-0.5)
+    if "latent_query" in std:
+        std["latent_query"] *= math.sqrt(case["s0"])
     weights = {f"weight__{role}": value for role, value in std.items()}
     biases = {f"bias__{role}": case["bias"] for role in std if role not in ("query", "key")}
     return p.with_columns(**weights, **biases, **columns), int(across)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from signalprop.kernels.attention import TokenAttention, rotation
 from signalprop.kernels.shaping import Shapes
 from signalprop.network.moments import FloatArray
@@ -23,6 +25,15 @@ class LatentKernel(AttentionKernel):
         self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, None
         self.kept, self.has_gate = {}, False
 
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """As `BranchKernel.forward`."""
+        return super().forward(i, kernel * self.made.aligned(_cosines(kernel)))
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """As `BranchKernel.backward`."""
+        r = _cosines(kernel)
+        return super().backward(i, kernel * self.made.aligned(r), gradient) * self.made.sent_back(r)
+
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         a, size = self.a, size_of(kernel) or 1.0
         s0, share = (float(x) for x in self.made.of_scores(i, size))
@@ -35,6 +46,11 @@ class LatentKernel(AttentionKernel):
             dropout=a.attention_dropout or 0.0, rho=rho, omega=omega, d_head=a.d_head,
         )  # fmt: skip
         return made, size
+
+
+def _cosines(kernel: FloatArray) -> FloatArray:
+    root = 1 / np.sqrt(np.maximum(np.diagonal(kernel), 1e-150))
+    return np.clip(kernel * root * root[:, None], -1.0, 1.0)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> LatentKernel:

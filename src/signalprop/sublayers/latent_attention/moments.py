@@ -16,7 +16,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.moments import Row, Varied, mixes, settings
 from signalprop.sublayers.latent_attention.roles import settings_of
 from signalprop.theory import attention
-from signalprop.theory.elements import Branch, Pair, Rowset, Sent
+from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
 
 
 class Scores(NamedTuple):
@@ -35,10 +35,24 @@ class LatentAttention(Varied):
 
     Attributes:
         parts: the fields of Scores, (5, ..., sublayers). coherence: `rotary` and `rotary_rows` of what rotates.
+        widths: of the stream, and of the latent.
     """
 
     parts: FloatArray | None = None
     coherence: tuple[float, float] = (1.0, 1.0)
+    widths: tuple[int, int] = (1, 1)
+
+    def aligned(self, r: Array) -> Array:
+        """Correlation of two latents after their norm, E cos, over r, that of the tokens they are mapped from."""
+        return 1 - (1 - r * r) / (2 * self.widths[1])
+
+    def sent_back(self, r: Array) -> Array:
+        """What the norm on latents does to the gradient at two tokens of correlation r, of one token where r = 1.
+
+        It takes out the latent's own direction and, with it, the token's; and divides by sizes that differ.
+        """
+        d, rank = self.widths
+        return np.maximum(1 - (2 - r * r) / d - (1 - 3 * r * r) / (2 * rank), 0.0)
 
     def of_scores(self, i: Any, second: Array) -> tuple[Array, Array]:
         """(variance of a score, the share of it that rotates)."""
@@ -69,11 +83,13 @@ class LatentAttention(Varied):
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`."""
-        return Varied.forward(self.turned(i, read[0]), i, read)
+        return Varied.forward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1])))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`."""
-        return Varied.backward(self.turned(i, read[0]), i, read)
+        back = Varied.backward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1]))).stream
+        own, both = self.sent_back(np.ones_like(back.vv)), self.sent_back(read[1])
+        return Sent(BranchBackward(back.vv * own, back.vc * own, back.cv * both, back.cc * both))
 
 
 def of(p: Parametrization, stack: int) -> LatentAttention:
@@ -90,10 +106,9 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     scale, latent, inner = p.score_scale**2, d * w["latent_down"], a.n_heads * s.d_value
     value = s.rank * w["latent_up"]
     added = np.divide(a.norm_eps, latent, out=zero.copy(), where=latent > 0)
-    projected = max(1 - 1 / d - 1 / s.rank, 0.0)  # by the norm: the latent itself, and what it is mapped from
     rows = Row(
         zero, zero, value, zero, inner * w["latent_output"], zero,
-        projected * d * w["latent_output"] * (inner / d * value), zero, zero + 1.0, zero, added,
+        inner * w["latent_output"] * value, zero, zero + 1.0, zero, added,
     )  # fmt: skip
     query = (s.query_rank or d) * w["latent_query"]
     before = d * w["latent_query_down"] if s.query_rank else zero
@@ -105,4 +120,6 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
         plain = attention.rotary_coherence(*turned)
         by = [attention.rotary_coherence(*turned, causal=how) for how in ("pairs", "rows")]
         coherence = (by[0], by[1]) if fields["causal"] else (plain, plain)
-    return LatentAttention(np.stack(rows), False, **fields, parts=np.stack(parts), coherence=coherence)
+    return LatentAttention(
+        np.stack(rows), False, **fields, parts=np.stack(parts), coherence=coherence, widths=(d, s.rank)
+    )
