@@ -115,8 +115,8 @@ def known(pages: dict[str, str], first_steps: str) -> str:
     if adam and edge:
         parts.append(
             "**Predicted before it was run** ([first steps](../first-steps.md)): Adam's first step, claimed within 1.5 "
-            f"in 90%, is in {adam[2]} of {adam[1]} unseen networks, SGD's and Muon's fail; the early edge of the learning "
-            f"rate {edge[1]}: {edge[2]}"
+            f"in 90%, is in {adam[2]} of {adam[1]} unseen networks, SGD's and Muon's fail; "
+            f"the early edge of the learning rate {edge[1]}: {edge[2]}"
         )
     return "\n\n".join(parts)
 
