@@ -2,7 +2,7 @@
 
 python -m benchmarks.first_steps --predict    # docs/first-steps/predictions.json, before anything is measured
 python -m benchmarks.first_steps              # measure the cells that have no row yet, then write the page
-python -m benchmarks.first_steps --page       # only write the page
+python -m benchmarks.first_steps --page       # only write the page, with what benchmarks.early_edge has measured
 """
 
 from __future__ import annotations
@@ -182,6 +182,8 @@ def picture(found: list[dict[str, Any]]) -> None:
 
 def write_page() -> None:
     """The page and its picture, from the stored predictions and rows."""
+    from benchmarks import early_edge  # which takes its networks from here
+
     found = pairs()
     constants = ", ".join(f"{name} {value}" for name, value in read_json(PREDICTIONS)["constants"].items())
     parts = [INTRODUCTION.format(constants=constants, sequences=SEQUENCES, length=LENGTH)]
@@ -195,7 +197,9 @@ def write_page() -> None:
             _cells(found),
             _carried(found),
         ]
-    write_text(PAGE, "\n\n".join(part.strip() for part in parts) + "\n")
+    parts.append(early_edge.section())
+    early_edge.picture()
+    write_text(PAGE, "\n\n".join(part.strip() for part in parts if part) + "\n")
 
 
 def _summary(found: list[dict[str, Any]]) -> str:

@@ -336,7 +336,7 @@ def test_the_demo_prints_what_the_readme_shows(
 WRITTEN = {
     "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
     "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
-    "questions", "fresh-families", "expert-load", "first-steps",
+    "questions", "fresh-families", "expert-load", "first-steps", "several-streams", "fitted",
 }  # fmt: skip
 
 

@@ -73,6 +73,12 @@ def test_what_is_proved_is_what_the_family_says(name: str) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+def test_a_class_token_that_is_nearly_zero_is_found() -> None:
+    model: Any = of_family("vit")
+    nn.init.normal_(model.vit.embeddings.cls_token, std=1e-7)
+    assert list(mapping_with_roles(model).embedding.class_tokens) == ["vit.embeddings.cls_token"]
+
+
 STRANGERS: dict[str, dict[str, Any]] = {
     "granitemoe": {"num_local_experts": 4},
     "granite": {"residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},

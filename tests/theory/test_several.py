@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import signalprop as sp
+from signalprop.cli.options import changes
 from signalprop.errors import InputError
 from signalprop.models.connections import Gates
 from signalprop.network.several import Streams
@@ -120,6 +121,18 @@ def test_built_measured_and_counted(streams: Any) -> None:
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         network(**{"streams": None, **fields})
+
+
+def test_on_the_command_line() -> None:
+    changed = changes(["streams=3", "streams.mixing=hyper", "experts.top_k=1"])
+    assert changed == {"streams": {"n": 3, "mixing": "hyper"}, "settings": {"experts": {"top_k": 1}}}
+    assert changes(["streams=no", "streams.n=2"]) == {"streams": {"n": 2}}
+    assert sp.Architecture.preset("tgs", streams=changed["streams"]).streams == Streams(n=3, mixing="hyper")
+
+
+def test_strong_gates_carry_a_note() -> None:
+    notes = [sp.predict(network({"gate_scale": scale}), INPUTS, backward=False).notes for scale in (1.0, 10.0)]
+    assert [any("standard deviation 4.53" in note for note in of) for of in notes] == [False, True]
 
 
 def test_what_is_derived_for_one_stream_says_so() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from signalprop.attachment.arguments import batch_arguments
 from signalprop.attachment.found import mapping_found
+from signalprop.attachment.found_streams import mapping_of_streams
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
@@ -35,7 +36,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
     model = unwrapped(model)
     own = getattr(model, "signalprop_mapping", None)
     if own is None and find(getattr(getattr(model, "config", None), "model_type", None)) is None:
-        return mapping_found(model, arguments)
+        return mapping_of_streams(model) or mapping_found(model, arguments)
     found: Mapping = own() if own is not None else mapping_of(model)
     return found
 

@@ -211,7 +211,8 @@ class _Ends:
                 table = _flat(p.detach()) if p.ndim and p.shape[-1] == self.width else None
                 if table is None or table.shape != target.shape or not _near(cells + table[n:], target[n:]):
                     continue
-                tokens = [self._parameter(row) for row in (target - table)[:n]]
+                size = float(target.abs().max())
+                tokens = [self._parameter(row, size) for row in (target - table)[:n]]
                 if None in tokens:
                     return "the vectors that stand before the patches are not parameters", {}
                 fields = {
@@ -230,10 +231,13 @@ class _Ends:
                 return mapped, fields
         return "what the stream begins with is not a map of patches and a table of positions", {}
 
-    def _parameter(self, row: Tensor) -> str | None:
-        for name, p in self.model.named_parameters():
-            if p.numel() == row.numel() and _near(p.detach().double().flatten().cpu(), row):
-                return name
+    def _parameter(self, row: Tensor, size: float) -> str | None:
+        """Path of the parameter that this row is, to the rounding of a sum of that size; vectors of one axis last."""
+        for name, p in sorted(self.model.named_parameters(), key=lambda named: -named[1].ndim):
+            if p.numel() == row.numel():
+                held = p.detach().double().flatten().cpu()
+                if float((held - row).abs().max()) <= LIMIT * size:
+                    return name
         return None
 
     def transform(self, end: Tensor, x: Tensor, act: str) -> str | None:

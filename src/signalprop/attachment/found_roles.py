@@ -122,15 +122,20 @@ def mapping_with_roles(
 def sayable(replayed: Replayed) -> bool:
     """Whether an Architecture has a word for what was proved."""
     routing = replayed.routing
-    plain = routing is None or not (routing.transposed or routing.biased or routing.scores == SPARSE)
-    known = plain and replayed.latent is None and replayed.activation != CLAMPED
-    return known and all(role in ROLES for role in replayed.weights)
+    return has_roles(replayed) and replayed.activation != CLAMPED and (routing is None or routing.scores != SPARSE)
+
+
+def has_roles(replayed: Replayed) -> bool:
+    """Whether the weights that were proved are those that an Architecture has, stored as it has them."""
+    routing = replayed.routing
+    plain = routing is None or not (routing.transposed or routing.biased)
+    return plain and replayed.latent is None and all(role in ROLES for role in replayed.weights)
 
 
 def with_proved_weights(mapping: Mapping, roles: Roles) -> Mapping:
     """A mapping that knows the stream alone, with the weights of those branches of which they are proved."""
     items = [
-        replace(item, weights=_weights(one)) if isinstance(one, Replayed) and sayable(one) else item
+        replace(item, weights=_weights(one)) if isinstance(one, Replayed) and has_roles(one) else item
         for item, one in zip(mapping.sublayers, roles.proof.branches, strict=True)
     ]
     return replace(mapping, sublayers=items)

@@ -22,8 +22,8 @@ class Streams(Value):
         mixing: `mhc`: read and write gates, and a matrix of gates made doubly stochastic by Sinkhorn's algorithm
             (DeepSeek-V4, GLM-5.3). `independent`: the same gates without a matrix (Hy4). `hyper`: fixed numbers, of
             which sublayer k reads stream k mod n, all are written alike, and none are mixed (what hyper-connections
-            start as). `input`: two streams, of which the second stays the model's input; every layer begins with
-            x <- keep x + add x0 (modded-nanoGPT, nanochat).
+            start as). `input`: two streams, of which the second stays the model's input (times the table's skips,
+            where they are not 1); every layer begins with x <- keep x + add x0 (modded-nanoGPT, nanochat).
         gate_std: of the gates' weights, which read all streams, normed by their common root mean square. gate_scale:
             factor on what they give (1 in transformers' DeepSeek-V4 and GLM-5.3, 0.01 in Hy4 and in the paper).
         read_bias, write_bias: added to a gate before its sigmoid. write_gain: factor on write gates.

@@ -154,7 +154,7 @@ class _Replay:
         """Modules that may hold a branch's weights: its own; where a norm gives what is added, the layer's children."""
         if branch.module and branch.module != branch.post_norm:
             return [branch.module]
-        children = self.model.get_submodule(layer.path).named_children() if branch.sort == "branch" else ()
+        children = self.model.get_submodule(layer.path).named_children() if branch.sort != "attention" else ()
         return [f"{layer.path}.{name}" for name, _ in children]
 
     def _stored(self, home: str, width: int) -> dict[str, Tensor]:

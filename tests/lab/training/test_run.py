@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from signalprop.errors import InputError
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Schedule
 from signalprop_lab.training.run import Result, train
 from signalprop_lab.training.trainer import rate_factor
@@ -31,6 +32,20 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, four: Result) ->
     assert (longer.steps, longer.eval_loss) == (4, four.eval_loss)
     with pytest.raises(InputError, match="budget"):
         run(tmp_path / "run", "budget.steps=3", resume=True)
+
+
+def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["data.streaming=true", "data.validation=0.2", f"data.source={tmp_path / 'a.txt'}"]
+    (tmp_path / "a.txt").mkdir()
+    for name in "abcdefghijklmnop":
+        (tmp_path / "a.txt" / f"{name}.txt").write_text(f"{name} was here before. " * 60)
+    whole = run(tmp_path / "whole", "budget.steps=4", *settings)
+    run(tmp_path / "run", "budget.steps=2", *settings)
+    begun: list[int] = []
+    given = Position.generator
+    monkeypatch.setattr(Position, "generator", lambda self, seed: begun.append(self.given) or given(self, seed))
+    assert run(tmp_path / "run", "budget.steps=4", *settings, resume=True).eval_loss == whole.eval_loss
+    assert begun == [0, 16]  # a sample of the beginning for the network; then from after two steps of eight examples
 
 
 def test_layers_that_are_computed_again_learn_the_same(tmp_path: Path, four: Result) -> None:
