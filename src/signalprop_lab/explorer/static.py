@@ -31,8 +31,8 @@ _OFFERED = (
 _SCRIPTS = ("softmax.js", "closed_form.js", "schemes.js", "offline.js", "explore.js")
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "library.js")
 _BOUNDS = (
-    "GRADIENT_RATIO", "UPPER_RATIO", "RANK_COLLAPSE", "STREAM_GROWTH", "LATE_SHARE", "NARROW", "FP16_MAX",
-    "LARGEST_IN_STDS",
+    "GRADIENT_RATIO", "GRADIENT_EXCESS", "UPPER_RATIO", "RANK_COLLAPSE", "STREAM_GROWTH", "LATE_SHARE", "NARROW",
+    "FP16_MAX", "LARGEST_IN_STDS",
 )  # fmt: skip
 _INPUTS = ("token_correlation", "segment_correlation", "target_correlation", "loss_fraction")
 
@@ -94,9 +94,19 @@ def _closed_form() -> dict[str, Any]:
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """What `schemes.js` needs of every preset that the page can predict: one stack that reads tokens."""
+    """What `schemes.js` needs of every preset that the page can predict.
+
+    One stack that reads tokens, of attention and feed-forwards as they were before 2024: no kind of sublayer with
+    settings of its own, and heads that are together as wide as the stream.
+    """
     found = {name: Architecture.preset(name) for name in PRESETS}
-    return {name: _fields(a) for name, a in found.items() if a.kind in _KINDS and a.input == "tokens"}
+    return {name: _fields(a) for name, a in found.items() if _is_plain(a)}
+
+
+def _is_plain(a: Architecture) -> bool:
+    usual = all(settings == type(settings).model_validate({}) for settings in a.settings.values())
+    as_wide = a.n_heads * a.d_head == a.d_model
+    return a.kind in _KINDS and a.input == "tokens" and a.branches is None and usual and as_wide
 
 
 def _fields(a: Architecture) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from signalprop.cli import run as run_command
 from signalprop.errors import InputError
 from signalprop_lab.training.position import Position
-from signalprop_lab.training.recipe import Schedule
+from signalprop_lab.training.recipe import Schedule, load_recipe
 from signalprop_lab.training.run import Result, train
 from signalprop_lab.training.trainer import rate_factor
 
@@ -74,3 +75,15 @@ def test_warm_up_stable_decay() -> None:
     schedule = Schedule(kind="wsd", warmup=10, decay=0.25, final=0.1)
     assert [rate_factor(step, 100, schedule) for step in (0, 9, 10, 75)] == [0.1, 1.0, 1.0, 1.0]
     assert rate_factor(99, 100, schedule) == pytest.approx(0.1 + 0.9 / 25)
+
+
+def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["train", "--list"]) == 0
+    rows = {line.split()[0]: line.split()[1:4] for line in capsys.readouterr().out.splitlines()}
+    assert rows["recipe"] == ["reads", "network", "GPU"]
+    assert rows["vit-small"] == ["digits", "no", "no"] and rows["llama-130m"] == ["allenai/c4", "yes", "yes"]
+
+
+def test_wikipedia_has_no_split_to_validate_on() -> None:
+    for name in ("bert-12x768", "bert-48x384"):
+        assert load_recipe(name).data.validation == 0.1

@@ -97,11 +97,11 @@ const offline = (() => {
       const text = `its variance at the first sublayer is ${shown} of that at the last (below 1/${bounds.GRADIENT_RATIO})`;
       return [["the gradient vanishes", text, sure(-ratio - bound), "try pre-norm, deepscalelm or deepnorm", CURE]];
     }
-    const beyond = max(half.excess - bound, half.upper - log(bounds.UPPER_RATIO));
+    const excess = log(bounds.GRADIENT_EXCESS), beyond = max(half.excess - excess, half.upper - log(bounds.UPPER_RATIO));
     if (beyond <= 0) return [];
-    const more = half.excess > bound
-      ? `above ${bounds.GRADIENT_RATIO}, the stream's growth apart`
-      : `${number(exp(min(half.upper, 700)))} over the upper half of the layers, in known models 4 at most`;
+    const more = half.excess > excess
+      ? `above ${bounds.GRADIENT_EXCESS}, the stream's growth apart`
+      : `${number(exp(min(half.upper, 700)))} over the upper half of the layers, in known models 6 at most`;
     const text = `its variance at the first sublayer is ${shown} times that at the last (${more})`;
     return [["the gradient explodes", text, sure(beyond), "try smaller queries and keys, a norm before every branch, or deepscalelm", CURE]];
   }
