@@ -14,7 +14,7 @@ Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
 TRUST = (
-    "damage: predicted by gradients on the first sequence; it tells layers that stand out, and hardly the order of "
+    "damage: predicted by gradients on the first sequence; it tells layers that stand out, and hardly the order of\n"
     f"those below {LEAST_DAMAGE:g} nats per token (docs/diagnosing.md)"
 )
 

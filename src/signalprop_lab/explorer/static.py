@@ -11,7 +11,16 @@ from signalprop.files.storage import write_text
 from signalprop.network.activations import ACTIVATIONS
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
-from signalprop.prediction import LARGE_SCORES, SPREAD, cheapest, gate_growth, scores_note, spread_note
+from signalprop.prediction import (
+    LARGE_SCORES,
+    QUERY_SIZES,
+    SPREAD,
+    cheapest,
+    gate_growth,
+    logits_note,
+    scores_note,
+    spread_note,
+)
 from signalprop.report import findings
 from signalprop.report.html.page import asset as of_report
 from signalprop.report.html.page import embedded, library
@@ -89,6 +98,8 @@ def _closed_form() -> dict[str, Any]:
             "decoder": f"moments are only a rough guide here: {why}; signalprop predict takes token kernels",
             "scores": scores_note("@"),
             "spread": spread_note("@"),
+            "logits": logits_note("@"),
+            "sizes": QUERY_SIZES,
         },
     }
 

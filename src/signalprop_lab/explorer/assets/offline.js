@@ -161,6 +161,11 @@ const offline = (() => {
       const spread = sqrt(2 / a.d) * exp(min(grown, 700));
       if (spread > bounds.SPREAD) found.push(words.spread.replace("@", rough(spread, 2)));
     }
+    const logits = closedForm.decidesFew(table, p.forward.out.at(-1));
+    if (logits) found.push(words.logits.replace("@", rough(logits, 3)));
+    const even = (i) => exp(p.forward.branch[i]) > 0.9 * table.normScale[i] ** 2;
+    const unequal = a.qkNorm && s.norm_placement === "res-post" && !closedForm.range(2 * a.layers).every(even);
+    if (unequal) found.push(words.sizes);
     return found;
   }
 
