@@ -13,7 +13,12 @@ from benchmarks.models import hugging_face
 from benchmarks.timing import shown, summary, table, take_turns
 from signalprop.monitoring import SignalMonitor
 
-NAMES = {"bare again": "bare again (control)", "sampled": "signal", "everything": "everything"}
+NAMES = {
+    "bare again": "bare again (control)",
+    "streams": "signal without attention",
+    "sampled": "signal",
+    "everything": "everything",
+}
 ALSO = ("attention", "rank", "alignment", "outliers", "identity")
 
 TITLE = "Monitoring a run"
@@ -62,9 +67,11 @@ def steps(
 
         return step
 
+    streams = SignalMonitor(model, every=1, jsonl=folder / "streams.jsonl", also=())
     sampled = SignalMonitor(model, every=1, jsonl=folder / "signal.jsonl")
     everything = SignalMonitor(model, every=1, jsonl=folder / "everything.jsonl", also=ALSO)
-    return {"bare": bare, "bare again": bare, "sampled": watched(sampled), "everything": watched(everything)}
+    monitors = {"streams": streams, "sampled": sampled, "everything": everything}
+    return {"bare": bare, "bare again": bare} | {name: watched(monitor) for name, monitor in monitors.items()}
 
 
 def measured(rounds: int = 10, every: int = 50) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
     python -m benchmarks.cast_ranking MODEL --json ranking.json
 
-Every layer alone is cast, all others stay; the loss and the logits are measured on sequences of the built-in text.
+Every layer alone is cast, all others stay; the loss, the divergence from the model without a cast (Kullback-Leibler,
+nats per token) and the logits are measured on sequences of the built-in text. The rise of the loss on a text is that
+divergence plus chance; ranks of the same number on two halves of the text say how much.
 """
 
 from __future__ import annotations
@@ -32,38 +34,59 @@ def ranking(source: str, formats: list[str], sequences: int, length: int) -> dic
     loaded = load(source)
     model, mapping = loaded.model.eval(), mapping_for(loaded.model, None)
     (batch,) = token_batches(None, loaded.tokenizer, length, sequences, sequences, architecture=mapping.architecture)
-    clean, loss = _logits(model, batch)
+    clean, before = _logits(model, batch)
     nothing = Estimate(value=None)
-    out: dict[str, Any] = {"model": loaded.name, "tokens": sequences * length, "loss": loss, "formats": {}}
     attached = attach(model, mapping)
+    layers = [list(layer_maps(attached, group).values()) for group in groups(attached.layout)]
+    out: dict[str, Any] = {
+        "model": loaded.name,
+        "tokens": sequences * length,
+        "loss": float(before.mean()),
+        "formats": {},
+    }
     for name in formats:
         row = Cast(format=name, of="weights", scaled=True, loss=nothing, increase=nothing)
         (found,) = by_map(model, batch, mapping, [row])
-        losses, noises = [], []
-        for group in groups(attached.layout):
-            with cast(model, mapping, Format(name, scaled=True), "weights", list(layer_maps(attached, group).values())):
-                noisy, with_cast = _logits(model, batch)
-            losses.append(with_cast - loss)
-            noises.append(float((noisy - clean).square().mean() / clean.square().mean()))
-        damages = [found.damages[k] for k in range(len(losses))]
-        ranks = {
-            "rank correlation with the loss": float(spearmanr(damages, losses).statistic),
-            "rank correlation with the logits": float(spearmanr(damages, noises).statistic),
-        }
+        measured: dict[str, list[Any]] = {"loss": [], "divergence": [], "logits": []}
+        for maps in layers:
+            with cast(model, mapping, Format(name, scaled=True), "weights", maps):
+                noisy, losses = _logits(model, batch)
+            measured["loss"].append((losses - before).tolist())
+            measured["divergence"].append(_divergence(clean, noisy).tolist())
+            measured["logits"].append([float((noisy - clean).square().mean() / clean.square().mean())])
+        damages = [found.damages[k] for k in range(len(layers))]
+        ranks = {f"damage and {what}": _rank(damages, np.mean(each, -1)) for what, each in measured.items()}
+        for what in ("loss", "divergence"):
+            halves = np.array(measured[what])
+            half = halves.shape[1] // 2
+            ranks[f"{what}, two halves of the text"] = _rank(halves[:, :half].mean(-1), halves[:, half:].mean(-1))
         print(name, ranks, flush=True)
-        out["formats"][name] = {"damage": damages, "loss": losses, "logits": noises, **ranks}
+        means = {what: np.mean(each, -1).tolist() for what, each in measured.items()}
+        out["formats"][name] = {"damage": damages, **means, "ranks": ranks}
     return out
 
 
-def _logits(model: Any, batch: Batch) -> tuple[torch.Tensor, float]:
-    """Of every sequence but its first four positions, each row less its mean; and the loss of all."""
+def _rank(one: Any, other: Any) -> float:
+    return float(spearmanr(one, other).statistic)
+
+
+def _divergence(clean: torch.Tensor, noisy: torch.Tensor) -> torch.Tensor:
+    """Of every token, in nats."""
+    parts = []
+    for p, q in zip(clean.log_softmax(-1), noisy.log_softmax(-1), strict=True):
+        parts.append((p.exp() * (p - q)).sum(-1))
+    return torch.stack(parts)
+
+
+def _logits(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every sequence but its first four positions, each row less its mean; and the loss of each of these tokens."""
     rows, losses = [], []
     for tokens in torch.as_tensor(np.asarray(batch.tokens)):
         with torch.no_grad():
             logits = model(input_ids=tokens[None]).logits[0, :-1]
-        losses.append(torch.nn.functional.cross_entropy(logits, tokens[1:]))
+        losses.append(torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none")[4:])
         rows.append((logits - logits.mean(-1, keepdim=True))[4:])
-    return torch.cat(rows), float(torch.stack(losses).mean())
+    return torch.cat(rows), torch.cat(losses)
 
 
 if __name__ == "__main__":

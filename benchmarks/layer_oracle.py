@@ -1,7 +1,7 @@
 """The stream at the layers' boundaries by plain hooks, which know nothing of signalprop.
 
-A layer is a member of an nn.ModuleList; the stream is the first floating tensor that it is given, and the first of
-that shape that it gives. Between boundaries, what enters a layer's norms is seen as well.
+A layer is a member of an nn.ModuleList or nn.Sequential; the stream is the first floating tensor that it is given, and
+the first of that shape that it gives. Between boundaries, what enters a layer's norms is seen as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADDITIONS = (
 
 @dataclass
 class Layers:
-    """What went through the members of one ModuleList, call by call: variances of the stream and of its gradient.
+    """What went through the members of one list of modules, call by call: variances of the stream and of its gradient.
 
     `norms`: the norms inside that ran, with the variance of what entered, call by call.
     """
@@ -63,7 +63,7 @@ def projected(output: Any) -> Tensor:
 
 
 def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, str] | None = None) -> list[Layers]:
-    """Every ModuleList whose members ran, with the stream at its layers; one forward and one backward pass.
+    """Every list of modules whose members ran, with the stream at its layers; one forward and one backward pass.
 
     Args:
         begins: norm by layer, by their paths, of layers that begin with a norm on the stream: what leaves it counts as
@@ -71,7 +71,9 @@ def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, st
     """
     norms = {model.get_submodule(layer): model.get_submodule(norm) for layer, norm in (begins or {}).items()}
     lists = [
-        (path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module)
     ]
     seen = [Layers(path) for path, _ in lists]
     handles = []
@@ -141,6 +143,6 @@ def apart(values: Any, others: Any) -> float:
 
 
 def nearest(layers: list[Layers], fits: Callable[[Layers], float]) -> tuple[Layers, float] | None:
-    """The ModuleList that fits best, and how far it is off."""
+    """The list of modules that fits best, and how far it is off."""
     found = [(one, fits(one)) for one in layers]
     return min(found, key=lambda pair: pair[1], default=None)

@@ -1,11 +1,9 @@
-"""Small models that are not from transformers, with inputs: PyTorch's own, GPTs of one file, x-transformers, diffusers.
-
-timm is not among them: it cannot be imported without a torchvision that fits the installed PyTorch.
-"""
+"""Small models that are not from transformers: PyTorch's own, GPTs of one file, x-transformers, diffusers, timm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -220,6 +218,21 @@ def _wan() -> Made:
     }
 
 
+def declare_operators() -> None:
+    """Names that torchvision looks for on import; one built for another PyTorch lacks them, and no model here calls."""
+    with suppress(RuntimeError):
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
+
+
+def _timm(name: str, side: int = 32) -> Made:
+    import timm
+
+    sizes = {"img_size": side, "patch_size": side // 4, "embed_dim": WIDTH, "depth": LAYERS, "num_heads": HEADS}
+    model = timm.create_model(name, pretrained=False, num_classes=10, **sizes)
+    return model, {"x": _stream(3, side, side)}
+
+
 OTHERS: dict[str, tuple[str, Callable[[], Made]]] = {
     "torch: TransformerEncoder, post-norm": ("", _torch_encoder),
     "torch: TransformerEncoder, pre-norm": ("", lambda: _torch_encoder(norm_first=True)),
@@ -246,6 +259,11 @@ OTHERS: dict[str, tuple[str, Callable[[], Made]]] = {
     "diffusers: Sana": ("diffusers", _sana),
     "diffusers: CogVideoX": ("diffusers", _cogvideo),
     "diffusers: Wan": ("diffusers", _wan),
+    "timm: ViT": ("timm", lambda: _timm("vit_tiny_patch16_224")),
+    "timm: DeiT III": ("timm", lambda: _timm("deit3_small_patch16_224")),
+    "timm: EVA-02": ("timm", lambda: _timm("eva02_tiny_patch14_224", 28)),
+    "timm: BEiT": ("timm", lambda: _timm("beit_base_patch16_224")),
+    "timm: CaiT": ("timm", lambda: _timm("cait_xxs24_224")),
 }
 
 

@@ -29,6 +29,7 @@ MODULES = (
     "applied",
     "attention",
     "throughput",
+    "stored_weights",
 )
 IN_A_BROWSER = ("report", "explore")  # they need Chromium, and run only when they are named
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`

@@ -7,7 +7,9 @@
     python -m benchmarks.reach --page        # only the page
 
 Every model is small and random (`benchmarks.small_models`) and runs in a process of its own, with 30 seconds of
-a core and 8 GiB. The models of others need packages: pip install diffusers x-transformers. Nothing is downloaded.
+a core and 8 GiB. The models of others need packages: pip install diffusers x-transformers. Those of timm are given by
+name, with timm and torchvision in a folder of their own on PYTHONPATH: pip install --no-deps --target FOLDER timm
+torchvision. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from torch import nn
 
 import signalprop as sp
 from benchmarks.layer_oracle import Layers, apart, boundaries, floating, nearest, projected
-from benchmarks.other_models import OTHERS, other_model
+from benchmarks.other_models import OTHERS, declare_operators, other_model
 from benchmarks.reach_page import FILE, SCHEMES, write_page
 from benchmarks.small_configs import config_types, small_config
 from benchmarks.small_models import candidate_inputs, model_classes, small_model
@@ -120,8 +122,10 @@ def of_weights(name: str) -> Record:
 def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) -> Record:
     """`signalprop.measure` against plain hooks. `norms` receives the norms that read the stream, with their layers."""
     names = {module: name for name, module in model.named_modules()}
-    oracle = boundaries(model, inputs, entry_norms(model, inputs))
+    begins = entry_norms(model, inputs)
     mapping = attach(model, None, inputs).mapping
+    torch.manual_seed(0)  # of models that mask at random
+    oracle = boundaries(model, inputs, begins)
     torch.manual_seed(0)
     profile = sp.measure(model, inputs, loss=projected)
     rows = layout(profile.architecture)
@@ -146,7 +150,7 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
 
         best = nearest(oracle, fits)
         if best is None or best[1] == float("inf"):
-            raise ValueError(f"{len(first)} layers were measured; the ModuleLists that ran have "
+            raise ValueError(f"{len(first)} layers were measured; the lists of modules that ran have "
                              f"{sorted({len(one.entering) for one in oracle})}")  # fmt: skip
         layers, difference = best
         found.append((layers.path, len(first), difference))
@@ -325,6 +329,8 @@ def main() -> None:
     )
     parser.add_argument("--page", action="store_true", help="run nothing")
     given = parser.parse_args()
+    if any(name.startswith("timm") for name in given.names):
+        declare_operators()
     import transformers
     import transformers.models.llama.modeling_llama  # what most models need, once for all processes
 

@@ -35,10 +35,10 @@ model anew, `--page` only writes this page.
 
 Which models are read, and how far that is proved. Config types of transformers {transformers} are built small (width
 64, one layer of each kind, two at least, random weights; no download, no code from a hub) and run with PyTorch
-{torch}, in single precision. Types that are not here were not tried yet: `python -m benchmarks.reach` tries them.
+{torch}, in single precision. Every config type is here, also those that do not run at these sizes, with the reason.
 
 * *by*: the family's row in the table, or the anatomy that was found in the model itself.
-* *layers*: how many, and of which `ModuleList`: of several stacks, the one with most parameters is measured.
+* *layers*: how many, and of which list of modules: of several stacks, the one with most parameters is measured.
 * *measured*: largest relative difference between the stream's variance by `signalprop.measure` and by plain PyTorch
   hooks (on the layers, and on the norms within them), which know nothing of signalprop. Up to {right:.0e} is right.
   Where a layer begins with a norm on the stream (MiniMax, RWKV, Grounding DINO), what enters it is what leaves that
@@ -71,8 +71,7 @@ def text(stored: Mapping[str, Any]) -> str:
         introduction + "\n" + counts(types, others),
         "## Config types of transformers", *_section(types),
         "## Models of others, with no mapping given",
-        "diffusers and x-transformers are installed for this page alone; timm cannot be "
-        "imported without a torchvision that fits the installed PyTorch.", *_section(others),
+        "diffusers, x-transformers and timm are installed for this page alone.", *_section(others),
     ]) + "\n"  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
 from signalprop.network.architecture import Architecture
-from signalprop.network.kinds import rows_where
+from signalprop.network.kinds import kind_named, rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
@@ -60,7 +60,7 @@ def network(n_layers: int, tokens: int, *, scores: float = 0.0) -> Parametrizati
         attention_dropout=0.0, embedding_dropout=0.0, n_segments=0, final_norm=False,
     )  # fmt: skip
     p = scheme("xavier")(a)
-    feed_forward = p.kind == 2
+    feed_forward = kind_named("feed_forward").of(p)
     root = WIDTH**-0.5
     query = np.where(feed_forward, 0.0, (scores / WIDTH**2) ** 0.25)
     return p.with_columns(

@@ -82,12 +82,73 @@ def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
     return found
 
 
+_CLAIM = re.compile(r"^- (.*?): \*\*(.+?)\*\*", re.MULTILINE)
+
+
+def by_verdict(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
+    """Claims by verdict and title of their page.
+
+    Args:
+        pages: text by file name.
+    """
+    out: dict[str, dict[str, list[str]]] = {}
+    for name, text in pages.items():
+        title = f"[{text.partition(chr(10))[0].removeprefix('# ')}]({name})"
+        for claim, verdict in _CLAIM.findall(text.partition("## Verdict")[2].partition("\n## ")[0]):
+            out.setdefault(verdict, {}).setdefault(title, []).append(claim)
+    return out
+
+
+def known(pages: dict[str, str], first_steps: str) -> str:
+    """What we know now, from the verdicts that are stored."""
+    parts = ["## What we know now", CAUTION]
+    verdicts = by_verdict(pages)
+    for verdict in ("confirmed", "contradicted"):
+        found = verdicts.pop(verdict, {})
+        parts.append(
+            "\n".join([f"**{verdict.capitalize()}**", "", *(f"- {t}: {'; '.join(c)}" for t, c in found.items())])
+        )
+    open_ones = [f"{sum(map(len, found.values()))} {verdict}" for verdict, found in verdicts.items()]
+    parts.append(f"**Not decided**: {', '.join(open_ones)}.")
+    adam = re.search(r"\| adam +\| unseen +\| (\d+) +\| (\d+%) ", first_steps)
+    edge = re.search(r"It \*\*(fails|holds)\*\*: (.*?\.)(?= Far)", first_steps.replace("\n", " "))
+    if adam and edge:
+        parts.append(
+            "**Predicted before it was run** ([first steps](../first-steps.md)): Adam's first step, claimed within 1.5 "
+            f"in 90%, is in {adam[2]} of {adam[1]} unseen networks, SGD's and Muon's fail; "
+            f"the early edge of the learning rate {edge[1]}: {edge[2]}"
+        )
+    return "\n\n".join(parts)
+
+
+def plateau(results: dict[str, Any]) -> str:
+    """When networks of every depth leave the plateau at chance: the first of the rates and warm-ups that were run."""
+    scores: dict[tuple[str, str], list[float | None]] = {}
+    for row in results["rows"]:
+        scores.setdefault((row["method"], row["layers"]), []).append(row["score"])
+    lines = []
+    for (method, layers), found in scores.items():
+        left = [x for x in found if x is not None]
+        said = f"after {min(left):.0f} steps" if left else "not within the budget"
+        lines.append(f"{method}, {layers} layers: {said} ({len(left)} of {len(found)} runs leave it)")
+    return "**Leaving the plateau at chance** ([page](depth-postln.md)): " + "; ".join(lines) + "."
+
+
+CAUTION = """\
+From the verdicts on the pages above. Most trainings read 50 to 77 thousand bytes in 200 to 300 steps: their differences
+say who leaves the plateau at chance first, not who is better trained in the end; the pages say what each could see."""
+
+
 def index(found: list[tuple[str, str, str]]) -> str:
     """The page that lists the others."""
     rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
     text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
     table = markdown_table(["what was trained", "verdict on the claim"], rows)
-    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n"
+    texts = {f"{name}.md": (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name, _, _ in found}
+    steps, depths = FOLDER.parent / "first-steps.md", FOLDER / "depth-postln.json"
+    now = known(texts, steps.read_text(encoding="utf-8") if steps.is_file() else "")
+    now += f"\n\n{plateau(read_json(depths))}" if depths.is_file() else ""
+    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n\n{now}\n"
 
 
 def write_pages() -> int:

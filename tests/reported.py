@@ -59,7 +59,8 @@ def write_run(root: Path, *, steps: int = 40, status: str | None = None, recipe:
     """The directory of a run that logs every step and measures every tenth; it goes on unless it has a status."""
     root.mkdir()
     p = table_of("xavier")
-    metrics = [{"step": step, "loss": 10.0 / step, "learning_rate": 1e-3, "tokens": step, "tokens_per_second": 100.0}
+    metrics = [{"step": step, "loss": 10.0 / step, "learning_rate": 2.5e-6 * step, "tokens": step,
+                "tokens_per_second": 100.0}
                for step in range(1, steps + 1)]  # fmt: skip
     metrics += [{"step": step, "eval_loss": 10.5 / step} for step in range(10, steps + 1, 10)]
     signal = []

@@ -122,7 +122,7 @@ def test_a_sweep_makes_as_many_calls_whatever_its_size() -> None:
 
 def test_a_sweep_holds_few_numbers_per_member_and_sublayer() -> None:
     held = [peak_bytes(lambda p=sweep(size): predict_moments(p, INPUTS)) for size in (500, 1500)]  # type: ignore[misc]
-    assert (held[1] - held[0]) / 1000 / 16 / 8 <= 73  # 68 doubles
+    assert (held[1] - held[0]) / 1000 / 16 / 8 <= 79  # 74 doubles
 
 
 def test_kernels_take_few_matrices() -> None:
@@ -168,7 +168,7 @@ def test_predict_imports_little_beside_its_dependencies() -> None:
         for code in (DEPENDENCIES, COMMAND)
     ]  # fmt: skip
     own = {name for name in loaded[1] - loaded[0] if name.partition(".")[0] == "signalprop"}
-    assert len(own) <= 96  # 91: 20 of them name the commands, 15 are folders of kinds and what these are
+    assert len(own) <= 100  # 97: 20 of them name the commands, 15 are folders of kinds and what these are
     assert len(loaded[1] - loaded[0] - own) <= 30  # 19 to 25 from the standard library, by release
 
 

@@ -84,7 +84,8 @@ def predict(
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, statistics, profile, grid)
-    if backward and chosen != "simulate" and parametrization.skip.ndim == 1 and not _is_shaped(parametrization):
+    one = parametrization.architecture.streams is None and parametrization.skip.ndim == 1
+    if backward and chosen != "simulate" and one and not _is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
     notes = (note, *(() if chosen == "simulate" else _left_out_of(parametrization, statistics, profile)))
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
@@ -201,7 +202,66 @@ def scores_note(variance: str) -> str:
 
 def _left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -> tuple[str, ...]:
     """What predictions leave out that matters here, a sentence each, or ''."""
-    return _large_scores(p), _left_out(p), _cap(p), _window(p, profile), _images(inputs, profile), _unstable(p, profile)
+    return (
+        _large_scores(p),
+        _left_out(p),
+        _gates(p),
+        _cap(p),
+        _window(p, profile),
+        _images(inputs, profile),
+        _unstable(p, profile),
+        _large_logits(p, profile),
+        _query_sizes(p, profile),
+    )
+
+
+QUERY_SIZES = (
+    "QK-norm divides every token by its own size, here by their mean, and the epsilon of norms on branches lets "
+    "sizes differ: token correlations were 5 to 7 % off (fresh OLMo 2, OLMo 3, EXAONE 4)"
+)
+
+
+def _query_sizes(p: Parametrization, profile: Profile) -> str:
+    """What to say of QK-norm on a stream whose tokens differ in size, by the epsilon of norms on branches; else ''."""
+    a = p.architecture
+    if not a.qk_norm or a.norm_placement != "res-post" or p.skip.ndim > 1:
+        return ""
+    if (profile.forward["branch"].variance > 0.9 * p.norm_output**2).all():
+        return ""
+    return QUERY_SIZES
+
+
+def _large_logits(p: Parametrization, profile: Profile) -> str:
+    """What to say of a head whose logits are so large that a few words decide the softmax; '' where it is not."""
+    from signalprop.theory.head import decides_few
+
+    if p.skip.ndim > 1 or profile.gradient is None:
+        return ""
+    variance = decides_few(p, float(profile.forward["stream_out"].log_variance[-1]))
+    return logits_note(f"{variance:.3g}") if variance else ""
+
+
+def logits_note(variance: str) -> str:
+    """What to say of logits of a `variance` that lets a few words decide the softmax."""
+    return (
+        f"logits have variance {variance}: a few words decide the softmax, and what two positions share of it is "
+        "an interpolation (fresh mT5: gradients 1.3 times the measured ones); use fidelity simulate"
+    )
+
+
+# Standard deviation of gates' logits from which the gradient that gates send back is felt (docs/several-streams.md).
+_STRONG_GATES = 2.0
+
+
+def _gates(p: Parametrization) -> str:
+    streams = p.architecture.streams
+    std = 0.0 if streams is None else streams.logit_std(p.architecture.d_model)
+    if std < _STRONG_GATES:
+        return ""
+    return (
+        f"gates between streams have logits of standard deviation {std:.3g}: first gradients were measured 7 to 11 % "
+        "smaller than predicted at 2.56; a smaller gate_scale (0.01 in the paper) starts as one stream"
+    )
 
 
 # Of the score variance over the squared cap: beyond, capped scores are far from Gaussian.

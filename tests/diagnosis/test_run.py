@@ -33,8 +33,9 @@ from signalprop.diagnosis.result import (
     Weights,
 )
 from signalprop.diagnosis.stream import loss
-from signalprop.diagnosis.verdict import ranges, verdicts
+from signalprop.diagnosis.verdict import verdicts
 from signalprop.errors import InputError
+from signalprop.results.text import ranges
 
 
 class TestSections:

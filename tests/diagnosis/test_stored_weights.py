@@ -22,7 +22,7 @@ from signalprop.diagnosis.kept import Kept
 from signalprop.diagnosis.number_counts import CASTS, rounded, statistics, values_of
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
-from signalprop.diagnosis.weight_series import WeightSeries, read_series
+from signalprop.diagnosis.weight_series import SeriesRow, WeightSeries, read_series
 from signalprop.errors import InputError
 from signalprop.files import tensor_files
 from signalprop.files.tensor_files import stored_tensors
@@ -211,6 +211,13 @@ class TestSeries:
         assert WeightSeries.from_json(json.loads(json.dumps(found.to_json()))) == found
         text = series_text(found)
         assert "2 left 0.8 to 1.25 times" in text and "the first layer 2 value" in text
+
+    def test_zeros_that_stay_are_no_growth(self) -> None:
+        change = (None, None, None)
+        stayed = SeriesRow(role="bias", layer=0, stack=None, rms=(0.0, 0.0, 0.0), change=change)
+        moved = SeriesRow(role="bias", layer=1, stack=None, rms=(0.0, 0.0, 0.1), change=change)
+        assert stayed.growth == (1.0, 1.0, 1.0) and stayed.since is None
+        assert moved.growth == (1.0, 1.0, math.inf) and moved.since == 2
 
     def test_command(self, steps: list[str], command: Command, tmp_path: Path) -> None:
         files = {name: str(tmp_path / name) for name in ("series.json", "series.png", "series.html")}

@@ -19,6 +19,7 @@ from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.trace import trace
 from signalprop.network.activations import numbers_of
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
@@ -111,7 +112,7 @@ def table(task: dict[str, Any]) -> Parametrization:
         norm_eps=task["eps"], activation=task["full"], positions="none", bias=task["bias"] > 0, head="none",
     )  # fmt: skip
     p = scheme("xavier")(a)
-    feeds = p.kind == 2
+    feeds = kind_named("feed_forward").of(p)
     columns = {
         "weight__query": np.zeros(p.n_sublayers),
         "weight__value": np.where(feeds, 0.0, task["value"] / 32**0.5),

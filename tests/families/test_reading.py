@@ -31,7 +31,10 @@ CONFIGS = {
     "starcoder2": "Starcoder2Config", "cwm": "CwmConfig", "eurobert": "EuroBertConfig", "ernie": "ErnieConfig",
     "data2vec-text": "Data2VecTextConfig", "mbart": "MBartConfig",
     "mixtral": "MixtralConfig", "olmoe": "OlmoeConfig", "qwen2_moe": "Qwen2MoeConfig", "qwen3_moe": "Qwen3MoeConfig",
-    "glm4_moe": "Glm4MoeConfig",
+    "lfm2": "Lfm2Config", "cohere": "CohereConfig",
+    "cohere2": "Cohere2Config", "gemma2": "Gemma2Config", "glm": "GlmConfig", "glm4": "Glm4Config",
+    "modernbert": "ModernBertConfig", "phi3": "Phi3Config",
+    "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
@@ -72,6 +75,36 @@ PRESETS = {
     "bart-large": ("bart", {"attention_dropout": 0.1}),
     "whisper-tiny": ("whisper", {}),
     "s2t-small": ("speech_to_text", {"attention_dropout": 0.1}),
+    "mixtral-8x7b": ("mixtral", {"max_position_embeddings": 4096}),
+    "olmoe-1b-7b": ("olmoe", {"max_position_embeddings": 4096, "intermediate_size": 1024}),
+    "qwen3-8b": (
+        "qwen3",
+        {
+            "num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 12288,
+            "max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
+    "qwen3-30b-a3b": (
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True, "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        },
+    ),
+    "gemma2-9b": (
+        "gemma2",
+        {
+            "hidden_size": 3584, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "intermediate_size": 14336, "max_position_embeddings": 4096,
+        },
+    ),
+    "lfm2-1.2b": (
+        "lfm2",
+        {
+            "hidden_size": 2048, "num_hidden_layers": 16, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "max_position_embeddings": 4096,
+        },
+    ),
 }  # fmt: skip
 
 

@@ -18,8 +18,9 @@ from signalprop.kernels.shaping import exponential_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import activation, dual
+from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 

@@ -14,18 +14,20 @@ from scipy.linalg import expm, solve_triangular
 from scipy.special import softmax
 
 from signalprop.errors import InputError
-from signalprop.kernels import shaping
-from signalprop.kernels.schedules import decay_schedule, rho_schedule
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
+from signalprop.kernels import dense_shaping
+from signalprop.kernels.dense_shaping import (
     ALiBi,
-    AttentionShape,
     BidirectionalESPA,
     BidirectionalUSPA,
     Calibrated,
     CorrectedESPA,
     alibi_slopes,
+)
+from signalprop.kernels.schedules import decay_schedule, rho_schedule
+from signalprop.kernels.shaping import (
+    ESPA,
+    USPA,
+    AttentionShape,
     decay_of,
     exponential_kernel,
     gamma_of,
@@ -35,7 +37,7 @@ from signalprop.kernels.shaping import (
     uniform_kernel,
 )
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import dual
+from signalprop.network.duals import dual
 
 EXACT = 1e-10
 LENGTHS = st.integers(1, 80)
@@ -407,15 +409,15 @@ def test_corrected_espa_meets_its_target_behind_dks(n_layers: int) -> None:
 def test_dense_matrices_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made once, also in turn; the least recently used one goes first; one beyond the bound is kept until the next."""
     made: list[tuple[float, int]] = []
-    kept = shaping._Kept()
+    kept = dense_shaping._Kept()
 
     def corrected(zero: float, pole: float, activation: str, n: int) -> np.ndarray:
         made.append((zero, n))
         return np.eye(n)
 
-    monkeypatch.setattr(shaping, "_KEPT", kept)
-    monkeypatch.setattr(shaping, "_corrected", corrected)
-    monkeypatch.setattr(shaping, "_MOST_KEPT", 250)
+    monkeypatch.setattr(dense_shaping, "_KEPT", kept)
+    monkeypatch.setattr(dense_shaping, "_corrected", corrected)
+    monkeypatch.setattr(dense_shaping, "_MOST_KEPT", 250)
 
     def ask(zero: float, n: int) -> list[tuple[float, int]]:
         made.clear()

@@ -15,24 +15,15 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
 from signalprop.errors import InputError
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
 from signalprop.kernels.schedules import decay_schedule, exact_behind_skip, rho_schedule
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    exponential_kernel,
-    uniform_kernel,
-)
+from signalprop.kernels.shaping import ESPA, USPA, exponential_kernel, uniform_kernel
 from signalprop.kernels.stack import Stack, attention_shapes, row_shape
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.transforms import dks
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, from_tokens
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.results.profile import Profile

@@ -13,9 +13,10 @@ from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.ends import sequences
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.measurement.simulation import simulate
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, from_tokens, zipf
+from signalprop.network.kinds import kind_named
 from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
 
@@ -117,7 +118,7 @@ def test_gated_feed_forwards_see_equal_tokens_sequence_by_sequence(word_stream: 
     measured = simulate(p, batch=batch, n_seeds=8, backward=False)
     ours, theirs = predicted.forward["branch"], measured.forward["branch"]
     assert theirs.token_correlation_se is not None
-    rows = p.kind == 2
+    rows = kind_named("feed_forward").of(p)
     error = np.abs(ours.token_correlation - theirs.token_correlation)[rows]
     # 1/d: random overlaps of different tokens enter the curved function too
     assert (error < 4 * theirs.token_correlation_se[rows] + 3 / a.d_model).all(), error

@@ -14,7 +14,8 @@ from scipy import integrate, special
 
 from signalprop.errors import InputError
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import ACTIVATIONS, activation, dual, kinked, numbers_of, register
+from signalprop.network.activations import ACTIVATIONS, activation, kinked, numbers_of, register
+from signalprop.network.duals import dual
 from signalprop.network.moments import FloatArray
 
 SMOOTH = sorted({a.name for a in ACTIVATIONS.values() if not kinked(a.name)} - {"identity"})

@@ -99,11 +99,22 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             mlp_only_layers=[0], num_key_value_heads=2, experts_implementation="eager",
         ),
     ),
+    "flex_olmo": (
+        "FlexOlmoForCausalLM", "FlexOlmoConfig",
+        _common(num_experts=6, num_experts_per_tok=2, num_key_value_heads=2, experts_implementation="eager"),
+    ),
     "glm4_moe": (
         "Glm4MoeForCausalLM", "Glm4MoeConfig",
         _common(
             num_local_experts=8, num_experts_per_tok=3, moe_intermediate_size=20, n_group=4, topk_group=2,
             routed_scaling_factor=2.5, num_key_value_heads=2, experts_implementation="eager",
+        ),
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM", "Lfm2Config",
+        _common(
+            **_GQA, block_auto_adjust_ff_dim=False, pad_token_id=0,
+            full_attn_idxs=[1],
         ),
     ),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", _common(**_GQA, head_dim=6)),

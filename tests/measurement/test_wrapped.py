@@ -138,6 +138,13 @@ def test_weights_that_device_map_keeps_elsewhere(where: str, tmp_path: Any) -> N
     assert np.array_equal(mine.forward["stream_out"].variance, theirs.forward["stream_out"].variance)
     assert np.array_equal(mine.forward["branch"].variance, theirs.forward["branch"].variance)
     assert anatomy(wrapped).proved
+    assert check(wrapped, "huggingface").to_json()["rows"] == check(model, "huggingface").to_json()["rows"]
+    assert all(p.is_meta for p in wrapped.parameters())
+    one, other = (diagnose(each, [batch], jacobian_sequences=0).to_json() for each in (wrapped, model))
+    assert one["weights"] == other["weights"] and "device_map keeps the weights of" in one["notes"][0]
+    assert [row["variance_in"] for row in one["signal"]] == [row["variance_in"] for row in other["signal"]]
+    with pytest.raises(InputError, match=r"give backward=False .*device_map keeps the weights"):
+        measure(wrapped, batch)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantize:UserWarning")

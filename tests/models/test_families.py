@@ -30,9 +30,16 @@ from signalprop.schemes import scheme
 from signalprop.sublayers.attention.roles import has_window, settings_of
 
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not
-_NEIGHBOURS = {"cohere", "cohere2", "glm", "glm4"}  # whose rotations turn other pairs of features
-_LESS = {"modernbert"}  # whose first layer has one norm less
-_QK_NORMS = ("q_norm.weight", "k_norm.weight", "query_layernorm.weight", "key_layernorm.weight")
+OTHER_PAIRS = {"cohere", "cohere2", "glm", "glm4"}  # whose rotations turn other pairs of features
+ONE_NORM_LESS = {"modernbert"}  # whose first layer has one norm less
+_QK_NORMS = (
+    "q_norm.weight",
+    "k_norm.weight",
+    "query_layernorm.weight",
+    "key_layernorm.weight",
+    "q_layernorm.weight",
+    "k_layernorm.weight",
+)
 STEPS = 12  # tokens that the encoders of the speech models read
 Pair = tuple[Tensor, Tensor, Any]  # own parameter, theirs, and how to cut the own one's value out of theirs
 
@@ -226,7 +233,7 @@ def is_offset(own: Tensor, other: Tensor, cut: Any) -> bool:
     return own.shape == other.shape and not torch.equal(cut(torch.zeros_like(other)), torch.zeros_like(other))
 
 
-@pytest.mark.parametrize("name", models(sorted(set(NAMES) - _NEIGHBOURS - _LESS)))
+@pytest.mark.parametrize("name", models(sorted(set(NAMES) - OTHER_PAIRS - ONE_NORM_LESS)))
 def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = theirs(name)
     output, gradient = compare(model, monkeypatch)
@@ -236,7 +243,7 @@ def test_outputs_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", models(NAMES))
 def test_parameters_are_counted(name: str) -> None:
-    lacking = 32 * (name in _LESS)
+    lacking = 32 * (name in ONE_NORM_LESS)
     model = theirs(name)
     pooler = {id(p) for path, p in model.named_parameters() if ".pooler." in f".{path}"}
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in pooler)

@@ -23,18 +23,8 @@ import signalprop as sp
 from signalprop import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    AttentionShape,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    gradient_step,
-    kernel_step,
-)
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, gradient_step, kernel_step
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kernels.transforms import dks
 from signalprop.measurement import measure
@@ -43,6 +33,7 @@ from signalprop.models import Transformer, build
 from signalprop.models.shaping import LOW, Positions, TorchShape, shaped_attention, torch_shape
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.results.profile import POINTS
 from signalprop.schemes import SCHEMES
@@ -560,7 +551,7 @@ def attention_only(
         positions="none", bias=False, final_norm=False,
     )  # fmt: skip
     p = sp.scheme(name, activation="keep", repeats=0.0, orthogonal=orthogonal, **options)(a)
-    rows = p.kind == 2
+    rows = kind_named("feed_forward").of(p)
     return p.with_columns(skip=np.where(rows, 1.0, 0.0), branch=np.where(rows, 0.0, 1.0))
 
 

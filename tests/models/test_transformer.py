@@ -26,6 +26,7 @@ from signalprop.models.transformer import batch_tensors
 from signalprop.models.weights import draw
 from signalprop.network import activations
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Distribution, Embedding, Parametrization
 from signalprop.results.profile import POINTS
 from signalprop.schemes import scheme
@@ -136,7 +137,7 @@ def test_value_skip_adds_a_tokens_own_value(kind: Any, gain: float) -> None:
 
 def test_value_skip_needs_a_value_of_the_querys_own() -> None:
     p = table(kind="encoder-decoder")
-    cross = p.kind == 1
+    cross = kind_named("cross_attention").of(p)
     with pytest.raises(InputError, match=r"value_skip of sublayer 5 is 0\.5; expected 0 in cross-attention"):
         build(p.with_columns(value_skip=np.where(cross, 0.5, 0.0)))
     without = build(p.with_columns(attention_gain=np.where(cross, 0.0, 1.0)), seed=0)
@@ -304,7 +305,7 @@ def test_trainable_attention_scalars_are_parameters() -> None:
     torch.testing.assert_close(model(TOKENS, **arguments).logits, fixed(TOKENS, **arguments).logits)
     model(TOKENS, **arguments).loss.backward()
     for sublayer, kind in zip(model.sublayers(), plain.kind, strict=True):
-        if kind == 2:
+        if kind == kind_named("feed_forward").code:
             continue
         function = sublayer.branch.function
         assert function.attention_gain.shape == (1,) and function.attention_gain.grad.abs() > 0
@@ -406,7 +407,7 @@ def test_it_reads_as_the_table_it_was_built_from(form: str) -> None:
     p = table(**FORMS[form])
     rng = np.random.default_rng(0)
     scale, value, gain, skip = rng.uniform(0.5, 1, (4, p.n_sublayers))
-    attends = p.kind != 2
+    attends = ~kind_named("feed_forward").of(p)
     p = p.with_columns(
         norm_scale=np.where(p.placement == 3, 1.0, scale),
         value_skip=np.where(p.kind == 0, value, 0.0),

@@ -71,7 +71,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     small += ["--text", str(text)]
     files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
     done = command("coordinates", *small, "--scheme", "xavier", "--tolerance", "0.1", *files)
-    assert done.status == 1 and "slopes are more than 0.1 from 0" in done.err and "slope" in done.out
+    assert done.status == 1 and "slopes are more than 0.1 and two standard" in done.err and "slope" in done.out
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["widths"] == [64, 128] and found["ok"] is False and len(found["probes"]) == 4
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")

@@ -16,6 +16,7 @@ from commandline import Command
 from models.test_families import batch_for, theirs
 from signalprop.attachment.attached import attach
 from signalprop.measurement.measuring import arguments_of
+from signalprop.repair.epsilons import _following
 from signalprop.repair.fitting import exact_logits, fit
 from signalprop.repair.largest_activations import moves_inner
 from signalprop.repair.left_out import left_out
@@ -117,6 +118,7 @@ def test_names_in_the_words_of_runtimes() -> None:
     assert set(spared) == set(found["reasons"]) and len(linear) > 80
     fused = {f"model.layers.1.self_attn.{one}_proj" for one in "qkv"}
     assert set(found["runtimes"]["vllm"]) == {*fused, "model.layers.11.mlp.down_proj", "lm_head"}
+    assert found["runtimes"]["llm-compressor"] == found["runtimes"]["vllm"]  # vLLM reads this list, too
     assert found["runtimes"]["onnxruntime"][0] == "/model/layers.1/self_attn/k_proj/MatMul"
     assert left_out(model, {}) == {"reasons": {}, "runtimes": {}}
 
@@ -141,6 +143,72 @@ def test_a_weight_of_two_layers_leaves_the_model_as_it_was() -> None:
     with pytest.raises(sp.InputError, match="layer 1 feed-forward shares a weight with layer 0 feed-forward"):
         fit(model, arguments)
     assert torch.equal(exact_logits(model, arguments), before)
+
+
+def test_experts_and_gated_convolutions_are_divided_with_the_stream() -> None:
+    from transformers import Lfm2Config, Lfm2ForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 64, "vocab_size": 99}
+    torch.manual_seed(0)
+    experts = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4))
+    experts.set_experts_implementation("eager")
+    convolved = Lfm2ForCausalLM(Lfm2Config(**sizes, layer_types=["conv", "full_attention"]))
+    for model, last in ((experts, "experts.down_proj"), (convolved, "out_proj.weight")):
+        with torch.no_grad():
+            for name, weight in model.eval().double().named_parameters():
+                weight.mul_(1e8 if name.endswith(last) else 1)
+        arguments = {"input_ids": torch.arange(24).reshape(2, 12)}
+        before = exact_logits(model, arguments)
+        found = fit(model, arguments, margin=1)
+        assert max(one.before for one in found.activations if one.what == "stream") > TOP
+        assert found.stream > 1 and found.within and difference(exact_logits(model, arguments), before) < 1e-10
+
+
+def test_a_tied_head_behind_a_norm_of_its_own() -> None:
+    """The norm that the head reads is multiplied, wherever it stands, not the one after the last layer."""
+    from transformers import MegatronBertConfig, MegatronBertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = MegatronBertForMaskedLM(MegatronBertConfig(vocab_size=99, **sizes)).eval().double()
+    arguments = {"input_ids": torch.arange(24).reshape(2, 12)}
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.output.dense.weight.mul_(1e8)
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments)
+    assert found.stream > 1 and not found.over
+    assert difference(exact_logits(model, arguments), before) < 1e-3  # its transform's norm shares the epsilon
+
+
+def test_epsilons_of_other_norms_stay() -> None:
+    """Of a model of text and images the entry of the text's norms alone is divided."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    text = {**sizes, "head_dim": 16, "num_key_value_heads": 1, "vocab_size": 99, "rms_norm_eps": 1e-6}
+    vision = {**sizes, "image_size": 16, "patch_size": 8, "layer_norm_eps": 1e-6}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    with torch.device("meta"):
+        model = Gemma3ForConditionalGeneration(config)
+    stream = model.model.language_model
+    found = _following(model, "text_config", "rms_norm_eps")
+    assert {id(stream.norm), id(stream.layers[0].input_layernorm)} <= {id(model.get_submodule(one)) for one in found}
+    others = _following(model, "vision_config", "layer_norm_eps")
+    assert "model.vision_tower.post_layernorm" in others and not others & found
+
+
+def test_an_output_that_would_be_another_leaves_the_model_as_it_was() -> None:
+    model, arguments = overflowing("llama")
+    before, eps = exact_logits(model, arguments), model.config.rms_norm_eps
+    weight = model.model.embed_tokens.weight  # which something reads that no mapping names
+    model.lm_head.register_forward_hook(lambda module, args, output: output + weight.sum())
+    with pytest.raises(sp.InputError, match="the outputs would differ by"):
+        fit(model, arguments)
+    model.lm_head._forward_hooks.clear()
+    assert torch.equal(exact_logits(model, arguments), before) and model.config.rms_norm_eps == eps
+    assert model.model.norm.variance_epsilon == eps
 
 
 class TestCommand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -213,3 +214,48 @@ def test_a_model_with_a_skip_of_its_own_computes_what_one_without_does(batch: di
     torch.testing.assert_close(models[0](**batch), models[1](**batch), rtol=1e-4, atol=1e-5)
     with pytest.raises(sp.InputError, match=r"needs a skip that trains, is 0 or .* has multipliers of its own there"):
         sp.apply(Normed(Factors), replace(own, skip=0 * own.skip), initialize=False, data=batch)
+
+
+_TINY = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60,
+    "intermediate_size": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "head_dim": 8,
+}  # fmt: skip
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 6, "mamba_d_ssm": 32, "mamba_n_groups": 1}
+_ALPHAS = {"full_attn_alpha_factor": 2.0, "full_attn_beta_factor": 0.5, "mlp_alpha_factor": 1.5, "mlp_beta_factor": 0.7}
+# Settings; modules that give what is added; factors of the model on the stream and on each of them.
+OWN: dict[str, tuple[dict[str, Any], str, list[float], list[float]]] = {
+    "minicpm3": ({**_LATENT, "num_key_value_heads": 4, "scale_depth": 0.5}, "self_attn mlp", [1, 1], [8**-0.5] * 2),
+    "hyperclovax": ({"residual_multiplier": 0.3}, "post_norm1 post_norm2", [1, 1], [0.3, 0.3]),
+    "minimax": ({**_ALPHAS, "num_local_experts": 4, "layer_types": ["full_attention"] * 2}, "self_attn mlp",
+                [2, 1.5], [0.5, 0.7]),
+    "gemma4_text": ({"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 8},
+                    "post_attention_layernorm post_feedforward_layernorm", [1, 0.5], [1, 0.5]),
+    "falcon_h1": ({**_MAMBA, "attention_out_multiplier": 0.5, "ssm_out_multiplier": 0.25},
+                  "mamba self_attn feed_forward", [1, 1, 1], [0.25, 0.5, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_own_multipliers_of_named_families_are_skips_and_branches(family: str) -> None:
+    import transformers
+
+    settings, names, skips, branches = OWN[family]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **{**_TINY, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, tensor in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            tensor.fill_(0.5)
+    by_hand, ids = copy.deepcopy(model), torch.arange(3, 11)[None]
+    table = sp.apply(model, "layerscale", initialize=False)  # 0.1, in every channel
+    assert table.skip == pytest.approx(2 * skips) and table.branch == pytest.approx([0.1 * b for b in 2 * branches])
+    for layer in by_hand.model.layers:
+        for name in names.split():
+            layer.get_submodule(name).register_forward_hook(
+                lambda _, __, out: (0.1 * out[0], *out[1:]) if isinstance(out, tuple) else 0.1 * out
+            )
+    torch.testing.assert_close(model(ids).logits, by_hand(ids).logits, rtol=1e-4, atol=1e-6)
+    if family != "falcon_h1":  # a factor of its own stands between its feed-forward's last map and the sum
+        sp.fold(model)
+        torch.testing.assert_close(model(ids).logits, by_hand(ids).logits, rtol=1e-4, atol=1e-6)

@@ -54,7 +54,9 @@ class TestEveryFamily:
         mapping = mapping_of(model)
         rows, found = layout(mapping.architecture), found_in(model, mapping)
         assert [find(model, each.modules[0]) for each in found] == carriers_of(attach(model, mapping))
-        assert [each.placement for each in found] == [PLACEMENTS[p] for p in rows.placement]
+        pairs = zip(rows.placement, mapping.sublayers, strict=True)
+        said = [PLACEMENTS[p] if item.norm or PLACEMENTS[p] != "pre" else "none" for p, item in pairs]
+        assert [each.placement for each in found] == said
         norms = [each.post_norm if each.placement == "res-post" else each.norm for each in found]
         assert [norm and find(model, norm) for norm in norms] == [
             item.norm and find(model, item.norm) for item in mapping.sublayers

@@ -285,13 +285,13 @@ def test_whatever_the_model_had_before(implementation: str) -> None:
 
 
 def test_a_refused_scheme_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from signalprop.repair.installation import _Surgeon
+    from signalprop.repair.surgery import Surgeon
 
     model = vanilla("gpt2").eval()
     expected = model(input_ids=IDS).logits
     classes = [type(m) for m in model.modules()]
     with monkeypatch.context() as patch:
-        patch.setattr(_Surgeon, "rewire", lambda *_: (_ for _ in ()).throw(InputError("no")))
+        patch.setattr(Surgeon, "rewire", lambda *_: (_ for _ in ()).throw(InputError("no")))
         with pytest.raises(InputError, match="no"):
             sp.apply(model, "e-spa", seed=0, initialize=False)
     assert [type(m) for m in model.modules()] == classes

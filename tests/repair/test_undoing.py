@@ -129,7 +129,7 @@ def test_any_error(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_kept_weights_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     model = vanilla("llama", 2)
     before = state(model)
-    splice = installation._multiply_weights
+    splice = installation.multiply_weights
 
     def half(model: nn.Module, record: Any) -> None:
         with undoing.all_or_nothing(model, [dict(model.named_parameters())[name] for name in record.factors]):
@@ -138,11 +138,11 @@ def test_kept_weights_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> No
                 parameter.mul_(3)
             raise Stop
 
-    monkeypatch.setattr(installation, "_multiply_weights", half)
+    monkeypatch.setattr(installation, "multiply_weights", half)
     with pytest.raises(Stop):
         sp.apply(model, "lns", mode="absorbed", initialize=False)
     assert same(state(model), before)
-    monkeypatch.setattr(installation, "_multiply_weights", splice)
+    monkeypatch.setattr(installation, "multiply_weights", splice)
 
 
 def test_an_interrupted_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,9 @@ from signalprop_lab.report.runs import read_run
 pytest.importorskip("plotly")
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")
 
+CUT_OFF = """[...document.querySelectorAll(".ytick text")].filter((label) =>
+  label.getBoundingClientRect().left < label.closest(".plot").getBoundingClientRect().left)
+  .map((label) => `${label.closest("figure").id}: ${label.textContent}`)"""
 VISIBLE = """(id) => document.querySelector(`#${id} .plot`).data
   .filter((t) => t.hoverinfo !== "skip" && !(t.line.color || "").startsWith("rgba(0,0,0,0)"))"""
 
@@ -113,6 +116,7 @@ class TestLoading:
         page.open(everything, height=20_000)
         shown = "[...document.querySelectorAll('figure.block:not(.hidden)')]"
         page.wait(f"{shown}.every((figure) => figure.querySelector('.main-svg'))")
+        assert page.run(CUT_OFF) == []
         before, paper, after = page.printed_labels()
         assert len(before) > 25 and before == after
         for figure, labels in before.items():  # on another size there may be fewer of them, or more

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from signalprop.errors import InputError
-from signalprop.network.activations import ACTIVATIONS, dual
+from signalprop.network.activations import ACTIVATIONS
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction import predict

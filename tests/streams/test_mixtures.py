@@ -24,6 +24,7 @@ _LATENT = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope
            "num_key_value_heads": 4, "head_dim": 4}  # fmt: skip
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
           "layer_types": ["linear_attention", "linear_attention"], "head_dim": 8}  # fmt: skip
+_MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 60, "state_size": 6, "time_step_rank": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {**_LLAMA, "num_local_experts": 4, "head_dim": 8},
     "qwen2_moe": {**_LLAMA, **_MOE, "num_experts": 6, "shared_expert_intermediate_size": 20, "norm_topk_prob": False,
@@ -36,12 +37,27 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**_LLAMA, **_DELTA},
     "qwen3_next": {**_LLAMA, **_DELTA, **_MOE, "num_experts": 4, "shared_expert_intermediate_size": 12},
     "lfm2": {**_LLAMA, "layer_types": ["conv", "conv"], "block_auto_adjust_ff_dim": False},
+    "gpt_oss": {**_LLAMA, "num_local_experts": 4, "head_dim": 8},
+    "phimoe": {**_LLAMA, "num_local_experts": 4},
+    "qwen3_5_gated": {**_LLAMA, **_DELTA, "layer_types": ["full_attention", "full_attention"]},
+    "laguna": {**_LLAMA, **_MOE, "num_experts": 4, "shared_expert_intermediate_size": 12},
+    "lfm3": {**_LLAMA, "layer_types": ["conv", "conv"], "head_dim": 8},
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "jamba": {**_LLAMA, "num_experts": 1, "mamba_d_state": 6, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+              "attn_layer_period": 2, "attn_layer_offset": 1},
+    "recurrent_gemma": {**_LLAMA, "lru_width": 32},
 }  # fmt: skip
+
+
+_OWN = {"qwen3_5_gated": "qwen3_5_text"}
 
 
 def model_of(family: str) -> Any:
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **MODELS[family]))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(_OWN.get(family, family), **MODELS[family])
+    )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if "norm" in name or "bias" in name or name.endswith((".D", "A_log")):
             nn.init.uniform_(tensor.data, 0.5, 1.5)
@@ -89,13 +105,40 @@ def test_groups_corrections_and_scales_of_sigmoid_routers_and_latent_attention()
         ("qwen3_5_text", "gated delta rule", {"mixer_input": "in_proj_qkv", "mixer_gate": "in_proj_z",
                                               "mixer_rate": "in_proj_b", "mixer_step": "in_proj_a"}),
         ("qwen3_next", "gated delta rule", {"mixer_input": "in_proj_qkvz", "mixer_step": "in_proj_ba"}),
-        ("lfm2", "short convolution", {"conv_taps": "conv", "output": "out_proj"}),
+        ("lfm2", "gated convolution", {"conv_filter": "conv", "conv_out": "out_proj"}),
+        ("lfm3", "gated convolution", {"conv_filter": "conv", "conv_out": "out_proj"}),  # before a norm of its own
+        ("mamba", "Mamba", {"mixer_input": "in_proj", "mixer_narrow": "x_proj", "mixer_step": "dt_proj"}),
+        ("falcon_mamba", "Mamba", {"mixer_decay": "A_log", "mixer_skip": "D"}),
+        ("jamba", "Mamba", {"mixer_key_norm": "weight", "mixer_step": "dt_proj"}),
+        ("recurrent_gemma", "RG-LRU", {"mixer_gate": "linear_y", "mixer_decay_gate": "recurrent_gate_weight"}),
     ],
 )  # fmt: skip
 def test_convolutions_and_recurrences(family: str, words: str, roles: dict[str, str]) -> None:
     found = proved(family, 0)
     assert found.words == words and found.error < 2e-6
     assert roles.items() <= {role: path.rpartition(".")[2] for role, (path, _) in found.weights.items()}.items()
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "role", "name"),
+    [
+        ("gpt_oss", "attention with sinks", "sinks", "sinks"),
+        ("qwen3_5_gated", "attention with an output gate", "attention_gate", "q_proj"),
+        ("laguna", "attention with an output gate", "attention_gate", "g_proj"),  # Softplus, one per head
+    ],
+)
+def test_what_attentions_have_beside_their_maps(family: str, words: str, role: str, name: str) -> None:
+    found = proved(family, 0)
+    assert found.words == words and found.error < 2e-6
+    assert found.weights[role][0] == f"model.layers.0.self_attn.{name}"
+    if name == "q_proj":  # by heads: the query's features, then the gate's
+        assert found.weights["query"][1][:8] == list(range(8)) and found.weights[role][1][:8] == list(range(8, 16))
+
+
+def test_experts_whose_gates_are_clamped_and_a_sparse_mixer() -> None:
+    clamped, sparse = proved("gpt_oss", 1), proved("phimoe", 1)
+    assert clamped.activation == "clamped swish" and clamped.routing.transposed and clamped.routing.biased
+    assert sparse.routing.scores == "sparse mixer" and sparse.activation == "silu"
 
 
 @pytest.mark.parametrize(
@@ -109,12 +152,14 @@ def test_convolutions_and_recurrences(family: str, words: str, roles: dict[str, 
             0,
             "what q_a_proj, kv_a_proj_with_mqa are to .*o_proj is not proved",
         ),
+        ("mamba", "mixer.x_proj", 0, "x_proj is not the linear map of its weight"),
+        ("recurrent_gemma", "temporal_block.rg_lru", 0, "what linear_y, linear_x and the convolution .* is not proved"),
         ("mamba2", "mixer.norm", 0, "what in_proj and the convolution .*conv1d are to .*out_proj is not proved"),
     ],
 )
 def test_what_is_off_by_a_hundredth_is_not_proved(family: str, module: str, branch: int, why: str) -> None:
     model = model_of(family)
-    layer = model.backbone.layers[0] if family == "mamba2" else model.model.layers[0]
+    layer = model.backbone.layers[0] if family.startswith("mamba") else model.model.layers[0]
     inner = layer.get_submodule(module)
     forward = inner.forward
     inner.forward = lambda *args, **kwargs: forward(*args, **kwargs) + 0.01 * args[0].mean()

@@ -18,6 +18,8 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    SqueezeBertConfig,
+    SqueezeBertModel,
 )
 
 import signalprop as sp
@@ -97,3 +99,14 @@ def test_both_towers_at_once_say_which() -> None:
     alone = sp.measure(model.vision_model, {"pixel_values": given["pixel_values"]}, backward=False)
     hooked = by_hooks(model.vision_model.encoder.layers, lambda: model(**given))
     np.testing.assert_allclose(alone.forward["stream_out"].variance[1::2], hooked, rtol=1e-6)
+
+
+def test_a_stream_that_ends_in_tokens_is_refused() -> None:
+    """SqueezeBERT's convolutions take (batch, features, tokens): its moments over the last dimension say nothing."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    groups = dict.fromkeys(("q", "k", "v", "post_attention", "intermediate", "output"), 1)
+    config = SqueezeBertConfig(
+        vocab_size=99, embedding_size=32, **sizes, **{f"{name}_groups": n for name, n in groups.items()}
+    )
+    with pytest.raises(sp.InputError, match=r"writes 32 features.*its tokens stand last"):
+        sp.measure(SqueezeBertModel(config).eval(), {"input_ids": torch.arange(24).view(2, 12)}, backward=False)

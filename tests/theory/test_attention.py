@@ -312,8 +312,6 @@ def test_score_variance_and_bias_share() -> None:
     assert expected == pytest.approx(np.var(found), rel=4 * math.sqrt(2 / 4000) * 1.5)
     assert attention.score_variance(d, 1 / d, 1 / d, head) == pytest.approx(1.0)
     assert attention.score_variance(d, vq, vk, head, qk_norm=(4.0, 0.25)) == pytest.approx(1.0)
-    assert attention.query_bias_share(d, vq, vb) == pytest.approx(vb / (vb + d * vq))
-    assert attention.query_bias_share(d, 0.0, 0.0) == 0.0
 
 
 @pytest.mark.parametrize(("length", "head", "fraction"), [(1, 64, 1.0), (256, 64, 1.0), (300, 64, 0.5), (50, 8, 0.0)])

@@ -16,9 +16,10 @@ from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.transformer import surroundings
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
@@ -294,7 +295,7 @@ def test_skip_multipliers_count_as_distance() -> None:
 def test_the_plain_product_of_gains_is_that_of_single_sublayers() -> None:
     """4.11, polynomial in depth; feed-forwards keep gradients white, attention does not, and then gains more."""
     p = small({"n_layers": 40, "activation": "relu", "kind": "encoder"}, "xavier", {})
-    only = p.with_columns(branch=(p.kind == 2).astype(float))
+    only = p.with_columns(branch=(kind_named("feed_forward").of(p)).astype(float))
     found = nearness(only, predict_moments(only, WHITE))
     np.testing.assert_allclose(found.log_gain, found.log_plain_gain, rtol=1e-12)
     v = predict_moments(only, WHITE).forward["stream_in"].variance[1::2]
@@ -316,7 +317,7 @@ def test_encoder_decoders_have_a_gain_per_stack() -> None:
     a = Architecture(kind="encoder-decoder", n_layers=3, n_decoder_layers=2, d_model=64, seq_len=16, target_len=8)
     for placement in ("pre", "post", "sandwich"):
         p = scheme("xavier")(a.replace(norm_placement=placement))
-        profile = predict(p)
+        profile = predict(p, fidelity="moments")
         found = nearness(p, profile)
         assert found.identity_distance.shape == (5,) and (found.identity_distance > 0).all()
         alone = scheme("xavier")(Architecture(n_layers=3, d_model=64, seq_len=16, norm_placement=placement))

@@ -13,7 +13,7 @@ from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.theory.head import gradient_at_top, top_gradient
+from signalprop.theory.head import _log_sum, gradient_at_top, top_gradient
 
 TOKENS = np.array([3, 5, 3, 7, 5, 9, 3, 1, 1, 8])
 NEXT = np.array([5, 3, 7, 5, 9, 3, 3, 1, 8, 2])  # the targets of positions 6 and 7 are the tokens that they read
@@ -116,3 +116,21 @@ def test_only_a_tied_head_behind_a_post_norm_loses_anything() -> None:
     assert 0.4 < kept() < 0.9
     assert kept(tied_embeddings=False) == 1.0
     assert kept(final_norm=True) == 1.0
+
+
+def test_large_tied_logits_keep_the_token_that_is_read() -> None:
+    """mT5's head: the log-normal's mean would leave 4e-32 of what sampling gives most of the softmax."""
+    classes, s, raised = 2000, 256.0, 63.4
+    logits = np.random.default_rng(0).normal(0.0, s**0.5, (400, classes - 1))
+    sampled = np.logaddexp.reduce(logits, axis=1)
+    assert float(_log_sum(s, classes - 1)) == pytest.approx(1.13 * sampled.mean(), rel=0.02)  # the error that it states
+    assert 1 / (1 + np.exp(float(_log_sum(s, classes - 1)) - raised)) > 0.5 and np.mean(raised > sampled) > 0.5
+    small = np.logaddexp.reduce(logits / 16, axis=1).mean()
+    assert float(_log_sum(1.0, classes - 1)) == pytest.approx(small, rel=0.01)
+
+
+def test_a_prediction_says_where_a_few_words_decide_the_softmax() -> None:
+    def said(scale: float) -> bool:
+        return any(line.startswith("logits have variance 256: ") for line in predict(with_table({}, 1.0, scale)).notes)
+
+    assert said(1.0) and not said(1 / 16)

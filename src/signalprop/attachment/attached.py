@@ -146,8 +146,8 @@ class AttachedRow:
         Of cross-attention the query's alone: its keys and values read the encoder's output. Of experts, of which every
         one reads some tokens, the branch.
         """
-        if self.kind.has_copies:
-            return [self.branch]
+        if self.kind.has_copies:  # of a norm on the branch, what is before it
+            return [self.reads if self.branch is self.norm and self.reads is not None else self.branch]
         across = self.kind.reads_memory
         return self.holders(lambda role: role.name == "query" if across else role.reads)
 

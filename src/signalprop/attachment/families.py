@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 from signalprop.attachment.arguments import batch_arguments
 from signalprop.attachment.found import mapping_found
+from signalprop.attachment.found_streams import mapping_of_streams
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
@@ -34,7 +36,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
     model = unwrapped(model)
     own = getattr(model, "signalprop_mapping", None)
     if own is None and find(getattr(getattr(model, "config", None), "model_type", None)) is None:
-        return mapping_found(model, arguments)
+        return mapping_of_streams(model) or mapping_found(model, arguments)
     found: Mapping = own() if own is not None else mapping_of(model)
     return found
 
@@ -150,13 +152,9 @@ def _sublayer(
     weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
     if row.fused:
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
-    if row.fused_gate:
-        halves = {"gate": slice(0, a.d_ff), "up": slice(a.d_ff, 2 * a.d_ff)}
-        weights |= {role: (f"{place}.{row.fused_gate}", rows) for role, rows in halves.items()}
-    if row.fused_experts:
-        _, width = fan(a, "expert_up")
-        halves = {"expert_gate": slice(0, width), "expert_up": slice(width, 2 * width)}
-        weights |= {role: (f"{place}.{row.fused_experts}", rows) for role, rows in halves.items()}
+    for path, roles in row.blocks.items():
+        ends = np.cumsum([0, *(fan(a, role)[1] for role in roles)]).tolist()
+        weights |= {role: (f"{place}.{path}", slice(*two)) for role, two in zip(roles, pairwise(ends), strict=True)}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
@@ -224,8 +222,7 @@ def missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
             return stack.layers
         for kinds, layer in dict(reversed([*zip(branches, layers, strict=False)])).items():
             for row in (stack.of(k, kind) for k, kind in enumerate(kinds)):
-                fused = (row.fused, row.fused_gate, row.fused_experts)
-                wanted = (row.norm, row.post_norm, row.branch, *fused, *row.weights.values())
+                wanted = (row.norm, row.post_norm, row.branch, row.fused, *row.blocks, *row.weights.values())
                 for path in wanted:
                     if path and _get(layer, path) is None:
                         return path

@@ -48,6 +48,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
     for layer in layers:
         if not begun:
             _check(layer, stacks, found)
+    _check_last_dimension(model, found, stacks)
     a = _architecture(model, found, stacks)
     items = [item for layer in layers for item in _items(model, layer, a)]
     offsets = {norm.offset for norm in found.norms if norm.offset is not None}
@@ -113,6 +114,20 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
             f"give mapping=, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "
             f"of {found.model} {layer.path} was not understood: {why}"
         )
+
+
+def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> None:
+    """Raise InputError for a stream whose last dimension is not its features: a convolution writes other ones to it."""
+    for stack in stacks:
+        paths = [path for layer in stack.layers for branch in layer.branches for path in branch.modules if path]
+        for path in paths:
+            channels = getattr(model.get_submodule(path), "out_channels", stack.width)
+            if channels != stack.width:
+                raise InputError(
+                    "only streams whose last dimension is the features can be measured: of "
+                    f"{found.model} {path} writes {channels} features, and the stream of {stack.path} ends in "
+                    f"{stack.width}: its tokens stand last"
+                )
 
 
 def _filled(layer: Layer) -> Layer:

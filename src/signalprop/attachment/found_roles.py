@@ -19,10 +19,12 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layout import ROLES
 from signalprop.streams.anatomy import Branch, Stack
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.experts import SPARSE
+from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
 from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
-from signalprop.streams.replay import Replayed
+from signalprop.streams.replay import AttentionShape, Replayed
 from signalprop.streams.roles import Proof, prove_roles
 
 _DROPOUTS = ("hidden_dropout_prob", "resid_pdrop", "hidden_dropout", "residual_dropout", "dropout", "dropout_rate")
@@ -120,6 +122,12 @@ def mapping_with_roles(
 def sayable(replayed: Replayed) -> bool:
     """Whether an Architecture has a word for what was proved."""
     routing = replayed.routing
+    return has_roles(replayed) and replayed.activation != CLAMPED and (routing is None or routing.scores != SPARSE)
+
+
+def has_roles(replayed: Replayed) -> bool:
+    """Whether the weights that were proved are those that an Architecture has, stored as it has them."""
+    routing = replayed.routing
     plain = routing is None or not (routing.transposed or routing.biased)
     return plain and replayed.latent is None and all(role in ROLES for role in replayed.weights)
 
@@ -127,7 +135,7 @@ def sayable(replayed: Replayed) -> bool:
 def with_proved_weights(mapping: Mapping, roles: Roles) -> Mapping:
     """A mapping that knows the stream alone, with the weights of those branches of which they are proved."""
     items = [
-        replace(item, weights=_weights(one)) if isinstance(one, Replayed) and sayable(one) else item
+        replace(item, weights=_weights(one)) if isinstance(one, Replayed) and has_roles(one) else item
         for item, one in zip(mapping.sublayers, roles.proof.branches, strict=True)
     ]
     return replace(mapping, sublayers=items)
@@ -188,7 +196,7 @@ def _fields(
     modules: dict[str, Any] = dict(model.named_modules())
     attentions = [one for one in known if one.shape is not None]
     shapes = [one.shape for one in attentions if one.shape is not None]
-    feeds = [one for one in known if one.shape is None and one.routing is None]
+    feeds = [one for one in known if one.shape is None and one.routing is None and not one.mixer]
     routed = [one for one in known if one.routing is not None]
     own = [one.shape for one in attentions if one.shape is not None and not one.across]
 
@@ -233,6 +241,10 @@ def _fields(
         "family": None,
         "settings": {},
     }
+    filters = [modules[one.weights["conv_filter"][0]] for one in known if "conv_filter" in one.weights]
+    if filters:
+        width_of_filter = only("taps of a convolution", [int(m.weight.shape[-1]) for m in filters], 0)
+        fields["settings"]["gated_convolution"] = {"width": width_of_filter, "bias": filters[0].bias is not None}
     if routed:
         own_settings = [_experts(one, width(one, "shared_up") if "shared_up" in one.weights else 0) for one in routed]
         only("experts", [str(one) for one in own_settings], "")
@@ -241,9 +253,9 @@ def _fields(
         fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
     if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:
         fields["attention_scale"] = shapes[0].scale
-    if len(own) == sum(len(stack.layers) for stack in stacks):
-        windows = pattern([(s.window if s.causal else 2 * s.window - 1) * bool(s.window) for s in own])
-        turns = pattern([s.rotation is not None for s in own]) if rotations else True
+    if seeing := _own_shapes(stacks, known):
+        windows = pattern([(s.window if s.causal else 2 * s.window - 1) * bool(s.window) for s in seeing])
+        turns = pattern([s.rotation is not None for s in seeing]) if rotations else True
         fields["settings"]["attention"] = {"window": windows, "rotates": turns}
     if rotations:
         n = len(rotations[0].frequencies)
@@ -272,10 +284,23 @@ def _kinds(mapping: Mapping, known: Sequence[Replayed]) -> tuple[tuple[str, ...]
     kinds = []
     for layer in mapping.architecture.layer_branches:
         ones = [left.pop(0) for _ in layer]
-        kinds.append(
-            tuple("experts" if one.routing is not None else kind for kind, one in zip(layer, ones, strict=True))
-        )
+        kinds.append(tuple(_kind(kind, one) for kind, one in zip(layer, ones, strict=True)))
     return tuple(kinds)
+
+
+def _kind(kind: str, one: Replayed) -> str:
+    """What a sublayer is, where its replay says more than its sort."""
+    return "experts" if one.routing is not None else "gated_convolution" if "conv_filter" in one.weights else kind
+
+
+def _own_shapes(stacks: Sequence[Stack], known: Sequence[Replayed]) -> list[AttentionShape]:
+    """Of every layer's attention to its own stream; layers without one stand as the first that has one."""
+    left, found = iter(known), []
+    for layer in (layer for stack in stacks for layer in stack.layers):
+        ones = [next(left) for _ in layer.branches]
+        found.append([one.shape for one in ones if one.shape is not None and not one.across])
+    first = next((shapes for shapes in found if shapes), [])
+    return [shapes[0] for shapes in (here or first for here in found)] if max(map(len, found)) == 1 else []
 
 
 def _qk_norm(one: Replayed) -> bool | str:

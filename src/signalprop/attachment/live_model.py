@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.streams.placement import device_of
+from signalprop.streams.placement import device_of, kept_elsewhere
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -72,11 +72,13 @@ def with_adapters_merged(module: Any) -> Any:
 
 
 def without_gradient(model: nn.Module) -> str:
-    """The path of a layer that PyTorch has quantised, through which no gradient goes; '' where there is none."""
-    return next(
-        (name for name, module in model.named_modules() if type(module).__module__.startswith("torch.ao.nn.quantized")),
-        "",
-    )
+    """Why no gradient goes through: a layer is quantised, or its weights are elsewhere; empty where one does."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn.quantized"):
+            return f"{name} is quantised to integers"
+        if kept_elsewhere(module):
+            return f"device_map keeps the weights of {name} elsewhere and fetches them for the forward pass alone"
+    return ""
 
 
 @contextmanager

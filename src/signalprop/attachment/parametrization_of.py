@@ -31,6 +31,7 @@ from signalprop.network.parametrization import (
     layout,
     role_mask,
 )
+from signalprop.streams.placement import weights_here
 
 _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
 
@@ -61,7 +62,13 @@ def read_parametrization(
     a = mapping.architecture if architecture is None else architecture
     if mapping.found and architecture is not None:  # whoever gave it need not have known more than the stream
         a = mapping.architecture.replace(**{name: getattr(architecture, name) for name in _ASKED})
-    rows = layout(a)
+    with weights_here(attached.model):
+        return _read(attached, a)
+
+
+def _read(attached: Attached, a: Architecture) -> Parametrization:
+    """The numbers of a model whose weights are there."""
+    mapping, rows = attached.mapping, layout(a)
     items = list(mapping.sublayers)
     if len(items) != len(rows.kind):
         raise InputError(f"the mapping has {len(items)} sublayers, the architecture {len(rows.kind)}")
@@ -96,6 +103,7 @@ def read_parametrization(
     columns["post_norm_gain"] = np.array(
         [gain(row.post_norm, offset, f"{row.label} second norm") for row in attached.rows]
     )
+    columns["norm_slope"] = np.array([slope(row.norm) for row in attached.rows])
     columns["norm_scale"] = np.array(
         [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
     )
@@ -115,6 +123,12 @@ def read_parametrization(
         skip_trainable=trainable([item.skip for item in items]),
         attention_trainable=trainable([n for i in items for n in (i.value_skip, i.attention_gain)]) != "fixed",
     )
+
+
+def slope(norm: nn.Module | None) -> float:
+    """alpha of an activation that stands in for a norm; the table's default where there is none."""
+    alpha = getattr(norm, "alpha", None)
+    return float(alpha.detach()) if isinstance(alpha, Tensor) and alpha.numel() == 1 else 0.5
 
 
 def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
@@ -245,6 +259,7 @@ def head(attached: Attached, a: Architecture) -> Head:
         transform=0.0
         if ends.transform is None
         else rms(tensors_of(ends.transform, "head transform")[0], "head transform"),
+        final_norm_slope=slope(ends.final_norm),
         final_norm_gain=gain(ends.final_norm, mapping.gain_offset, "final norm"),
         distribution="measured",
     )

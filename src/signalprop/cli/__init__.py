@@ -25,6 +25,7 @@ from signalprop.cli.diagnose import diagnose
 from signalprop.cli.equivalent import equivalent
 from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
+from signalprop.cli.frontier import frontier
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.options import PANELS
@@ -38,7 +39,7 @@ from signalprop.errors import InputError, MissingExtra, as_line
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
     predict, measure, compare, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets, compute,
-    coordinates, equivalent,
+    coordinates, equivalent, frontier,
 )  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 

@@ -35,7 +35,7 @@ def compute(
     Example:
       signalprop compute bert-large --layers 48 --d-model 512 --steps 50000
     """
-    from signalprop.results.cost import count_parameters, train_flops
+    from signalprop.results.cost import active_parameters, count_parameters, train_flops
     from signalprop.results.text import text_table
 
     output.check_outputs(json_file)
@@ -44,15 +44,19 @@ def compute(
     )
     architecture = opt.read_architecture(arch, changed)
     parameters = count_parameters(architecture)
+    active = active_parameters(architecture)
     flops = train_flops(architecture, batch_size, steps, output_fraction)
     result = {
         "schema": SCHEMA,
         "architecture": architecture.model_dump(mode="json", exclude_defaults=True),
         "parameters": parameters,
+        "active_parameters": active,
         "train_flops": flops,
         "batch_size": batch_size,
         "steps": steps,
     }
     rows = [[part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()]
+    if active < parameters["total"]:
+        rows.append(["of which a token meets", f"{active:,}", "-"])
     header = ["part", "parameters", f"FLOPs of {steps:,} steps"]
     output.deliver(json_file, lambda: result, lambda: output.echo(text_table(header, rows)))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "signalprop/fit/1"
 # The CPU runs these; of 8 bits it has no arithmetic.
 _RUN = {"fp16": "float16", "bf16": "bfloat16"}
+_FAR = 0.3  # of the largest output: more than rounding makes of a deep model
 
 
 def fit(
@@ -74,7 +75,7 @@ def fit(
     quiet()
     model = load_model(directory, random_init=False, seed=0)
     stored = checkpoints.stored_type(model)
-    model.double().to(place)
+    _exact(model).to(place)
     changed = {} if seq_len is None else {"seq_len": seq_len}
     given = mapping_of_file(model, mapping)
     batch, read = model_batch(architecture_of(model, changed, 128, given), directory, text, batch_size, seed)
@@ -97,7 +98,7 @@ def fit(
             checkpoints.copy_companions(directory, folder)
             del model
             gc.collect()
-            again = load_model(folder, random_init=False, seed=0).double().to(place)
+            again = _exact(load_model(folder, random_init=False, seed=0)).to(place)
             error = checkpoints.difference(before, exact_logits(again, arguments))
             instead = "try a smaller --margin, or a checkpoint in float32"
             result["stored_error"] = checkpoints.refused_beyond(
@@ -114,6 +115,13 @@ def fit(
     )
 
 
+def _exact(model: Any) -> Any:
+    """In float64, which transformers' faster ways to compute experts do not have."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    return model.double()
+
+
 def _failure(found: Fit, result: dict[str, Any]) -> str | None:
     """What still does not fit."""
     over = sorted({f"{one.where} {one.what}" for one in found.over})
@@ -121,6 +129,11 @@ def _failure(found: Fit, result: dict[str, Any]) -> str | None:
         return f"still beyond {found.format}, and no weight can move it: {', '.join(over[:4])}"
     if result["out"] and found.format in _RUN and result["format_error"]["after"] is None:
         return f"every activation fits, but outputs in {found.format} are not finite; are weights beyond it?"
+    if (after := result["format_error"]["after"]) is not None and after > _FAR:
+        return (
+            f"every activation fits, but outputs in {found.format} differ by {after:.1e} of the largest: some module "
+            "squares or sums beyond it; try a larger --margin"
+        )
     return None
 
 

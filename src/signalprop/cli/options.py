@@ -44,7 +44,7 @@ SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequen
 Dropout = Annotated[float | None, typer.Option("--dropout", help="Dropout probability, from 0 up to but not 1.")]
 Activation = Annotated[str | None, typer.Option("--activation", help="relu, gelu, silu, tanh, ...")]
 Norm = Annotated[str | None, typer.Option("--norm", help="Norm placement: pre, post, sandwich, res-post or none.")]
-NormKind = Annotated[str | None, typer.Option("--norm-kind", help="layernorm or rmsnorm.")]
+NormKind = Annotated[str | None, typer.Option("--norm-kind", help="layernorm, rmsnorm, dyt or derf.")]
 VocabSize = Annotated[int | None, typer.Option("--vocab-size", help="Rows of the token table.")]
 Set = Annotated[
     list[str] | None,
@@ -171,9 +171,13 @@ def changes_in_words(words: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(changed: dict[str, Any]) -> dict[str, Any]:
-    for field in [key for key in changed if "." in key]:  # of a kind's settings: experts.top_k
+    if isinstance(changed.get("streams"), int):  # their number; others of their fields may follow
+        changed["streams"] = {"n": changed["streams"]}
+    for field in [key for key in changed if "." in key]:  # of the streams, or of a kind's settings: experts.top_k
         kind, _, setting = field.partition(".")
-        changed.setdefault("settings", {}).setdefault(kind, {})[setting] = changed.pop(field)
+        place = changed if kind == "streams" else changed.setdefault("settings", {})
+        before = place.get(kind)
+        place[kind] = (before if isinstance(before, dict) else {}) | {setting: changed.pop(field)}
     for field in changed:
         if field not in Architecture.model_fields:
             raise InputError(f"an architecture has no field {field!r}; fields: {', '.join(Architecture.model_fields)}")

@@ -17,21 +17,38 @@ def presets(json_file: opt.Json = None) -> None:
     """
     from signalprop.network.architecture import Architecture
     from signalprop.network.presets import PRESETS
-    from signalprop.results.cost import count_parameters
+    from signalprop.results.cost import active_parameters, count_parameters
     from signalprop.results.text import network_in_words, text_table
 
     found = {name: Architecture.preset(name) for name in PRESETS}
     sizes = {name: count_parameters(architecture)["total"] for name, architecture in found.items()}
-    rows = [[name, network_in_words(a), f"{sizes[name] / 1e6:,.1f} M"] for name, a in found.items()]
+    active = {name: active_parameters(architecture) for name, architecture in found.items()}
+    rows = [
+        [
+            name,
+            network_in_words(a),
+            _millions(sizes[name]),
+            _millions(active[name]) if active[name] < sizes[name] else "",
+        ]
+        for name, a in found.items()
+    ]
 
     def value() -> dict[str, object]:
         listed = {
-            name: {"parameters": sizes[name], "architecture": a.model_dump(mode="json", exclude_defaults=True)}
+            name: {
+                "parameters": sizes[name],
+                "active_parameters": active[name],
+                "architecture": a.model_dump(mode="json", exclude_defaults=True),
+            }
             for name, a in found.items()
         }
         return {"schema": SCHEMA, "presets": listed}
 
     def show() -> None:
-        output.echo(text_table(["preset", "network", "parameters"], rows, left=2))
+        output.echo(text_table(["preset", "network", "parameters", "active"], rows, left=2))
 
     output.deliver(json_file, value, show)
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} M"

@@ -23,6 +23,7 @@ from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.hooks import Hooks
 from signalprop.network.moments import FloatArray
+from signalprop.streams.placement import weights_here
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time
 _HIDDEN = -1e4  # below every score and every bias; what masks add to hide a key lies far below it
@@ -83,7 +84,8 @@ class HeadSums:
         output = row.weights.get("output")
         if self.outputs is None or output is None or output.rows is not None:
             return ()
-        weight = numbers_of(output.holder)
+        with weights_here(output.holder):
+            weight = numbers_of(output.holder)
         if weight is None:
             return ()
         wide = weight.detach().double().cpu()

@@ -26,6 +26,7 @@ from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.repair.record import record_of
+from signalprop.streams.placement import weights_here
 
 Stage = Callable[[str, int, int], None]
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
@@ -79,7 +80,7 @@ def diagnose(
 
     notes: list[str] = []
     if blocked := without_gradient(model):
-        notes.append(f"no gradients and no distances from the identity: {blocked} is quantised to integers")
+        notes.append(f"no gradients and no distances from the identity: {blocked}")
         jacobian_sequences = 0
     with evaluating(model):
         signal = observe(
@@ -93,7 +94,8 @@ def diagnose(
             tell = step("loss")
             whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
-        weights, said = live_weights(model, mapping, inputs, _length(held))
+        with weights_here(model):
+            weights, said = live_weights(model, mapping, inputs, _length(held))
         notes += [f"prediction: {line}" for line in said]
         if kept is not None:
             kept.begin(

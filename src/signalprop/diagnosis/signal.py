@@ -28,6 +28,7 @@ from signalprop.hooks import Hooks, in_tokens
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
+from signalprop.streams.placement import weights_here
 from signalprop.watching.first_positions import check_length
 from signalprop.watching.recording import Recorder
 from signalprop.watching.reduction import Padding, collect, moments
@@ -162,7 +163,8 @@ class _Observer:
         def read(y: Tensor | None) -> None:
             x = self._norm_inputs.pop(index, None)
             if x is not None and y is not None and y.numel() == x.numel():
-                expected = self._normed(norm, x).flatten()
+                with weights_here(norm):
+                    expected = self._normed(norm, x).flatten()
                 size = float(expected.square().sum())
                 if math.isfinite(size) and size > 0:
                     factor = float(y.detach().float().flatten() @ expected) / size

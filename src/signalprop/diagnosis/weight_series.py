@@ -36,8 +36,9 @@ class SeriesRow(Value):
 
     @property
     def growth(self) -> tuple[Number, ...]:
-        """Root mean square over that of the first checkpoint."""
-        return tuple(None if x is None or not self.rms[0] else x / self.rms[0] for x in self.rms)
+        """Root mean square over that of the first checkpoint; of zeros that stay zeros 1, of others infinity."""
+        first = self.rms[0]
+        return tuple(None if x is None or first is None else _over(x, first) for x in self.rms)
 
     @property
     def since(self) -> int | None:
@@ -93,6 +94,10 @@ class WeightSeries(Value):
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise InputError(f"this is not a series of checkpoints that this version reads; expected schema {SCHEMA!r}")
         return cls(**{str(key): tuples(value) for key, value in data.items()})
+
+
+def _over(x: float, first: float) -> float:
+    return x / first if first else math.inf if x else 1.0
 
 
 def _distance(row: SeriesRow) -> float:

@@ -84,8 +84,7 @@ def _unsaid_of_layer(stack: StackPaths, a: Architecture, kinds: tuple[str, ...])
     for k, its_name in enumerate(kinds):
         sublayer, kind = stack.of(k, its_name), kind_named(its_name)
         fused = {"query", "key", "value"} if sublayer.fused else set()
-        fused |= {"gate", "up"} if sublayer.fused_gate else set()
-        fused |= {"expert_gate", "expert_up"} if sublayer.fused_experts else set()
+        fused |= {role for roles in sublayer.blocks.values() for role in roles}
         roles = set(kind.role_names(a)) - fused
         yield from (f"weights[{role!r}]" for role in sorted(roles - set(sublayer.weights)))
         needed = {

@@ -40,7 +40,9 @@ def branch(block: str = "mlp", router: str = "gate", shared: str = "", **changes
         names = {"shared_gate": "gate_proj", "shared_up": "up_proj", "shared_down": "down_proj"}
         weights |= {role: f"{block}.{shared}.{name}" for role, name in names.items()}
     given = {"branch": block, "weights": weights | changes.pop("weights", {}), "activation": f"{block}.experts.act_fn"}
-    return replace(llama.FEED_FORWARD, fused_experts=f"{block}.experts.gate_up_proj", **(given | changes))
+    return replace(
+        llama.FEED_FORWARD, blocks={f"{block}.experts.gate_up_proj": ("expert_gate", "expert_up")}, **(given | changes)
+    )
 
 
 def paths(experts: SublayerPaths, attention: SublayerPaths = llama.ATTENTION, **changes: Any) -> tuple[ModelPaths, ...]:

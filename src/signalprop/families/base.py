@@ -28,19 +28,18 @@ class SublayerPaths:
 
     `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
-    is the module that holds query, key and value together, `fused_gate` that of gate and up, `fused_experts` what holds
-    the gates of all experts and, after them, what they multiply: (experts, 2 width, d). `by_depth`: path of a flag that
-    divides the scores by the layer's number. A norm that is nn.Identity counts as none, and so does a `scaling` that
-    the installed transformers does not have; `reads` of "" is the layer itself. No `attention`: the family computes it
-    in a way that no other function can replace (windows, a bias).
+    is the module that holds query, key and value together; `blocks`, of other modules that hold several weights, these
+    one after the other. `by_depth`: path of a flag that divides the scores by the layer's number. A norm that is
+    nn.Identity counts as none, and so does a `scaling` that the installed transformers does not have; `reads` of "" is
+    the layer itself. No `attention`: the family computes it in a way that no other function can replace (windows, a
+    bias).
     """
 
     norm: str
     branch: str
     weights: Mapping[str, str]
     fused: str = ""
-    fused_gate: str = ""
-    fused_experts: str = ""
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     call: int = 0
     calls: int = 1
     by_depth: str = ""
@@ -113,6 +112,7 @@ class Initialisation:
     Attributes:
         weights: standard deviation of every role, of an Architecture.
         tables: of embeddings, convolutions and an own head.
+        transform: of the dense layer before the head, of an Architecture, where it is another.
         positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
         setting: the number of a configuration to which all of these are proportional. usual: its default.
     """
@@ -120,6 +120,7 @@ class Initialisation:
     weights: Callable[[Architecture], Mapping[str, float]]
     tables: float = 0.02
     positions: float | None = None
+    transform: Callable[[Architecture], float] | None = None
     setting: str = "initializer_range"
     usual: float = 0.02
 

@@ -29,7 +29,7 @@ FAMILY = replace(
     defaults={
         **llama.FAMILY.defaults, "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
         "num_hidden_layers": 40, "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": True, "rope_theta": 500_000.0,
     },
     fields=fields,
     paths=llama.paths(feed_forward=replace(llama.FEED_FORWARD, norm="input_layernorm")),

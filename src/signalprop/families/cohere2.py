@@ -18,7 +18,7 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = replace(
     cohere.FAMILY,
     model_type="cohere2",
-    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096, "sliding_window_pattern": 4},
+    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 10_000.0},
     fields=fields,
     paths=llama.paths(replace(llama.ATTENTION, attention=""), replace(llama.FEED_FORWARD, norm="input_layernorm")),
 )

@@ -19,7 +19,10 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 FEED_FORWARD = replace(
-    llama.FEED_FORWARD, weights={"down": "mlp.down_proj"}, fused_gate="mlp.gate_up_proj", activation="mlp.activation_fn"
+    llama.FEED_FORWARD,
+    weights={"down": "mlp.down_proj"},
+    blocks={"mlp.gate_up_proj": ("gate", "up")},
+    activation="mlp.activation_fn",
 )
 FAMILY = replace(
     llama.FAMILY,

@@ -56,7 +56,7 @@ ATTENTION = SublayerPaths(
     norm="attn_norm", branch="attn", weights={"output": "attn.Wo"}, fused="attn.Wqkv",
 )  # fmt: skip
 FEED_FORWARD = SublayerPaths(
-    norm="mlp_norm", branch="mlp", weights={"down": "mlp.Wo"}, fused_gate="mlp.Wi", activation="mlp.act",
+    norm="mlp_norm", branch="mlp", weights={"down": "mlp.Wo"}, blocks={"mlp.Wi": ("gate", "up")}, activation="mlp.act",
 )  # fmt: skip
 FAMILY = Family(
     model_type="modernbert",
@@ -77,6 +77,6 @@ FAMILY = Family(
             transform_activation="head.act",
         ),
     ),
-    initialisation=Initialisation(weights, tables=0.02 * TRUNCATED),
+    initialisation=Initialisation(weights, tables=0.02 * TRUNCATED, transform=lambda a: weights(a)["output"]),
     head_transform=True,
 )  # fmt: skip

@@ -13,7 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from signalprop.network.activations import Activation, Hermite, activation, central_dual, dual, hermite, numbers_of
+from signalprop.network.activations import Activation, activation, numbers_of
+from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
 
 # Variances that differ by less than this share of their mean count as one.

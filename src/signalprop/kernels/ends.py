@@ -184,8 +184,9 @@ def top_kernel(
         np.fill_diagonal(kernel, one * np.diagonal(variance))
         return kernel
 
-    kernel = kernel_of(a.has_final_norm)
-    return kernel, kernel if a.has_final_norm else kernel_of(True)
+    projects = a.has_final_norm and not a.squash
+    kernel = kernel_of(projects)
+    return kernel, kernel if projects else kernel_of(True)
 
 
 def _coincidences(left: IntArray, right: IntArray) -> FloatArray:

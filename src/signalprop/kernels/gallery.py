@@ -39,11 +39,6 @@ def figure_7(n_layers: int = 100, length: int = 100, repeats: float = 0.02) -> d
     }
 
 
-def uncorrected(n_layers: int = 100, length: int = 100) -> dict[str, Parametrization]:
-    """E-SPA of figure 7 that takes its tokens for independent, whatever repeats."""
-    return {"E-SPA, repeats ignored": e_spa(n_layers, length, 0.0)}
-
-
 def figure_6(n_layers: int = 36, length: int = 100, repeats: float = 0.05) -> dict[str, Parametrization]:
     """The two networks of SPA figure 6: what repeated tokens do to the diagonal under E-SPA, last gamma 0.02."""
     return {

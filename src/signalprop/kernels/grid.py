@@ -102,6 +102,20 @@ class Grid:
         mean = np.divide(total - own, pairs, out=np.ones_like(total), where=pairs > 1e-6)
         return np.asarray(1 - share + share * mean)
 
+    @lru_cache(maxsize=64)  # noqa: B019
+    def moved(self, by: int) -> FloatArray:
+        """The matrix from values at the nodes to those so many positions later, or earlier (below 0), (m, m).
+
+        Nothing stands before the first position; after the last it is as at the last.
+        """
+        at, rows = self.positions + by, np.arange(len(self.n))
+        there = np.clip(at, 0, self.tokens - 1)
+        out = np.zeros((len(rows), len(rows)))
+        out[rows, self._upper[there] - 1] = 1 - self._share[there]
+        out[rows, self._upper[there]] = self._share[there]
+        out[at < 0] = 0.0
+        return out
+
     @cached_property
     def _equal(self) -> FloatArray:
         """sum over i of phi_a(i) phi_b(i)."""

@@ -9,24 +9,16 @@ derivations and numerics: `docs/theory/shaping.md`.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Protocol
 
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.network.activations import dual
 from signalprop.network.moments import FloatArray
 
 # Rows that are filtered as one matrix product.
 _CHUNK = 32
-# Entries of a matrix that is not negative in exact arithmetic may be below 0 by this much.
-_ROUNDING = 1e-10
-# Numbers that dense matrices may keep in memory, all together: half a gigabyte (36 layers of 1,024 tokens take 0.3).
-_MOST_KEPT = 2**26
 
 
 class AttentionShape(Protocol):
@@ -77,7 +69,7 @@ def repeated_diagonal(decay: float, repeats: float, n: int) -> FloatArray:
     return np.asarray(1 - repeats + repeats * total**2)
 
 
-def _seen(n: int) -> FloatArray:
+def lags(n: int) -> FloatArray:
     """i - j, (n, n)."""
     return np.subtract.outer(np.arange(n), np.arange(n)).astype(np.float64)
 
@@ -142,7 +134,7 @@ class ESPA:
 
     def log_weights(self, n: int) -> FloatArray:
         """B, (n, n), in logarithms throughout: entries of A underflow a double from a few hundred tokens apart."""
-        lag = _seen(n)
+        lag = lags(n)
         log_pole = math.log(self.pole) if self.pole > 0 else -math.inf
         first, later = self.offsets
         with np.errstate(invalid="ignore"):  # 0 * inf, where the pole is 0
@@ -196,7 +188,7 @@ class ESPA:
             carry: what the first row gets besides gain x_1. before, after: factors on the rows of x, and of y.
         """
         size = min(_CHUNK, len(x))
-        lag = _seen(size)
+        lag = lags(size)
         block = np.where(lag > 0, self.diagonal * (self.pole - self.zero) * self.pole ** np.maximum(lag - 1, 0), 0.0)
         np.fill_diagonal(block, self.diagonal)
         powers = (self.pole ** np.arange(size))[:, None]
@@ -225,7 +217,7 @@ class USPA:
     causal: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        _check_uniform(self.rho, self.rho_out)
+        check_uniform(self.rho, self.rho_out)
 
     def terms(self, n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(diagonal of A, u, w), each (n,): A_ij = u_j - w_i below the diagonal. Needs float64 for long sequences."""
@@ -237,13 +229,13 @@ class USPA:
     def matrix(self, n: int) -> FloatArray:
         """A, (n, n)."""
         diagonal, u, w = self.terms(n)
-        out = np.where(_seen(n) > 0, np.maximum(np.subtract.outer(-w, -u), 0.0), 0.0)
+        out = np.where(lags(n) > 0, np.maximum(np.subtract.outer(-w, -u), 0.0), 0.0)
         np.fill_diagonal(out, diagonal)
         return np.asarray(out)
 
     def log_weights(self, n: int) -> FloatArray:
         """B, (n, n)."""
-        return _log(self.matrix(n))
+        return log_entries(self.matrix(n))
 
     def rescale(self, n: int) -> FloatArray:
         """D, (n,)."""
@@ -280,7 +272,7 @@ class USPA:
         return out
 
 
-def _check_uniform(rho: float, rho_out: float) -> None:
+def check_uniform(rho: float, rho_out: float) -> None:
     for value in (rho, rho_out):
         if not 0 <= value < 1:
             raise InputError(f"U-SPA: rho is {value!r:.40}; expected a number from 0 up to, but not, 1")
@@ -309,263 +301,10 @@ def _block(diagonal: FloatArray, u: FloatArray, w: FloatArray) -> FloatArray:
     return out
 
 
-def _log(matrix: FloatArray) -> FloatArray:
+def log_entries(matrix: FloatArray) -> FloatArray:
+    """ln of every entry, -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(matrix))
-
-
-class _Kept:
-    """Matrices that take O(n^3) to make, by what they are made from; the least recently used ones are forgotten.
-
-    One that is larger than `_MOST_KEPT` by itself stays until the next.
-    """
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[object, FloatArray] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
-        """The matrix of this key, made unless it is here."""
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        made = make()
-        with self._lock:
-            self._found[key] = made
-            while len(self._found) > 1 and sum(matrix.size for matrix in self._found.values()) > _MOST_KEPT:
-                self._found.popitem(last=False)
-        return made
-
-
-_KEPT = _Kept()
-
-
-class _Dense:
-    """A shape whose matrix has no fast product; matrices are kept, up to half a gigabyte of all shapes."""
-
-    matrix: Callable[[int], FloatArray]
-
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n)."""
-        return _log(self.matrix(n))
-
-    def rescale(self, n: int) -> FloatArray:
-        """D, (n,)."""
-        return np.asarray(self.matrix(n).sum(1))
-
-    def apply(self, x: FloatArray) -> FloatArray:
-        """A x."""
-        return np.asarray(self.matrix(len(x)) @ x)
-
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x."""
-        return np.asarray(self.matrix(len(x)).T @ x)
-
-
-@dataclass(frozen=True)
-class CorrectedESPA(_Dense):
-    """Causal E-SPA that takes the feed-forward before it into account: A = L(pole) Lhat^-1, L in O(n^3).
-
-    Lhat is the Cholesky factor of what the activation makes of the kernel of decay `zero`, Q(Sigma) / Q(1) (SPA section
-    3.4). The paper assumes Q(c) = c instead.
-
-    Raises:
-        InputError: some entries of A are negative, as for all activations that make tokens more alike (ReLU, GeLU);
-            DKS-transformed ones do not.
-    """
-
-    zero: float
-    pole: float
-    activation: str
-    causal: bool = field(default=True, init=False)
-
-    def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
-        key = ("corrected", self.zero, self.pole, self.activation, n)
-        return _KEPT.get(key, lambda: _corrected(self.zero, self.pole, self.activation, n))
-
-
-def _corrected(zero: float, pole: float, activation: str, n: int) -> FloatArray:
-    behind = np.asarray(dual(activation, 1.0, exponential_kernel(zero, n)).covariance_moment)
-    behind = behind / float(dual(activation, 1.0, 1.0).covariance_moment)
-    # A Lhat = L': solved from the right
-    factor, wanted = np.linalg.cholesky(behind), np.linalg.cholesky(exponential_kernel(pole, n))
-    return _not_negative(np.tril(np.linalg.solve(factor.T, wanted.T).T), f"corrected for {activation}")
-
-
-def _not_negative(matrix: FloatArray, which: str) -> FloatArray:
-    lowest = float(matrix.min())
-    if lowest < -_ROUNDING:
-        raise InputError(
-            f"E-SPA {which}: attention weights down to {lowest:.3g}; a softmax gives none below 0. Take the plain "
-            "E-SPA, or a DKS-transformed activation"
-        )
-    out = np.maximum(matrix, 0.0)
-    out.setflags(write=False)
-    return out
-
-
-@dataclass(frozen=True)
-class BidirectionalESPA(_Dense):
-    """E-SPA without a mask: A = Sigma'^1/2 Sigma^-1/2, symmetric roots; it depends on n. O(n^3).
-
-    That no entry is negative is known for infinite n only; here it is checked (docs/theory/shaping.md).
-    """
-
-    zero: float
-    pole: float
-    causal: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        ESPA(self.zero, self.pole)
-
-    def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
-        return _KEPT.get(("roots", self.zero, self.pole, n), lambda: _roots(self.zero, self.pole, n))
-
-
-def _roots(zero: float, pole: float, n: int) -> FloatArray:
-    def power(decay: float, exponent: float) -> FloatArray:
-        values, vectors = np.linalg.eigh(exponential_kernel(decay, n))
-        return np.asarray((vectors * values**exponent) @ vectors.T)
-
-    return _not_negative(power(pole, 0.5) @ power(zero, -0.5), "without a mask")
-
-
-@dataclass(frozen=True)
-class BidirectionalUSPA:
-    """U-SPA without a mask: symmetric roots, one number on the diagonal and one off it; it depends on n."""
-
-    rho: float
-    rho_out: float
-    causal: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        _check_uniform(self.rho, self.rho_out)
-
-    def numbers(self, n: int) -> tuple[float, float]:
-        """(diagonal, other entries) of A."""
-        single = math.sqrt((1 - self.rho_out) / (1 - self.rho))
-        common = math.sqrt((1 + (n - 1) * self.rho_out) / (1 + (n - 1) * self.rho))
-        return single + (common - single) / n, max(common - single, 0.0) / n
-
-    def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
-        diagonal, off = self.numbers(n)
-        return np.full((n, n), off) + (diagonal - off) * np.eye(n)
-
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n)."""
-        return _log(self.matrix(n))
-
-    def rescale(self, n: int) -> FloatArray:
-        """D, (n,), the same for all."""
-        diagonal, off = self.numbers(n)
-        return np.full(n, diagonal + (n - 1) * off)
-
-    def apply(self, x: FloatArray) -> FloatArray:
-        """A x."""
-        diagonal, off = self.numbers(len(x))
-        return np.asarray((diagonal - off) * x + off * x.sum(0))
-
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x: A is symmetric."""
-        return self.apply(x)
-
-
-@dataclass(frozen=True)
-class ALiBi:
-    """Causal softmax of the bias -slope (i - j) of one head (Press et al. 2022): not signal-preserving, for comparison.
-
-    A running mean with weights that fall by `decay` = e^-slope per token.
-    """
-
-    decay: float
-    causal: bool = field(default=True, init=False)
-
-    @staticmethod
-    def heads(n_heads: int) -> tuple[ALiBi, ...]:
-        """All heads, with the slopes of `alibi_slopes`."""
-        return tuple(ALiBi(math.exp(-slope)) for slope in alibi_slopes(n_heads))
-
-    def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
-        return np.exp(self.log_weights(n))
-
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n), normalised."""
-        lag = _seen(n)
-        return np.asarray(np.where(lag >= 0, lag * math.log(self.decay), -math.inf) - np.log(self._sums(n))[:, None])
-
-    def _sums(self, n: int) -> FloatArray:
-        return np.asarray(-np.expm1(np.arange(1, n + 1) * math.log(self.decay)) / (1 - self.decay))
-
-    def rescale(self, n: int) -> FloatArray:
-        """D: a softmax has row sums of 1, (n,)."""
-        return np.ones(n)
-
-    def _filter(self) -> ESPA:
-        return ESPA(0.0, self.decay, gain=1.0)
-
-    def apply(self, x: FloatArray) -> FloatArray:
-        """A x in O(n) per column."""
-        return np.asarray(self._filter().apply(x) / self._sums(len(x))[:, None])
-
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x in O(n) per column."""
-        return self._filter().apply_transposed(x / self._sums(len(x))[:, None])
-
-
-def alibi_slopes(n_heads: int) -> tuple[float, ...]:
-    """Slopes of ALiBi: 2^(-8 h / H) for a power of two H; else those of the next smaller one, then every other of the
-    next larger one (Press et al. 2022, section 3 and their released code)."""
-    power = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
-    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
-    return tuple(slopes)
-
-
-@dataclass(frozen=True, eq=False)
-class Calibrated:
-    """Another shape with its rows multiplied by numbers: D changes, B does not.
-
-    Attributes:
-        rows: factors for sequences of up to so many tokens, (longest,).
-    """
-
-    shape: AttentionShape
-    rows: FloatArray
-
-    @property
-    def causal(self) -> bool:
-        """As the shape's."""
-        return self.shape.causal
-
-    def _rows(self, n: int) -> FloatArray:
-        if n > len(self.rows) or (n < len(self.rows) and not self.causal):
-            raise InputError(f"attention was calibrated for {len(self.rows)} tokens, not for {n}")
-        return self.rows[:n]
-
-    def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
-        return self._rows(n)[:, None] * self.shape.matrix(n)
-
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n), up to a constant per row."""
-        return self.shape.log_weights(n)
-
-    def rescale(self, n: int) -> FloatArray:
-        """D, (n,)."""
-        return self._rows(n) * self.shape.rescale(n)
-
-    def apply(self, x: FloatArray) -> FloatArray:
-        """A x."""
-        return self._rows(len(x))[:, None] * self.shape.apply(x)
-
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x."""
-        return self.shape.apply_transposed(self._rows(len(x))[:, None] * x)
 
 
 def kernel_step(shape: AttentionShape, kernel: FloatArray) -> FloatArray:

@@ -10,19 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
+from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    AttentionShape,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
-    Shapes,
-    uniform_kernel,
-)
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, Shapes, uniform_kernel
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.kinds import kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
@@ -50,8 +41,8 @@ class BranchKernel(Protocol):
 
 
 class Read(NamedTuple):
-    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm), and where there is
-    none the log of the scale beyond which the kernel was held."""
+    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm; of an activation in
+    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held."""
 
     kernel: FloatArray
     divisor: FloatArray | None
@@ -101,7 +92,25 @@ class Stack:
         for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
             branch.memory = memory
 
+    def keep_attention(self, keeps: bool) -> None:
+        """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
+        for branch in self.branches:
+            if hasattr(branch, "keeps"):
+                branch.keeps = keeps
+
     # --- forward ---
+
+    def enter(self, start: State) -> State:
+        """What enters the first sublayer, from the model's input."""
+        return start
+
+    def leave(self, last: State) -> State:
+        """What is read of the last stream."""
+        return last
+
+    def back(self, gradient: State) -> State:
+        """The gradient at the last stream, from that of what is read of it."""
+        return gradient
 
     def run(self, start: State, rows: Sequence[int], see: See | None = None) -> State:
         """The stream after some sublayers, which make whole layers.
@@ -130,12 +139,26 @@ class Stack:
     def read_normed(self, i: int, stream: State) -> Read:
         """A stream after a norm."""
         scale = exp_of(stream.log_scale)
+        if self.a.squash:
+            r, own, slope = self._stretched(i, stream.kernel * scale)
+            gain = float(self.p.norm_output[i])
+            back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
+            return Read(dual_of_kernel(self.a.squash, own, r) * gain**2, back)
         divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(self.p.norm_output[i])
         read = stream.kernel * scale
         read *= root
         read *= root[:, None]
         return Read(read, divisor)
+
+    def _stretched(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+        """(correlations, variances, slope) of what an activation in a norm's place is applied to."""
+        slope = float(self.p.norm_slope[i])
+        own = np.diagonal(kernel)
+        root = inverse_roots(own)
+        r = np.clip(kernel * root * root[:, None], -1, 1)
+        np.fill_diagonal(r, 1.0)
+        return r, np.minimum(own * slope**2, 1e4), slope
 
     def output(self, i: int, read: Read) -> State:
         """The branch's output, after a norm on it."""
@@ -230,8 +253,11 @@ class Back:
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
         if read.divisor is not None:
-            root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
-            back = back * root * root[:, None]
+            if read.divisor.ndim == 2:
+                back = back * read.divisor
+            else:
+                root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
+                back = back * root * root[:, None]
         share = State(back, log_scale).rescaled()
         if self.meet is not None:
             self.meet(i, at_sum, share)
@@ -296,6 +322,8 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
             shapes.append(ALiBi.heads(a.n_heads) if a.positions == "alibi" and kind_of(p, i).attends_itself else ())
     if p.shaping.kind == "none" or not p.shaping.calibrated:
         return shapes
+    if a.streams is not None:
+        raise InputError("calibrated attention is set for one residual stream; leave calibrated out, or streams")
     if not a.causal:
         raise InputError("calibrated attention needs a causal stack: without a mask it would hold for one length only")
     attends = rows_where(p, lambda kind: kind.attends_itself)

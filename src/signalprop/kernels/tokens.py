@@ -21,6 +21,7 @@ from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
+from signalprop.kernels.several import back_of, stack_of
 from signalprop.kernels.stack import Back, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
@@ -29,6 +30,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.theory.elements import squashed
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -41,6 +43,7 @@ Keep = NDArray[np.bool_] | None
 
 
 _MATRICES = 35  # of tokens x tokens that are held at once, at least: 35 for 4 layers, 64 for 32
+_KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
 
 
 def _unseen(_: int, __: State) -> None:
@@ -122,7 +125,7 @@ def predict_token_kernels(
     check_fits_of(p, None if grid is None else 2 * len(grid.n))
     if a.kind == "encoder-decoder":
         return _of_encoder_decoder(p, inputs, backward)
-    stack = Stack(p, grid=grid)
+    stack = stack_of(p, grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
         note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
@@ -174,6 +177,8 @@ def check_covered(parametrization: Parametrization) -> None:
     """
     if parametrization.architecture.kind == "encoder-decoder":
         raise InputError("an encoder-decoder has two token kernels; take an encoder or a decoder, or predict it")
+    if parametrization.architecture.streams is not None:
+        raise InputError("several residual streams have a token kernel for each pair; predict them with predict")
     check_fits_of(parametrization)
 
 
@@ -229,14 +234,12 @@ def passes(
     """
     columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
     ahead = _Ahead(stack, columns, log_norm, see)
-    last = ahead.run(start, range(stack.n))
+    last = ahead.run(stack.enter(start), range(stack.n))
     see(stack.n, last)
     if top is None:
         return columns, None
-    kernel, across = top(last, float(token_share(stack.p, log_norm)))
+    gradient, across = _at_last(ahead, last, top)
     back = Columns.empty(stack.n, keep)
-    gradient = through_final_norm(stack, last, kernel)
-    across = gradient.absolute() if stack.a.has_final_norm else across
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
     return columns, back
@@ -284,10 +287,24 @@ class _Ahead:
 
 def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
     """A gradient kernel before the final norm that the last stream goes through, where there is one."""
-    if stack.a.has_final_norm:
-        root = inverse_roots(np.diagonal(last.kernel) + stack.a.norm_eps * exp_of(-last.log_scale))
+    a = stack.a
+    if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
+        own = np.diagonal(last.kernel) * exp_of(last.log_scale)
+        root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
+        kernel = kernel * root * root[:, None]
+    elif a.has_final_norm:
+        root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
         kernel = kernel * root * root[:, None]
     return State(kernel).rescaled()
+
+
+def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, FloatArray]:
+    """The gradient at the last stream, and the kernel of what a post-norm there sends back."""
+    stack = ahead.stack
+    last = stack.leave(last)
+    kernel, across = top(last, float(token_share(stack.p, ahead.log_norm)))
+    gradient = through_final_norm(stack, last, kernel)
+    return stack.back(gradient), gradient.absolute() if stack.a.has_final_norm else across
 
 
 def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Columns, see: See = _unseen) -> list[State]:
@@ -305,7 +322,7 @@ def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Colum
 
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
-        back = Back(stack, across, columns.meet)
+        back = back_of(stack, across, columns.meet)
 
         def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
             back.reads[i] = layer_in
@@ -313,7 +330,9 @@ def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Colum
         if ahead.reads:
             back.reads = ahead.reads
         else:
+            stack.keep_attention(len(gradient.kernel) <= _KEPT_LENGTH)
             stack.run(ahead.checkpoints[first], range(first, end), read)
+            stack.keep_attention(False)
         gradient = back_through(
             range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
         )
@@ -339,12 +358,9 @@ def passes_of_both(
     last = second.run(starts[1], decoder)
     if top is None:
         return columns, None
-    kernel, across = top(last, float(token_share(p, log_norm)))
-    gradient = through_final_norm(stack, last, kernel)
+    gradient, across = _at_last(second, last, top)
     back = Columns.empty(n)
-    sent = _backward(
-        second, gradient, gradient.kernel if stack.a.has_final_norm else across, replace(back, keep=keeps[1])
-    )
+    sent = _backward(second, gradient, across, replace(back, keep=keeps[1]))
     total = sent[0]
     for one in sent[1:]:
         total = total.plus(one)

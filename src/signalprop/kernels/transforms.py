@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.network.activations import Activation, activation, dual, kinked
+from signalprop.network.activations import Activation, activation, kinked
+from signalprop.network.duals import dual
 from signalprop.network.moments import FloatArray
 
 # The trapezoid rule on a Gaussian: its error is exp(-2 pi delta / step) with delta the distance from the real axis to

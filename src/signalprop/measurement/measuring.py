@@ -82,10 +82,8 @@ def measure(
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
-    if backward and (layer := without_gradient(model)):
-        raise InputError(
-            f"give backward=False (--no-gradient): {layer} is quantised to integers, so no gradient goes through it"
-        )
+    if backward and (why := without_gradient(model)):
+        raise InputError(f"give backward=False (--no-gradient): {why}, so no gradient goes through it")
     if batch is None:
         batch = default_batch(shortened(attached.mapping.architecture))
     arguments = arguments_of(model, attached.mapping, batch)

@@ -24,6 +24,7 @@ from signalprop.data.batches import Batch, image_batch, load_text, text_batch, w
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import check_batch
 from signalprop.measurement.result import as_run
+from signalprop.models.connections import entered, left_back
 from signalprop.models.layerwise import Network, Passage, Scaled
 from signalprop.models.sublayers import torch_shapes
 from signalprop.models.synthetic import gaussian, synthetic_batch
@@ -230,7 +231,7 @@ def _one_profile(network: Network, data: _Data, backward: bool, step: Callable[[
     source_keep = data.tensors.get("keep")
     encoded, memory, stream = torch.empty(0), None, torch.empty(0)
     for name in stack_names(a):
-        stream = data.streams[name] if data.streams else _embed(network, data, name)
+        stream = entered(a, data.streams[name]) if data.streams else _embed(network, data, name)
         shapes[STACKS.index(name)] = (stream.shape[0], stream.shape[1])
         keep = None if memory is not None else source_keep
         memory_keep = None if memory is None else source_keep
@@ -293,10 +294,10 @@ def _top_gradient(network: Network, data: _Data, stream: Tensor) -> Tensor:
         assert targets is not None
         return network.loss_gradient(stream, targets)
     rng = np.random.default_rng([network.seed, 5])
-    shape = (stream.shape[0], stream.shape[1], stream.shape[2])
-    return torch.as_tensor(
-        gaussian(shape, (0.0, 1.0, data.gradient_correlation), rng), dtype=stream.dtype, device=stream.device
-    )
+    a = network.parametrization.architecture
+    shape = (stream.shape[0], stream.shape[1], a.d_model)
+    drawn = gaussian(shape, (0.0, 1.0, data.gradient_correlation), rng)
+    return left_back(a, torch.as_tensor(drawn, dtype=stream.dtype, device=stream.device))
 
 
 def _through_final_norm(network: Network, encoded: Tensor, gradient: Scaled) -> Scaled:

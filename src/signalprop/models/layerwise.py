@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
+from signalprop.models.connections import entered, left
 from signalprop.models.ends import Embeddings, Head
 from signalprop.models.shaping import TorchShape
 from signalprop.models.sublayers import Sublayer, make_sublayer
@@ -105,8 +106,7 @@ class Network:
         embeddings = Embeddings(self.parametrization, stack, self.seed, self.dtype)
         embeddings.to(self.device).requires_grad_(False).train(self.train)
         self.seed_dropout(f"{stack} embedding")
-        out: Tensor = embeddings(inputs, segments)
-        return out
+        return entered(self.parametrization.architecture, embeddings(inputs, segments))
 
     def loss_gradient(self, stream: Tensor, targets: Tensor) -> Tensor:
         """d(mean cross-entropy)/d(stream after the last layer).
@@ -136,7 +136,8 @@ class Network:
         for x, y in zip(torch.split(stream[places], size), torch.split(aims, size), strict=True):
             with torch.enable_grad():
                 leaf = x.detach().requires_grad_()
-                hidden = leaf if norm is None else norm(leaf)
+                read = left(p.architecture, leaf)
+                hidden = read if norm is None else norm(read)
                 loss = F.cross_entropy(head(hidden), y, reduction="sum") / aims.numel()
             slices.append(torch.autograd.grad(loss, leaf)[0])
         gradient = torch.zeros_like(stream)

@@ -21,14 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from signalprop.errors import InputError
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    ALiBi,
-    AttentionShape,
-    BidirectionalUSPA,
-    Calibrated,
-)
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalUSPA, Calibrated
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
 from signalprop.network.moments import FloatArray
 
 # Stands for log 0. A finite number: with -inf a row that sees nothing would be NaN.

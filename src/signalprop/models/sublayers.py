@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.kernels.stack import attention_shapes
+from signalprop.models.activations import TORCH_FUNCTIONS
 from signalprop.models.multipliers import Multiplier, times, trainable
 from signalprop.models.shaping import TorchShape, torch_shape
 from signalprop.models.surroundings import Surroundings
@@ -21,11 +22,33 @@ from signalprop.network.parametrization import PLACEMENTS, Distribution, Paramet
 from signalprop.network.residual import step
 
 
-def make_norm(architecture: Architecture, gain: float, dtype: torch.dtype) -> nn.Module:
-    """A LayerNorm or RMSNorm over the features with every gain at `gain` and zero bias."""
+class Squash(nn.Module):
+    """DyT and Derf: weight * f(alpha x) + bias, f tanh or erf.
+
+    Attributes:
+        weight, bias: (features,). alpha: (1,), trainable too.
+    """
+
+    def __init__(self, a: Architecture, slope: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.function = TORCH_FUNCTIONS[a.squash]
+        self.alpha = nn.Parameter(torch.full((1,), slope, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(a.d_model, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(a.d_model, dtype=dtype)) if a.norm_bias else None
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(..., features) -> the same shape."""
+        out = self.weight * self.function(self.alpha * stream)
+        return out if self.bias is None else out + self.bias
+
+
+def make_norm(architecture: Architecture, gain: float, dtype: torch.dtype, slope: float = 0.5) -> nn.Module:
+    """A LayerNorm or RMSNorm over the features, or what stands in for one, with every gain at `gain` and zero bias."""
     a = architecture
-    norm: nn.LayerNorm | nn.RMSNorm
-    if a.norm == "rmsnorm":
+    norm: nn.LayerNorm | nn.RMSNorm | Squash
+    if a.squash:
+        norm = Squash(a, slope, dtype)
+    elif a.norm == "rmsnorm":
         norm = nn.RMSNorm(a.d_model, eps=a.norm_eps, dtype=dtype)
     else:
         norm = nn.LayerNorm(a.d_model, eps=a.norm_eps, bias=a.norm_bias, dtype=dtype)
@@ -165,12 +188,12 @@ def make_sublayer(
         if linear.bias is not None:
             draw(linear.bias, float(p.biases[role][index]), *made, f"{role} bias")
     placement = PLACEMENTS[p.placement[index]]
-    first = None if placement == "none" else make_norm(a, float(p.norm_gain[index]), dtype)
+    first = None if placement == "none" else make_norm(a, float(p.norm_gain[index]), dtype, float(p.norm_slope[index]))
     second = make_norm(a, float(p.post_norm_gain[index]), dtype) if placement == "sandwich" else None
     if placement == "res-post":
         first, second = None, first
     parallel = bool(p.parallel[index])
-    return Sublayer(
+    sublayer = Sublayer(
         Branch(function, a.dropout, second),
         first,
         placement=placement,
@@ -180,3 +203,8 @@ def make_sublayer(
         parallel=parallel,
         norm_scale=float(p.norm_scale[index]),
     )
+    if a.streams is not None:
+        from signalprop.models.connections import SublayerOfStreams, connections_of
+
+        return SublayerOfStreams.of(sublayer, connections_of(p, index, seed, dtype))
+    return sublayer

@@ -50,7 +50,8 @@ def rotation_table(
     a = architecture
     rotated = (int(a.d_head * a.rotary_fraction) if features is None else features) // 2 * 2
     exponent = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / max(rotated, 1)
-    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * (base or a.rotary_base) ** -exponent
+    frequency = 1.0 / (base or a.rotary_base) ** exponent
+    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency
     angle = torch.cat([angle, angle], -1)
     return angle.cos().to(dtype), angle.sin().to(dtype)
 

@@ -16,6 +16,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
+from signalprop.models.connections import entered, left
 from signalprop.models.ends import Embeddings, Head, RelativeBias
 from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torch_shapes
@@ -57,7 +58,8 @@ def stack_names(architecture: Architecture) -> tuple[str, ...]:
 def make_final_norm(parametrization: Parametrization, dtype: torch.dtype) -> nn.Module | None:
     """The norm after the last layer of a stack, or None."""
     a = parametrization.architecture
-    return make_norm(a, parametrization.head.final_norm_gain, dtype) if a.has_final_norm else None
+    h = parametrization.head
+    return make_norm(a, h.final_norm_gain, dtype, h.final_norm_slope) if a.has_final_norm else None
 
 
 def surroundings(
@@ -159,7 +161,8 @@ class Stack(nn.Module):
         def one(sublayer: nn.Module, read: Tensor, onto: Tensor | None) -> tuple[None, Tensor]:
             return None, sublayer(read, around, onto)
 
-        stream = through(self.sublayers, self.parallel, one, stream)
+        last = through(self.sublayers, self.parallel, one, entered(self.architecture, stream))
+        stream = left(self.architecture, last)
         return stream if self.final_norm is None else self.final_norm(stream)
 
 

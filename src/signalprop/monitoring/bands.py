@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from signalprop.diagnosis.layers import groups
-from signalprop.diagnosis.verdict import ranges
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
@@ -21,6 +20,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
+from signalprop.results.text import ranges
 from signalprop.theory.bounds import nearness, variance_range
 
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).

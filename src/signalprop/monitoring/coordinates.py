@@ -85,11 +85,11 @@ class Coordinates:
         """The verdict in one line."""
         given = f"{self.scheme}, {self.optimizer}, {self.steps} steps"
         if self.ok:
-            return f"{given}: no slope is more than {self.tolerance:g} from 0"
+            return f"{given}: no slope is more than {self.tolerance:g} and two standard errors from 0"
         worst = max(self.outside, key=lambda c: abs(c.slope))
         return (
-            f"{given}: {len(self.outside)} of {len(self.probes)} slopes are more than {self.tolerance:g} from 0, "
-            f"most that of {worst.name}: {worst.slope:.2f} +- {worst.error:.2f}"
+            f"{given}: {len(self.outside)} of {len(self.probes)} slopes are more than {self.tolerance:g} and two "
+            f"standard errors from 0, most that of {worst.name}: {worst.slope:.2f} +- {worst.error:.2f}"
         )
 
     def table(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import cycle, islice
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 import numpy as np
@@ -15,6 +16,7 @@ from signalprop.files.validation import Value, typed
 from signalprop.network.activations import activation
 from signalprop.network.kinds import KINDS, kind_named, kinds_where
 from signalprop.network.presets import preset
+from signalprop.network.several import Streams
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
@@ -52,6 +54,10 @@ class Architecture(Value):
             `feed_forward`, in a decoder that reads an encoder with `cross_attention` between.
         settings: what some kinds of sublayers need beyond these fields, by the kind's name: a mapping, or the value
             that it makes. Kinds that are there and are not named get their defaults.
+            `dyt` and `derf` are no norms but stand where norms do (before branches, and before the head): tanh and erf
+            of the stream times `norm_slope` of the table, times a gain.
+        streams: several residual streams (hyper-connections, skips from the input): a `Streams`, a mapping of its
+            fields, or how many. Default: one.
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
@@ -93,12 +99,13 @@ class Architecture(Value):
     d_ff: int = Field(0, ge=1, le=_WIDEST)
     gated: bool = False
     activation: str = "gelu"
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "rmsnorm", "dyt", "derf"] = "layernorm"
     norm_placement: Placement | tuple[Placement, ...] = "pre"
     parallel: bool = False
     shared_norm: bool = False
     branches: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     settings: dict[str, SerializeAsAny[Value]] = Field(default_factory=dict)
+    streams: Streams | None = None
     final_norm: bool | None = None
     norm_eps: float = Field(1e-5, ge=0, le=1)
     qk_norm: bool | Literal["whole"] = False
@@ -150,6 +157,8 @@ class Architecture(Value):
             data["branches"] = tuple(tuple(x) if isinstance(x, list) else x for x in data["branches"])
         if isinstance(data.get("settings"), dict):
             data["settings"] = {name: _made(name, given) for name, given in data["settings"].items()}
+        if isinstance(data.get("streams"), (int, dict)) and not isinstance(data["streams"], bool):
+            data["streams"] = _streams(data["streams"])
         d_model = data.get("d_model")
         if not _is_width(d_model):
             return data
@@ -186,6 +195,14 @@ class Architecture(Value):
                 " give one word, or one per layer"
             )
         self._check_branches()
+        if self.squash and (
+            not set(self.placements) <= {"pre", "none"}
+            or self.embedding_norm or self.head_transform or self.kind == "encoder-decoder"
+        ):  # fmt: skip
+            raise ValueError(
+                f"norm {self.norm!r} is derived before branches and before the head of one stack alone; take "
+                "norm_placement 'pre' without embedding_norm and head_transform, or norm 'rmsnorm'"
+            )
         object.__setattr__(self, "settings", self._settings())
         if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
             raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
@@ -210,6 +227,7 @@ class Architecture(Value):
             raise ValueError(f"seq_len {self.seq_len}: expected more than the {self.n_class_tokens} class token(s)")
         if self.input == "frames":
             self._check_convolutions()
+        self._check_streams()
         activation(self.activation)  # raises with the list of names
         return self
 
@@ -231,6 +249,21 @@ class Architecture(Value):
             across = [name for name in names if kind_named(name).reads_memory]
             if across and (self.kind != "encoder-decoder" or number < self.n_layers):
                 raise ValueError(f"{across[0]} needs the decoder of kind 'encoder-decoder': it reads an encoder")
+
+    def _check_streams(self) -> None:
+        s = self.streams
+        if s is None:
+            return
+        if self.kind == "encoder-decoder" or self.parallel or "post" in self.placements or self.squash:
+            raise ValueError("streams need one stack, branches one after the other, and norms before them or on them")
+        if s.gated and not set(self.placements) <= {"pre", "sandwich"}:
+            raise ValueError(f"streams of mixing {s.mixing!r} need norm_placement 'pre' or 'sandwich'")
+        if s.mixing == "input" and s.n != 2:
+            raise ValueError(f"streams of mixing 'input' are 2, the stream and the model's input; got {s.n}")
+        for name in ("keep", "add"):
+            given = getattr(s, name)
+            if isinstance(given, tuple) and len(given) != self.n_layers:
+                raise ValueError(f"streams.{name} names {len(given)} layers, the model has {self.n_layers}")
 
     def _settings(self) -> dict[str, Value]:
         """Of every kind that is there and has any."""
@@ -281,6 +314,11 @@ class Architecture(Value):
     def causal(self) -> bool:
         """Whether the (only) stack is a decoder."""
         return self.kind == "decoder"
+
+    @property
+    def squash(self) -> str:
+        """The activation that stands in for norms (DyT: tanh; Derf: erf); '' where norms divide by a size."""
+        return {"dyt": "tanh", "derf": "erf"}.get(self.norm, "")
 
     @property
     def has_final_norm(self) -> bool:
@@ -371,7 +409,8 @@ class Architecture(Value):
         What followed from a changed field follows again, unless it is given too: from d_model the heads (their width
         stays; a d_model that it does not divide gets one head) and d_ff (the ratio stays); from norm_placement
         final_norm; and where they were equal, from dropout the other two dropouts, from n_layers n_decoder_layers, from
-        seq_len target_len, from bias qkv_bias, from n_heads n_kv_heads.
+        seq_len target_len, from bias qkv_bias, from n_heads n_kv_heads. Branches that are named layer by layer start
+        again after the last where n_layers grows.
 
         Raises:
             InputError: a bad or unknown field.
@@ -382,6 +421,7 @@ class Architecture(Value):
                 fields[follower] = None
         if changes.get("kind", self.kind) != self.kind:
             fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None, "branches": None}
+        changes = self._branches_at(changes.get("n_layers")) | changes
         fields["settings"] = self._settings_after(changes)
         changes = {key: value for key, value in changes.items() if key != "settings"}
         if changes.get("parallel") is False:
@@ -396,6 +436,13 @@ class Architecture(Value):
             if changes.keys().isdisjoint({"n_heads", "d_head"}):
                 fields |= self._heads_at(d_model)
         return type(self)(**{**fields, **changes})
+
+    def _branches_at(self, n_layers: Any) -> dict[str, Any]:
+        """Branches that are named layer by layer, for so many layers; nothing where they are not."""
+        alike = self.branches is None or _is_one_layer(self.branches) or self.kind == "encoder-decoder"
+        if alike or not _is_width(n_layers):
+            return {}
+        return {"branches": tuple(islice(cycle(self.layer_branches), int(n_layers)))}
 
     def _settings_after(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""
@@ -431,6 +478,15 @@ def _made(name: Any, given: Any) -> Any:
         having = ", ".join(kind.name for kind in kinds_where(lambda kind: kind.settings is not None)) or "none"
         raise InputError(f"settings of {name!r}: there is no such kind of sublayer with settings; these have: {having}")
     return settings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+
+
+def _streams(given: int | dict[str, Any]) -> Streams:
+    """Streams from their number, or from a mapping of fields."""
+    fields: dict[str, Any] = {"n": given} if isinstance(given, int) else given
+    if fields.get("mixing") == "input":
+        fields = {"n": 2} | fields
+    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Streams(**made)
 
 
 def _names(branches: Any) -> Iterator[str]:

@@ -61,13 +61,15 @@ class Head(Value):
 
     Attributes:
         weight, transform: standard deviations of the map to logits and of the dense layer before it.
-        scale: factor on the input. final_norm_gain: of the norm after the last layer. distribution: of the weights.
+        scale: factor on the input. final_norm_gain: of the norm after the last layer; final_norm_slope: its
+            alpha, where it is `dyt` or `derf`. distribution: of the weights.
     """
 
     weight: Size
     scale: Factor = 1.0
     transform: Size = 0.0
     final_norm_gain: Size = 1.0
+    final_norm_slope: Factor = 0.5
     learning_rate: Factor = 1.0
     transform_learning_rate: Factor = 1.0
     distribution: Distribution = "normal"

@@ -45,6 +45,7 @@ _PLAIN = {
     "norm_gain": 1.0,
     "norm_scale": 1.0,
     "post_norm_gain": 1.0,
+    "norm_slope": 0.5,
     "score_scale": 1.0,
     "value_skip": 0.0,
     "attention_gain": 1.0,
@@ -54,7 +55,7 @@ _PLAIN = {
 }
 LEARNING_RATES = (*ROLES, "vectors")
 # Columns that a row shows only where they do something.
-_RARE = ("norm_scale", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain")
+_RARE = ("norm_scale", "norm_slope", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain")
 
 
 class Shaping(Value):
@@ -95,6 +96,7 @@ class Parametrization(Document):
             `branch` (at `skip`).
         norm_gain: root mean square of the gain of the norm that the placement names (1 unless initialised otherwise
             or trained); post_norm_gain: of the second norm of a sandwich.
+        norm_slope: alpha of a norm `dyt` or `derf`, gain * f(alpha x); other norms have none.
         norm_scale: fixed factor on that norm's output, beside its gain (LayerNorm Scaling).
         score_scale: factor on the scalar product of query and key, QK-norm gains included.
         value_skip, attention_gain: a token's own value and the attention's average of values are added with these
@@ -126,6 +128,7 @@ class Parametrization(Document):
     norm_gain: FloatArray
     norm_scale: FloatArray
     post_norm_gain: FloatArray
+    norm_slope: FloatArray
     score_scale: FloatArray
     value_skip: FloatArray
     attention_gain: FloatArray
@@ -289,17 +292,8 @@ class Parametrization(Document):
             parallel=table.parallel,
             weights={role: np.array([row.weights.get(role, 0.0) for row in rows]) for role in ROLES},
             biases={role: np.array([row.biases.get(role, 0.0) for row in rows]) for role in ROLES},
-            skip=np.array([row.skip for row in rows]),
-            branch=np.array([row.branch for row in rows]),
-            norm_gain=np.array([row.norm_gain for row in rows]),
-            norm_scale=np.array([row.norm_scale for row in rows]),
-            post_norm_gain=np.array([row.post_norm_gain for row in rows]),
             score_scale=np.array([a.score_scale if row.score_scale is None else row.score_scale for row in rows]),
-            value_skip=np.array([row.value_skip for row in rows]),
-            attention_gain=np.array([row.attention_gain for row in rows]),
-            shape_in=np.array([row.shape_in for row in rows]),
-            shape_out=np.array([row.shape_out for row in rows]),
-            shape_gain=np.array([row.shape_gain for row in rows]),
+            **{name: np.array([getattr(row, name) for row in rows]) for name in _PLAIN if name != "score_scale"},
             learning_rates={
                 name: np.array([row.learning_rates.get(name, 1.0) for row in rows]) for name in LEARNING_RATES
             },
@@ -350,7 +344,7 @@ class Parametrization(Document):
             if column not in filled:
                 there = {*_roles_in(self), *_PLAIN, "vectors"}
                 known = ", ".join(known for known in filled if known.rpartition(".")[2] in there)
-                raise InputError(f"this parametrization has no column {name!r}; columns: {known}")
+                raise InputError(f"the table has no column {name!r}; columns: {known}")
             group, _, role = column.partition(".")
             none = 1.0 if group == "learning_rate" else 0.0
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
@@ -461,8 +455,9 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
     rows = layout(architecture)
     n = len(rows.kind)
     zero, one = np.zeros(n), np.ones(n)
-    zero.setflags(write=False)  # all columns share them
-    one.setflags(write=False)
+    plain: dict[str, Any] = {name: np.full(n, value) for name, value in _PLAIN.items()}
+    for column in (zero, one, *plain.values()):  # roles share them
+        column.setflags(write=False)
     return Parametrization(
         architecture=architecture,
         scheme=scheme,
@@ -474,17 +469,7 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
         parallel=rows.parallel,
         weights=dict.fromkeys(ROLES, zero),
         biases=dict.fromkeys(ROLES, zero),
-        skip=one,
-        branch=one,
-        norm_gain=one,
-        norm_scale=one,
-        post_norm_gain=one,
-        score_scale=np.full(n, architecture.score_scale),
-        value_skip=zero,
-        attention_gain=one,
-        shape_in=zero,
-        shape_out=zero,
-        shape_gain=zero,
+        **plain | {"score_scale": np.full(n, architecture.score_scale)},
         learning_rates=dict.fromkeys(LEARNING_RATES, one),
         embedding=Embedding(token=0.0, scale=architecture.embedding_scale),
         head=Head(weight=0.0),
@@ -508,6 +493,7 @@ class _Row(BaseModel):
     norm_gain: float
     norm_scale: float = 1.0
     post_norm_gain: float = 1.0
+    norm_slope: float = 0.5
     score_scale: float | None = None
     value_skip: float = 0.0
     attention_gain: float = 1.0

@@ -25,10 +25,12 @@ from signalprop.repair.check_table import check_table
 from signalprop.repair.goodness_of_fit import SMALLEST, Sample, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
+from signalprop.repair.recurrent_heads import dead_heads
 from signalprop.repair.shaped_models import Activating
 from signalprop.repair.weight_assignment import Part, walk
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
+from signalprop.streams.placement import weights_here
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
@@ -150,6 +152,8 @@ def check(
     model in 10,000 fails, however many weights it has. Differences below 0.1 % are never called off. Zeros, gains and
     multipliers are compared as they stand. Fused maps are taken apart by rows. A tied head is the token table.
 
+    Heads of recurrent mixers that `A_log` and `dt_bias` leave dead are off (`signalprop.repair.recurrent_heads`).
+
     A model that carries a scheme (`signalprop.apply`) is looked at in the units of the Parametrization, its multipliers
     as its modules hold them now. Learning rates belong to the optimizer and are not looked at, nor are weights that
     were kept when the scheme was applied: it says nothing of them. Gains and multipliers that tensors hold may be off
@@ -165,35 +169,43 @@ def check(
     """
     model = unwrapped(model)
     record = record_of(model)
-    attached = require_roles(attach(model, mapping))
+    try:
+        attached = require_roles(attach(model, mapping))
+    except InputError as error:
+        if dead := dead_heads(model):  # which needs no roles
+            raise InputError(f"{dead[0].path} head {dead[0].head} is dead: {dead[0].reason}. Also: {error}") from None
+        raise
     vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
     table = _table(scheme, options, vanilla, record, inputs)
     check_shape(vanilla.architecture, table.architecture)
-    absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
-    found, others = _entries(attached, table, absorbed)
-    kept = record is not None and record.kept
-    if kept:
-        found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
-        others = []
-    drawn = sum(item.part.std > 0 for item in found)
-    deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
-    places = _places(attached)
-    coarsest = _coarsest(model)
-    rows = [(item.part.row, _judged(item, places, deviations, coarsest)) for item in found]
-    rows += _multipliers(attached, table, record, places, coarsest)
-    last = len(attached.rows)
-    rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
-    notes = []
-    if kept:
-        left = "multipliers alone were" if not absorbed else "its record alone was"
-        notes.append(f"not checked: the weights, which are not the scheme's but were kept when it was applied; {left}")
-    if others:
-        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
-        notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
-    if any((column != 1).any() for column in table.learning_rates.values()):
-        notes.append("not checked, they are not in a model: the scheme's learning rates")
-    name = type(model).__name__
-    return Check(table.scheme, dict(table.options), name, tuple(row for _, row in rows), deviations, tuple(notes))
+    with weights_here(attached.model):
+        absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
+        found, others = _entries(attached, table, absorbed)
+        kept = record is not None and record.kept
+        if kept:
+            found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
+            others = []
+        drawn = sum(item.part.std > 0 for item in found)
+        deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
+        places = _places(attached)
+        coarsest = _coarsest(model)
+        rows = [(item.part.row, _judged(item, places, deviations, coarsest)) for item in found]
+        rows += _multipliers(attached, table, record, places, coarsest)
+        rows += _dead_heads(attached, places)
+        last = len(attached.rows)
+        rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
+        notes = []
+        if kept:
+            left = "multipliers alone were" if not absorbed else "its record alone was"
+            kept_ones = "the weights, which are not the scheme's but were kept when it was applied"
+            notes.append(f"not checked: {kept_ones}; {left}")
+        if others:
+            more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+            notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
+        if any((column != 1).any() for column in table.learning_rates.values()):
+            notes.append("not checked, they are not in a model: the scheme's learning rates")
+        name = type(model).__name__
+        return Check(table.scheme, dict(table.options), name, tuple(row for _, row in rows), deviations, tuple(notes))
 
 
 def _table(
@@ -313,6 +325,17 @@ def _judged(item: _Entry, places: list[dict[str, Any]], deviations: float, coars
     if item.twice:
         return Row(**row, verdict="twice", note=f"the same numbers as {item.twice}")
     return Row(**row, verdict="off" if problem else "ok", note=note)
+
+
+def _dead_heads(attached: Attached, places: list[dict[str, Any]]) -> list[tuple[int | None, Row]]:
+    """(sublayer, row) of every head of a recurrence that is dead."""
+    of = {id(module): i for i, row in enumerate(attached.rows) for module in row.branch.modules()}
+    rows: list[tuple[int | None, Row]] = []
+    for path, head, reason in dead_heads(attached.model):
+        i = of.get(id(attached.model.get_submodule(path.rpartition(".")[0])))
+        where = {"place": path, **places[-1]} if i is None else places[i]
+        rows.append((i, Row(**where, name=f"head {head}", path=path, verdict="off", note=f"dead: {reason}")))
+    return rows
 
 
 def _constant(seen: Sample, measured: float, wanted: float, tolerance: float) -> str:

@@ -7,8 +7,8 @@ All is planned before anything is changed, so that a model that cannot be fitted
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -23,8 +23,10 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
+from signalprop.network.kinds import ROLE
+from signalprop.repair.epsilons import Epsilon, norms_of
 from signalprop.repair.initialisation import plain
-from signalprop.repair.largest_activations import Place, inner_maps, largest, places_of
+from signalprop.repair.largest_activations import Place, inner_maps, largest, norm_of_tied_head, places_of
 from signalprop.repair.left_out import left_out
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
@@ -34,8 +36,8 @@ Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
 FORMATS = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2,
 }  # fmt: skip
-_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 _PRE = ("pre", "sandwich")
+_SAME, _SAME_IN_HALF = 1e-3, 0.1  # relative differences of outputs that rounding may make
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,10 @@ def fit(
     """Rescale a model in place so that its activations fit a number format: the same function, in other units.
 
     The residual stream is divided by one power of two (in embeddings, in what writes to the stream, and in the second
-    norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the final norm's gain. Values
-    and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can move
-    (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and so is
-    the stream where norms reset it (post-norm), it is read without one, or its input is computed.
+    norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the gain of the norm before it.
+    Values and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can
+    move (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and
+    so is the stream where norms reset it (post-norm), it is read without one, or its input is computed.
 
     Args:
         model: in a type that holds its activations (float32).
@@ -121,24 +123,26 @@ def fit(
         mapping: where the signal runs, of a model of no known family.
 
     Raises:
-        InputError: weights that are quantised, sharded, not known or shared between sublayers. The model is then as it
-            was.
+        InputError: weights that are quantised, sharded, not known or shared between sublayers; outputs that would be
+            others. The model is then as it was.
     """
     if format not in FORMATS:
         raise InputError(f"format is {format!r:.60}; expected {', '.join(FORMATS)}")
     if not 0 <= margin <= 8:
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
-    attached = require_roles(attach(model, mapping))
+    attached = require_roles(attach(model, mapping, batch if isinstance(batch, Dictionary) else None))
     _refuse(attached)
     held = _held_stream(attached)
     architecture = attached.mapping.architecture
     batch = default_batch(shortened(architecture)) if batch is None else batch
     arguments = arguments_of(model, attached.mapping, batch)
-    epsilon = _Epsilon.of(attached)
-    tied = _is_tied(attached)
+    epsilon = Epsilon.of(attached)
+    ends = attached.ends
+    divided = epsilon.movable or (ends.norm is None and ends.decoder_norm is None)  # the tables, not a norm after them
+    tied = norm_of_tied_head(attached, arguments) if divided else None
     places = places_of(attached, along=epsilon.movable, tied=tied)
     places = [replace(place, stream=0) for place in places] if held else places
-    before = largest(attached, places, arguments)
+    before, output = largest(attached, places, arguments)
     top = float(torch.finfo(FORMATS[format]).max)
     stream, inner = _factors(places, before, top / 2**margin)
     plan = _Fitting(attached, stream, inner, along=epsilon.movable, tied=tied)
@@ -149,9 +153,14 @@ def fit(
         with torch.no_grad(), all_or_nothing(attached.model, [change.tensor for change in changes]):
             for change in changes:
                 change.tensor.copy_(change.value())
-            if stream != 1:
-                epsilon.divide(attached.model, stream**2)
-            after = largest(attached, places, arguments)
+            epsilon.divide(attached.model, stream**2)
+            try:
+                after, now = largest(attached, places, arguments)
+                if epsilon.movable:
+                    _require_same(output, now)
+            except InputError:
+                epsilon.divide(attached.model, stream**-2)
+                raise
     predicted = [
         value * stream**place.stream / (inner.get(place.inner, 1.0) if place.inner is not None else 1.0)
         for place, value in zip(places, before, strict=True)
@@ -221,9 +230,16 @@ def _held_stream(attached: Attached) -> str:
     return ""
 
 
-def _is_tied(attached: Attached) -> bool:
-    ends = attached.ends
-    return ends.head is not None and ends.token is not None and ends.head.weight is ends.token.weight
+def _require_same(before: Tensor | None, after: Tensor | None) -> None:
+    """Raise an InputError where the output has become another than rounding explains."""
+    if before is None or after is None:
+        return
+    apart = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
+    if apart > (_SAME if before.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF):
+        raise InputError(
+            f"fitted, the outputs would differ by {apart:.1e} of the largest: something reads the stream or the "
+            "embedding that the mapping does not name; nothing was changed"
+        )
 
 
 def _factors(places: Sequence[Place], values: Sequence[float], limit: float) -> tuple[float, dict[int, float]]:
@@ -252,57 +268,6 @@ def _gain_rounding(changes: Sequence[Change], form: torch.dtype) -> float:
     return worst
 
 
-@dataclass(frozen=True)
-class _Epsilon:
-    """The norms' epsilon: (module, attribute) of all, the configuration's key, and why it cannot be divided."""
-
-    holders: tuple[tuple[nn.Module, str], ...]
-    key: str | None
-    problem: str
-
-    @classmethod
-    def of(cls, attached: Attached) -> _Epsilon:
-        holders = tuple(
-            (module, name)
-            for module in attached.model.modules() if "norm" in type(module).__name__.lower()
-            for name in ("eps", "variance_epsilon") if isinstance(getattr(module, name, None), float)
-        )  # fmt: skip
-        known = {id(norm) for norm in _norms(attached)}
-        values = {getattr(module, name) for module, name in holders}
-        config = getattr(attached.model, "config", None)
-        key = next((key for key in _EPSILONS if {getattr(config, key, None)} == values), None)
-        problem = ""
-        if not all(id(module) in known for module, _ in holders):
-            problem = "norms beside the stream share it"
-        elif config is not None and key is None:
-            problem = "the configuration has no entry for it"
-        return cls(holders, key, problem)
-
-    @property
-    def movable(self) -> bool:
-        return not self.problem
-
-    def divide(self, model: Any, by: float) -> None:
-        """Divide the modules' and the configuration's epsilon, where it can be."""
-        if not self.movable:
-            return
-        for module, name in self.holders:
-            setattr(module, name, getattr(module, name) / by)
-        if self.key is not None:
-            setattr(model.config, self.key, getattr(model.config, self.key) / by)
-
-    def in_words(self, stream: float) -> str:
-        if stream == 1 or not self.holders:
-            return "unchanged"
-        if self.movable:
-            return f"divided by {stream**2:g}: the same function"
-        module, name = self.holders[0]
-        return (
-            f"stays at {getattr(module, name):g} ({self.problem}), which counts as {stream**2:g} times as much to the "
-            "divided stream"
-        )
-
-
 @dataclass
 class _Fitting:
     """The parameters that change. Nothing in here changes the model."""
@@ -311,7 +276,7 @@ class _Fitting:
     stream: float
     inner: dict[int, float]
     along: bool
-    tied: bool
+    tied: nn.Module | None
     found: dict[int, Change] = field(default_factory=dict)
     owners: dict[int, str] = field(default_factory=dict)
 
@@ -333,12 +298,14 @@ class _Fitting:
 
     def _row(self, row: AttachedRow, inner: float) -> None:
         down = 1 / self.stream if self.along or row.placement == "pre" else 1.0
-        first, last = inner_maps(row)
+        first, _ = inner_maps(row)
         if first is not None:
             self._held(first, 1 / inner, 1 / inner, row.label)
-        if last is None:
+        last = [held for role, held in row.weights.items() if ROLE[role].writes]
+        if not last:
             raise InputError(f"{row.label}: the mapping names no map that ends the branch; fit needs it")
-        self._held(last, inner * down, down, row.label)
+        for held in last:
+            self._held(held, inner * down, down, row.label)
         if row.placement == "sandwich":
             self._norm(row.post_norm, 1 / self.stream, row.label)
         if self.along:
@@ -355,14 +322,14 @@ class _Fitting:
             tables = {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}
             for held in tables.values():
                 self._held(held, down, down, "the embedding")
-        if self.tied:
-            self._norm(ends.final_norm, self.stream, "the final norm")
+        if self.tied is not None:
+            self._norm(self.tied, self.stream, "the norm before the head")
 
     def _held(self, held: Held, weight: float, bias: float, where: str) -> None:
         holder = held.holder
         if hasattr(holder, "base_layer"):
             raise InputError(f"{where}: there is an adapter beside a map; fit before adapters are added")
-        axis = 1 if is_transposed(holder) else 0
+        axis = 1 if is_transposed(holder) else int(held.copies)
         self._scale(held.weight, weight, axis, held.rows, where)
         self._scale(held.bias, bias, 0, held.rows, where)
 
@@ -395,23 +362,16 @@ def _is_one(factor: Factor) -> bool:
 
 def exact_logits(model: nn.Module, arguments: Dictionary[str, Any], mapping: Mapping | None = None) -> Tensor:
     """The first output of a float64 model, its RMS norms in float64 too (transformers has them in float32)."""
-    attached = attach(model, mapping)
+    attached = attach(model, mapping, arguments)
     hooks = Hooks(model)
     if attached.mapping.architecture.norm == "rmsnorm":
         offset = attached.mapping.gain_offset
-        for norm in _norms(attached):
+        for norm in norms_of(attached):
             hooks.after(norm, lambda norm, args, kwargs, _: _rms(norm, (*args, *kwargs.values())[0], offset))
     with evaluating(model), torch.no_grad(), hooks:
         out: Any = model(**arguments)
     found: Tensor = out.logits if getattr(out, "logits", None) is not None else out[0]
     return found
-
-
-def _norms(attached: Attached) -> Iterator[nn.Module]:
-    rows, ends = attached.rows, attached.ends
-    named = [norm for row in rows for norm in (row.norm, row.post_norm, row.query_norm, row.key_norm)]
-    named += [ends.norm, ends.decoder_norm, *ends.final_norms]
-    yield from {id(norm): norm for norm in named if norm is not None}.values()
 
 
 def _rms(norm: Any, x: Tensor, offset: float) -> Tensor:

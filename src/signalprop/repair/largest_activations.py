@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError
-from signalprop.hooks import Hooks, Site
+from signalprop.hooks import Hooks, Site, first_tensor
+from signalprop.network.kinds import ROLE
 
 # Who divides by what: of attention and cross-attention, and of feed-forwards.
 INNER = {"value": "output", "up": "down"}
@@ -39,12 +40,36 @@ class Place:
     inner: int | None = None
 
 
-def places_of(attached: Attached, *, along: bool, tied: bool) -> list[Place]:
+def norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn.Module | None:
+    """The norm whose output a head reads that shares its weight with the embedding; None where it has its own.
+
+    Where something stands between them (a factor), the final norm.
+    """
+    ends, model = attached.ends, attached.model
+    own: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    head = own if ends.head is None else ends.head.holder
+    if not any(getattr(head, "weight", head) is table.weight for table in ends.tables):
+        return None
+    made: dict[int, tuple[nn.Module, Any]] = {}
+    read: list[Any] = []
+    hooks = Hooks(attached.outer)
+    for norm in model.modules():
+        if "norm" in type(norm).__name__.lower():
+            hooks.after(norm, lambda norm, args, kwargs, output: made.update({id(output): (norm, output)}))
+    if isinstance(head, nn.Module):
+        hooks.before(head, lambda _, args, kwargs: read.extend((*args, *kwargs.values())[:1]))
+    with evaluating(model), torch.no_grad(), hooks:
+        attached.outer(**arguments)
+    found = made.get(id(read[-1])) if read else None
+    return ends.final_norm if found is None else found[0]
+
+
+def places_of(attached: Attached, *, along: bool, tied: nn.Module | None) -> list[Place]:
     """Every place that is watched, each once.
 
     Args:
-        along: what the norms of branches, queries and keys read is divided with the stream. tied: the final norm's
-            output is multiplied, for a head that shares its weight with the embedding.
+        along: what the norms of branches, queries and keys read is divided with the stream. tied: the norm whose output
+            is multiplied, for a head that shares its weight with the embedding.
     """
     found: dict[tuple[Any, ...], Place] = {}
     for place in (*_rows(attached, along=along), *_ends(attached, along=along, tied=tied)):
@@ -64,10 +89,12 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
         yield Place(row.label, "norm", Site(_module(row.norm), "output"))
         moves = moves_inner(attached, row)
         for role, held in row.weights.items():
+            if held.copies:  # no module sees what one expert makes
+                continue
             site, power, inner = Site(_module(held.holder), "output"), 0, None
-            if role in INNER.values():
+            if ROLE[role].writes:
                 power = -1 if along or row.placement == "pre" else 0
-                what = {"output": "mixed values", "down": "hidden"}[role]
+                what = {"output": "mixed values", "down": "hidden"}.get(role, f"input of {role}")
                 yield Place(row.label, what, Site(site.module, "input"), inner=i if moves else None)
             elif role in INNER:
                 inner = i if moves else None
@@ -76,15 +103,15 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
             yield Place(row.label, role, site, held.rows, power, inner)
 
 
-def _ends(attached: Attached, *, along: bool, tied: bool) -> Iterator[Place]:
+def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterator[Place]:
     ends = attached.ends
     for norm in (ends.norm, ends.decoder_norm):
         if norm is not None:
             yield Place("embedding", "sum", Site(norm, "input"), stream=-1 if along else 0)
     for norm in ends.final_norms:
-        yield Place(
-            "after the last layer", "final norm", Site(norm, "output"), stream=int(tied and norm is ends.final_norm)
-        )
+        yield Place("after the last layer", "final norm", Site(norm, "output"), stream=int(norm is tied))
+    if tied is not None:  # not always the final norm
+        yield Place("head", "norm", Site(tied, "output"), stream=1)
     if ends.head is not None and isinstance(ends.head.holder, nn.Module):
         yield Place("head", "logits", Site(ends.head.holder, "output"))
 
@@ -107,8 +134,10 @@ def _module(found: Any) -> nn.Module:
     return found
 
 
-def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]) -> list[float]:
-    """The largest |activation| at every place, of one forward pass in evaluation mode.
+def largest(
+    attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]
+) -> tuple[list[float], Tensor | None]:
+    """The largest |activation| at every place, and the first output, of one forward pass in evaluation mode.
 
     Raises:
         InputError: one is not finite in the model's own type.
@@ -132,10 +161,10 @@ def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[s
     hooks = Hooks(attached.outer)
     hooks.sites(list(sites.values()), see)
     with evaluating(attached.model), torch.no_grad(), hooks:
-        attached.outer(**arguments)
+        output = first_tensor(attached.outer(**arguments))
     for place, value in zip(places, seen, strict=True):
         if value == math.inf:
             raise InputError(
                 f"{place.where}: {place.what} is not finite in the model's own type; give the model in float32"
             )
-    return seen
+    return seen, output

@@ -10,9 +10,10 @@ from torch import nn
 
 from signalprop.attachment.attached import is_transposed
 
-# What vLLM makes one map of: either all of these are left out or none.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-# How each runtime takes its list.
+# What vLLM makes one map of: it refuses a checkpoint in which some of these are left out and others not, by
+# `ignored_layers` and by llm-compressor's `ignore` alike (is_layer_skipped, should_ignore_layer in its sources).
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
+# How each runtime takes its list; names are held against whole paths (vLLM, llm-compressor without "re:", torchao).
 TAKEN_BY = {
     "transformers": "FineGrainedFP8Config(modules_to_not_convert=...), BitsAndBytesConfig(llm_int8_skip_modules=...)",
     "llm-compressor": "QuantizationModifier(ignore=...)",
@@ -25,7 +26,8 @@ TAKEN_BY = {
 def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
     """The lists of `TAKEN_BY`, and the reason of every module; empty where there are no reasons.
 
-    A list that is given replaces the default of transformers and of llm-compressor, which spares the head: so it is in.
+    A list that is given replaces the default of transformers, which spares the head; llm-compressor's default is empty,
+    and torchao's filter takes every linear map: so the head is in.
 
     Args:
         reasons: by path of a linear map in the model, in words.
@@ -34,18 +36,19 @@ def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
         return {"reasons": {}, "runtimes": {}}
     named = dict(model.named_modules())
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    ends = {name: "the head, which runtimes spare by themselves only without a list" for name, module in named.items()
+    ends = {name: "the head, which no runtime spares by itself where a list is given" for name, module in named.items()
             if module is head and name not in reasons}  # fmt: skip
     every = {**reasons, **ends}
     plain = list(every)
+    together = sorted({one for name in plain for one in _together(name, named)}, key=_in_order(named))
     return {
         "reasons": every,
         "runtimes": {
             "transformers": plain,
-            "llm-compressor": plain,
+            "llm-compressor": together,
             "torchao": plain,
             "onnxruntime": [f"{_scope(name)}/{'Gemm' if is_transposed(named[name]) else 'MatMul'}" for name in plain],
-            "vllm": sorted({one for name in plain for one in _together(name, named)}, key=_in_order(named)),
+            "vllm": together,
         },
     }
 

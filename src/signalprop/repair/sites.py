@@ -116,6 +116,12 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
             before = attached.rows[i - 1].item
             terms[0] = (number(before.skip) * before.units[0], stream)
             terms.append((before.multiplier, at(sites.branch[i - 1]) * before.units[1]))
+        elif row.placement != "post":  # branches between whose sums no module sees the stream (Falcon-H1)
+            ends = (sites.stream_in[i], sites.stream_out[i])
+            for j in range(len(attached.rows)):
+                if j != i and ends == (sites.stream_in[j], sites.stream_out[j]):
+                    other = attached.rows[j].item
+                    terms.append((other.multiplier, at(sites.branch[j]) * other.units[1]))
         _check_sum(total, terms, where, free=free)
     return True
 

@@ -106,47 +106,6 @@ def curves(traces: Mapping[str, Trace], *, title: str | None = None) -> Any:
     return canvas
 
 
-def kernel_row(kernels: Mapping[str, FloatArray], *, title: str | None = None) -> Any:
-    """A matplotlib Figure of kernels side by side, each under its name, on one colour scale from 0 to 1."""
-    require("matplotlib", "report")
-    from matplotlib.figure import Figure
-
-    if not kernels:
-        raise InputError("there is nothing to draw; give at least one kernel")
-    canvas = Figure(figsize=(2.1 * len(kernels) + 0.8, 2.6 if title else 2.3), dpi=90, layout="constrained")
-    if title:
-        canvas.suptitle(title, fontsize=11)
-    panels = canvas.subplots(1, len(kernels), squeeze=False)[0]
-    image: Any = None
-    for panel, (name, kernel) in zip(panels, kernels.items(), strict=True):
-        image = _heat(panel, kernel, 0.0)
-        panel.set_title(name, fontsize=9, pad=3)
-    canvas.colorbar(image, ax=panels, fraction=0.04, pad=0.01)
-    return canvas
-
-
-def diagonal_bands(traces: Mapping[str, Trace], *, title: str | None = None) -> Any:
-    """A matplotlib Figure of the raw diagonal over depth: mean over positions, and one standard deviation over them."""
-    require("matplotlib", "report")
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=(6.2, 3.8), dpi=90, layout="constrained")
-    panel = canvas.subplots()
-    for number, (name, item) in enumerate(traces.items()):
-        mean, sd = item.forward.diagonal_mean, item.forward.diagonal_sd
-        x, colour = np.arange(len(mean)), COLOURS[number % len(COLOURS)]
-        panel.plot(x, mean, color=colour, linewidth=1.8, label=name)
-        panel.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.2, linewidth=0)
-    panel.axhline(1.0, color="#555555", linewidth=0.8, linestyle=":")
-    panel.set_xlabel("depth", fontsize=9)
-    panel.set_ylabel("diagonal, mean ± sd over positions", fontsize=9)
-    panel.grid(alpha=0.3, linewidth=0.6)
-    panel.legend(fontsize=9, loc="upper left")
-    if title:
-        panel.set_title(title, fontsize=10.5)
-    return canvas
-
-
 def _common(traces: Mapping[str, Trace], at: Sequence[int] | None) -> list[int]:
     if not traces:
         raise InputError("there is nothing to draw; give at least one trace")

@@ -21,12 +21,13 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
 
     Equals `sum(p.numel() for p in model.parameters())` of the transformers model with the architecture's head (masked
     or causal language model, image classifier, T5) exactly. A tied head counts only what it adds to the token table.
-    Norms on the embeddings and before the head count as norms. For a Parametrization there is one part more,
+    Norms on the embeddings and before the head count as norms. With several streams what reads, writes and mixes them
+    is the part `streams`. For a Parametrization there is one part more,
     `multipliers`: what its scheme makes trainable (skips, branch multipliers, value skips and attention gains).
     """
     p, a = (network, network.architecture) if isinstance(network, Parametrization) else (None, network)
     d = a.d_model
-    norm = d * (2 if a.norm == "layernorm" and a.norm_bias else 1)
+    norm = d * (2 if (a.norm == "layernorm" or a.squash) and a.norm_bias else 1) + bool(a.squash)
     rows = layout(a)
     family = find(a.family)
 
@@ -49,9 +50,22 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     elif a.head == "classes":
         head += a.n_classes * (d + 1)
     parts |= {"norms": n_norms * norm, "head": head}
+    if a.streams is not None:
+        parts["streams"] = len(rows.kind) * a.streams.parameters(d)
     if p is not None:
         parts["multipliers"] = _trainable_multipliers(p)
     return parts | {"total": sum(parts.values())}
+
+
+def active_parameters(architecture: Architecture) -> int:
+    """Trainable numbers that one token meets: all but those of the experts that it has not chosen."""
+    rows = layout(architecture)
+    idle = sum(
+        int(kind.of(rows).sum()) * kind.part("cost").idle_parameters(architecture)
+        for kind in kinds_in(rows)
+        if kind.has_copies
+    )
+    return count_parameters(architecture)["total"] - int(idle)
 
 
 def n_norms_of(placement: str) -> int:
@@ -139,6 +153,8 @@ def train_flops(
         part = kind.counted or kind.name
         count = kind.part("cost").flops(a, p, i, queries, n_norms_of(PLACEMENTS[placement]))
         parts[part] = parts.get(part, 0.0) + count
+        if a.streams is not None:
+            parts["streams"] = parts.get("streams", 0.0) + queries * a.streams.operations(a.d_model)
         if p is not None:
             learned = (p.branch_trainable != "fixed") + (p.skip_trainable != "fixed" and not p.parallel[i])
             parts[part] += queries * a.d_model * learned

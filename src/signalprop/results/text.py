@@ -74,4 +74,21 @@ def network_in_words(*architectures: Architecture) -> str:
     placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
     name = " ".join(word for word in (a.family or "", a.kind) if word)
     norm = "no norm" if placement == "none" else f"{placement}-norm"
-    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}"
+    streams = "" if a.streams is None else f", {a.streams.n} streams ({a.streams.mixing})"
+    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}{streams}"
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Layer numbers as inclusive ranges: `3, 7-9`."""
+    parts: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if parts and layer == parts[-1][-1] + 1:
+            parts[-1].append(layer)
+        else:
+            parts.append([layer])
+    return ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def named(layers: Sequence[int]) -> str:
+    """`layer 3`, or `layers 3, 7-9`."""
+    return f"layer{'' if len(layers) == 1 else 's'} {ranges(layers)}"

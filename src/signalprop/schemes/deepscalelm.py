@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import stacks_of

@@ -177,6 +177,8 @@ class _Canonical:
                 unit = self._row(i, layer_in, unit, memory)
             memory = p.head.final_norm_gain if self.a.has_final_norm else unit
         h = p.head
+        if self.a.squash and self.a.has_final_norm:
+            self.parts.append(("final norm", {"slope by the size that it reads": h.final_norm_slope * unit}))
         head = {"weights": h.distribution, "dense layer": h.transform * memory, "matrix": h.weight * h.scale * memory}
         if h.transform:  # a norm stands between the two
             head["matrix"] = h.weight * h.scale
@@ -220,6 +222,8 @@ class _Canonical:
             sizes[last], biases[last] = sizes[last] * share, biases[last] * share
         else:
             found["branch over skip"] = share
+        if self.a.squash and place in NORM_BEFORE:
+            found["slope by the size that it reads"] = float(p.norm_slope[i]) * layer_in
         found |= self._inside(i, sizes, biases, last if hidden else "")
         where = f"layer {int(p.layer[i])} {kind.words}"
         self.parts.append((f"{STACKS[p.stack[i]]} {where}" if self.a.n_decoder_layers else where, found))

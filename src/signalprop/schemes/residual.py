@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
-from signalprop.network.activations import dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import rows_where

@@ -13,10 +13,11 @@ import numpy as np
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.kernels import schedules
-from signalprop.kernels.shaping import CorrectedESPA
+from signalprop.kernels.dense_shaping import CorrectedESPA
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import activation, dual, kinked
+from signalprop.network.activations import activation, kinked
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask

@@ -267,11 +267,12 @@ class HuggingFaceDefault(Scheme):
         drawn = family.initialisation
         tables = drawn.tables * a.init_scale
         embedding = same_embedding(a, tables)
+        own = {"transform": drawn.transform(a) * a.init_scale} if drawn.transform and a.head_transform else {}
         scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else 1.0
         return replace(
             fill(a, self, {role: std * a.init_scale for role, std in drawn.weights(a).items()}),
             embedding=_with_positions(a, embedding, drawn.positions),
-            head=head_of(a, tables, embedding, scale),
+            head=Head(**head_of(a, tables, embedding, scale).model_dump() | own),
         )
 
 

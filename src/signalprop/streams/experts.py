@@ -15,11 +15,12 @@ from itertools import permutations, product
 import torch
 from torch import Tensor
 
-from signalprop.network.activations import ACTIVATIONS
-from signalprop.streams.replay import Map, Replayed, Routing, Rows, feed_forward, split_features
+from signalprop.streams.feed_forwards import CLAMPED, Bend, bends, feed_forward
+from signalprop.streams.replay import Map, Replayed, Routing, Rows
+from signalprop.streams.routing import choose
 
 _FEW = 3  # tokens that are tried first
-_FUNCTIONS = list({f.name: f for f in ACTIVATIONS.values()}.values())
+SPARSE = "sparse mixer"
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,22 @@ def experts(
     Returns:
         The smallest error where none fits.
     """
-    size, best = float(target.abs().max()) or 1.0, math.inf
+    size, best, between = float(target.abs().max()) or 1.0, math.inf, bends(numbers)
     readings = list(_readings(tensors, x.shape[-1]))
-    for shared, added in _shared(x, maps, x.shape[-1], limit):
+    for shared, added in _shared(x, maps, between, limit):
         rest = target - added
         for router, routing, chosen in _routings(x, tensors, numbers):
-            for reading in _with_activations(readings, like):
-                few = _mixed(x[:_FEW], chosen[:_FEW], reading, tensors)
+            for reading in _with_activations(readings, between, like):
+                few = _mixed(x[:_FEW], chosen[:_FEW], reading, tensors, between)
                 scale = float((few * rest[:_FEW]).sum() / (few * few).sum().clamp_min(1e-300))
                 error = float((scale * few - rest[:_FEW]).abs().max()) / size
                 best = min(best, error)
                 if error > limit or not bool(target.any()):
                     continue
-                whole = _mixed(x, chosen, reading, tensors)
+                whole = _mixed(x, chosen, reading, tensors, between)
                 scale = float((whole * rest).sum() / (whole * whole).sum())
                 error = float((scale * whole - rest).abs().max()) / size
-                blind = _mixed(x[:_FEW], chosen[:_FEW].roll(1, 1), reading, tensors)
+                blind = _mixed(x[:_FEW], chosen[:_FEW].roll(1, 1), reading, tensors, between)
                 seen = float((scale * blind - rest[:_FEW]).abs().max()) / size
                 if error <= limit and seen > 64 * error:  # else any routing would fit
                     return _found(tensors, numbers, router, routing, reading, shared, scale, error)
@@ -128,21 +129,27 @@ def _readings(tensors: Dictionary[str, Tensor], width: int) -> Iterator[_Reading
             yield _Reading(None, (up, None), down, transposed)
 
 
-def _with_activations(readings: Sequence[_Reading], like: Replayed | None) -> Iterator[_Reading]:
-    first = ("silu", "gelu") if like is None else (like.activation,)
-    names = sorted((f.name for f in _FUNCTIONS), key=lambda name: name not in first)
+def _with_activations(
+    readings: Sequence[_Reading], between: Dictionary[str, Bend], like: Replayed | None
+) -> Iterator[_Reading]:
+    first = ("silu", "gelu", CLAMPED) if like is None else (like.activation,)
+    names = sorted(between, key=lambda name: name not in first)
     return (replace(reading, activation=name) for name, reading in product(names, readings))
 
 
-def _mixed(x: Tensor, chosen: Tensor, reading: _Reading, tensors: Dictionary[str, Tensor]) -> Tensor:
+def _mixed(
+    x: Tensor, chosen: Tensor, reading: _Reading, tensors: Dictionary[str, Tensor], between: Dictionary[str, Bend]
+) -> Tensor:
     """Sums over experts of weight * expert(token), (tokens, features). chosen: weights, (tokens, experts)."""
     out = torch.zeros_like(x)
-    function = ACTIVATIONS[reading.activation].function
     for e in chosen.any(0).nonzero().flatten().tolist():
         tokens = chosen[:, e].nonzero().flatten()
-        up = _through(x[tokens], tensors, *reading.up, e, reading.transposed)
-        inside = up if reading.gate is None else _through(x[tokens], tensors, *reading.gate, e, reading.transposed)
-        y = torch.from_numpy(function(inside.numpy())) * (1.0 if reading.gate is None else up)
+        up, gate = (
+            None if place is None else _through(x[tokens], tensors, *place, e, reading.transposed)
+            for place in (reading.up, reading.gate)
+        )
+        assert up is not None
+        y = between[reading.activation](gate, up)
         out[tokens] += chosen[tokens, e, None] * _through(y, tensors, reading.down, None, e, reading.transposed)
     return out
 
@@ -157,14 +164,14 @@ def _through(x: Tensor, tensors: Dictionary[str, Tensor], path: str, rows: Rows,
 
 
 def _shared(
-    x: Tensor, maps: Sequence[Map], width: int, limit: float
+    x: Tensor, maps: Sequence[Map], between: Dictionary[str, Bend], limit: float
 ) -> Iterator[tuple[dict[str, tuple[str, Rows]], Tensor]]:
     """Nothing; or the roles of a feed-forward that every token has beside its experts, and what it adds."""
     reading = [m for m in maps if m.read.shape == x.shape and torch.equal(m.read, x)]
     for last in maps:
         if last.gave.shape != x.shape or last in reading:
             continue
-        found = feed_forward([m for m in reading if m.gave.shape[-1] > 1], last, limit)
+        found = feed_forward([m for m in reading if m.gave.shape[-1] > 1], last, limit, between)
         if isinstance(found, Replayed):
             roles = {f"shared_{role}": place for role, place in found.weights.items()}
             yield roles, last.gave
@@ -189,30 +196,45 @@ def _routings(
         own = tensors.get(f"{_owner(path)}.bias")
         logits = x @ weight.detach().double().cpu().mT
         logits = logits if own is None else logits + own.detach().double().cpu()
-        for rule, (g, top), vector in product(("softmax", "sigmoid"), pairs, vectors):
-            scores = logits.softmax(-1) if rule == "softmax" else logits.sigmoid()
-            choice = scores if vector is None or vector is own else scores + vector.detach().double().cpu().flatten()
-            if g > 1 and k > n // g * top:
-                continue
-            kept_scores = choice if g == 1 else _best_groups(choice, g, top, 1 if rule == "softmax" else 2)
-            mask = torch.zeros_like(scores).scatter_(1, kept_scores.topk(k, -1).indices, 1.0)
-            for normalised in (True, False):
-                chosen = scores * mask
-                chosen = chosen / chosen.sum(-1, keepdim=True) if normalised else chosen
-                if any(torch.equal(chosen, other) for other in done):
-                    continue
+        for rules, weights, index in _rules(logits, k, vectors, pairs, own, numbers):
+            chosen = torch.zeros_like(logits).scatter(1, index, weights)
+            if not any(torch.equal(chosen, other) for other in done):
                 done.append(chosen)
-                rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, own is not None, vector is not None)
                 yield path, rules, chosen
+
+
+def _rules(
+    logits: Tensor,
+    k: int,
+    vectors: Sequence[Tensor | None],
+    pairs: Sequence[tuple[int, int]],
+    own: Tensor | None,
+    numbers: Dictionary[str, float],
+) -> Iterator[tuple[Routing, Tensor, Tensor]]:
+    """(the rule, weights and indices of the chosen) by every rule that is known."""
+    n = logits.shape[-1]
+    for rule, (g, top), vector in product(("softmax", "sigmoid"), pairs, vectors):
+        if g > 1 and (k > n // g * top or n < 2 * g):
+            continue
+        correction = None if vector is None or vector is own else vector.detach().double().cpu().flatten()
+        for normalised in (True, False):
+            rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, own is not None, vector is not None)
+            yield rules, *choose(logits, rules, correction)
+    for noise in (v for name, v in numbers.items() if "jitter" in name and v > 0):
+        yield Routing(n, k, 0, SPARSE, False, router_biased=own is not None), *_sparse(logits, k, noise)
+
+
+def _sparse(logits: Tensor, k: int, noise: float) -> tuple[Tensor, Tensor]:
+    """Weights and indices by SparseMixer (Liu et al. 2023): each by a softmax over those near the best that is left."""
+    left, weights, index = logits, [], []
+    for _ in range(k):
+        best = left.max(-1, keepdim=True)
+        far = (best.values - logits) / logits.abs().clamp(min=best.values) > 2 * noise
+        weights.append(left.masked_fill(far, -math.inf).softmax(-1).gather(-1, best.indices))
+        index.append(best.indices)
+        left = left.scatter(-1, best.indices, -math.inf)
+    return torch.cat(weights, -1), torch.cat(index, -1)
 
 
 def _counts(name: str) -> bool:
     return "top" in name or "per_tok" in name or "selected" in name or name.endswith("_k")
-
-
-def _best_groups(choice: Tensor, n_groups: int, kept: int, best: int) -> Tensor:
-    """Scores, those outside of the best groups -inf; a group is as good as its `best` experts together."""
-    grouped = split_features(choice, n_groups)
-    of_groups = grouped.topk(min(best, grouped.shape[-1]), -1).values.sum(-1)
-    inside = torch.zeros_like(of_groups).scatter_(1, of_groups.topk(kept, -1).indices, 1.0)
-    return grouped.masked_fill(inside[..., None] == 0, -math.inf).flatten(-2)

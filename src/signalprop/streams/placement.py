@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +26,30 @@ def without_numbers(model: nn.Module) -> bool:
         for module in model.modules()
         for p in module.parameters(recurse=False)
     )
+
+
+def kept_elsewhere(module: nn.Module) -> bool:
+    """Whether a hook of accelerate fetches a module's own weights when it runs."""
+    away = any(p.is_meta for p in module.parameters(recurse=False))
+    return away and any(hook.offload for hook in _align_hooks(module))
+
+
+@contextmanager
+def weights_here(model: nn.Module) -> Iterator[None]:
+    """Weights that accelerate keeps elsewhere (main memory, files) are in the model inside, where it must not run."""
+    away: list[tuple[nn.Module, str, nn.Parameter]] = []
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        kept = next((hook.weights_map for hook in _align_hooks(module) if hook.offload), None)
+        for name, p in list(module._parameters.items()):
+            if p is not None and p.is_meta and kept is not None and name in kept:
+                away.append((module, name, p))
+                module._parameters[name] = made.setdefault(id(p), nn.Parameter(kept[name], p.requires_grad))
+    try:
+        yield
+    finally:
+        for module, name, p in away:
+            module._parameters[name] = p
 
 
 def _align_hooks(module: nn.Module) -> list[Any]:

@@ -146,7 +146,7 @@ def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> N
         for offset, gain in gains:
             error = float((normed * gain + shift - given).abs().max() / given.abs().max().clamp_min(1e-30))
             tries.append((error, kind, offset))
-    limit = 64 * torch.finfo(y.dtype).eps
+    limit = 64 * max(torch.finfo(one).eps for one in (y.dtype, torch.float32))  # which many compute in, whatever x is
     if isinstance(module, nn.LayerNorm):  # of a stream without a mean both kinds fit
         tries = [one for one in tries if one[1] == "layernorm"]
     error, kind, offset = min(tries, key=lambda one: one[0])

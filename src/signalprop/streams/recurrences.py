@@ -1,7 +1,8 @@
 """Branches that mix tokens by short convolutions and recurrences, computed again in float64 from their weights.
 
-Three are known: a gated short convolution (LFM2), Mamba-2 (Dao and Gu 2024, section 7), and the gated delta rule (Yang,
-Kautz and Hatamizadeh 2024, equation 10), in the ways in which models store their maps. Others are not proved.
+Five are known: a gated convolution (LFM2), Mamba, Mamba-2 (Dao and Gu 2024, section 7), RG-LRU (RecurrentGemma), and
+the gated delta rule (Yang, Kautz and Hatamizadeh 2024, equation 10), in the ways in which models store their maps.
+Others are not proved.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from signalprop.network.activations import ACTIVATIONS
 from signalprop.streams.replay import Map, Replayed, Rows, split_features
 
 Places = dict[str, tuple[str, Rows]]
@@ -30,20 +33,21 @@ class Given:
         maps: that read what enters the branch. target: what its last map reads, (tokens, features).
         blind: recurrences do not look back, and filters see the token itself alone.
         taps: path and weight of a convolution over tokens, (channels, 1, width), with its bias (channels) or None.
-        vectors: parameters of one axis by path. numbers: of the configuration, by name.
+        tensors: parameters by path. numbers: of the configuration, by name. inner: maps that read something else.
     """
 
     maps: Sequence[Map]
     target: Tensor
     taps: Sequence[tuple[str, Tensor, Tensor | None]]
-    vectors: Dictionary[str, Tensor]
+    tensors: Dictionary[str, Tensor]
     numbers: Dictionary[str, float]
+    inner: Sequence[Map] = ()
     blind: bool = False
 
-    def sized(self, size: int, words: Sequence[str]) -> Iterator[list[tuple[str, Tensor]]]:
-        """Vectors of that size, so many as words, those first whose names hold the words."""
-        found = [(path, t) for path, t in self.vectors.items() if t.shape == (size,)]
-        some = permutations(found, len(words))
+    def sized(self, shape: int | tuple[int, ...], words: Sequence[str]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Tensors of that shape, so many as words, those first whose names hold the words."""
+        whole = (shape,) if isinstance(shape, int) else shape
+        some = permutations([(path, t) for path, t in self.tensors.items() if t.shape == whole], len(words))
         yield from sorted(map(list, some), key=lambda row: -sum(w in p for w, (p, _) in zip(words, row, strict=True)))
 
     def convolved(self, x: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
@@ -72,24 +76,25 @@ def recurrence(given: Given, last: Map, limit: float) -> Replayed | float:
             if error <= limit and bool(given.target.any()):
                 blind = next(out for where, out in way(replace(given, blind=True)) if where == places)
                 if float((blind - given.target).abs().max()) / size > 64 * error:  # else any recurrence would fit
-                    return Replayed({**places, "output": (last.path, None)}, error, mixer=name)
+                    out = "conv_out" if "conv_filter" in places else "output"
+                    return Replayed({**places, out: (last.path, None)}, error, mixer=name)
             best = min(best, error)
     return best
 
 
-def short_convolution(given: Given) -> Iterator[tuple[Places, Tensor]]:
-    """gate * convolution(inner gate * inner); two of the three are alike, so their order is as it is stored."""
+def gated_convolution(given: Given) -> Iterator[tuple[Places, Tensor]]:
+    """after * convolution(before * value); before and value are alike, so their order is as it is stored."""
     width = given.target.shape[-1]
     for m, (path, taps, bias) in product(given.maps, given.taps):
         if m.gave.shape[-1] != 3 * width or len(taps) != width:
             continue
         parts = torch.split(m.gave, width, -1)
-        for gate, one, other in ((1, 0, 2), (0, 1, 2), (2, 0, 1)):
-            rows = [slice(i * width, (i + 1) * width) for i in (gate, one, other)]
-            names = ("conv_gate", "conv_inner_gate", "conv_inner")
-            places: Places = {name: (m.path, part) for name, part in zip(names, rows, strict=True)}
-            out = parts[gate] * given.convolved(parts[one] * parts[other], taps, bias)
-            yield {**places, "conv_taps": (path, None)}, out
+        for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+            before, after, value = order
+            rows = {f"conv_{name}": i for name, i in zip(("before", "after", "value"), order, strict=True)}
+            places: Places = {role: (m.path, slice(i * width, (i + 1) * width)) for role, i in rows.items()}
+            out = parts[after] * given.convolved(parts[before] * parts[value], taps, bias)
+            yield {**places, "conv_filter": (path, None)}, out
 
 
 def mamba2(given: Given) -> Iterator[tuple[Places, Tensor]]:
@@ -116,6 +121,72 @@ def mamba2(given: Given) -> Iterator[tuple[Places, Tensor]]:
             places |= {"mixer_step_bias": (dt_path, None), "mixer_skip": (d_path, None)}
             for norm, out in _normed(given, y, z, inner // n_groups):
                 yield {**places, **norm}, out
+
+
+def mamba1(given: Given) -> Iterator[tuple[Places, Tensor]]:
+    """h = exp(dt A) h + dt B x; y = (C h + D x) silu(z), A of every feature and state (Gu and Dao 2023, section 3)."""
+    inner = given.target.shape[-1]
+    for m, narrow, (path, taps, bias) in product(given.maps, given.inner, given.taps):
+        if m.gave.shape[-1] != 2 * inner or len(taps) != inner or narrow.read.shape[-1] != inner:
+            continue
+        for halves in ((0, 1), (1, 0)):
+            x, z = (m.gave[:, i * inner : (i + 1) * inner] for i in halves)
+            x = F.silu(given.convolved(x, taps, bias))
+            for a_path, a_log in ((p, t) for p, t in given.tensors.items() if t.ndim == 2 and len(t) == inner):
+                states = a_log.shape[1]
+                rank = narrow.gave.shape[-1] - 2 * states
+                steps = product(given.sized((inner, rank), ("dt",)), given.sized(inner, ("dt", "D")))
+                for ((dt_path, dt),), ((_, dt_bias), (d_path, skip)) in steps if rank > 0 else ():
+                    places: Places = {"mixer_input": (m.path, None), "mixer_taps": (path, None)}
+                    places |= {"mixer_narrow": (narrow.path, None), "mixer_decay": (a_path, None)}
+                    places |= {"mixer_step": (dt_path.removesuffix(".weight"), None), "mixer_skip": (d_path, None)}
+                    for more, (low, keys, queries) in _narrow(given, narrow.gave, rank, states):
+                        step = F.softplus(low @ dt.mT + dt_bias)
+                        y = _states(x * step, keys, queries * (not given.blind), (-a_log.exp() * step[..., None]).exp())
+                        yield {**places, **more}, (y + skip * x) * F.silu(z)
+
+
+def _narrow(given: Given, low: Tensor, rank: int, states: int) -> Iterator[tuple[Places, Sequence[Tensor]]]:
+    """Step, keys and queries as they are; or each normed (Falcon-Mamba), with a gain (Jamba)."""
+    parts = torch.split(low, [rank, states, states], -1)
+    yield {}, parts
+    gains = [[*one, *two] for one, two in product(given.sized(rank, ("dt",)), given.sized(states, ("b_", "c_")))]
+    for eps, row in product(_EPSILONS, gains or [[("", torch.ones(()))] * 3]):
+        roles = ("mixer_step_norm", "mixer_key_norm", "mixer_query_norm")
+        places: Places = {role: (path, None) for role, (path, _) in zip(roles, row, strict=True) if path}
+        normed = [x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() for x in parts]
+        yield places, [x * gain for x, (_, gain) in zip(normed, row, strict=True)]
+
+
+def rg_lru(given: Given) -> Iterator[tuple[Places, Tensor]]:
+    """h = a h + sqrt(1 - a^2) (gate x), a = exp(-8 gate softplus(L)), times f(y) (De et al. 2024, section 2.4)."""
+    inner = given.target.shape[-1]
+    wide = [m for m in given.maps if m.gave.shape[-1] == inner]
+    three = {t.shape for t in given.tensors.values() if t.ndim == 3}
+    blocks = [shape for shape in three if shape[0] * shape[1] == inner == shape[0] * shape[2]]
+    for (y, x_), (path, taps, bias), shape in product(permutations(wide, 2), given.taps, blocks):
+        if len(taps) != inner:
+            continue
+        x = given.convolved(x_.gave, taps, bias)
+        words = ("input", "recurrent")
+        maps, biases = given.sized(tuple(shape), words), given.sized(tuple(shape[:2]), words)
+        for two, offsets, ((decay_path, decay),) in product(maps, biases, given.sized(inner, ("param",))):
+            cut = split_features(x, shape[0])
+            gates = [
+                (torch.einsum("thi,hio->tho", cut, w) + b).sigmoid().flatten(-2)
+                for (_, w), (_, b) in zip(two, offsets, strict=True)
+            ]
+            log_a = -8 * gates[1] * F.softplus(decay)
+            size = (-torch.expm1(2 * log_a)).sqrt()
+            size[0] = 1.0
+            keys = torch.ones(len(x), 1, dtype=x.dtype)
+            a = log_a.exp() * (not given.blind)
+            h = _states(size * gates[0] * x, keys, keys, a[..., None])
+            places: Places = {"mixer_gate": (y.path, None), "mixer_input": (x_.path, None), "mixer_taps": (path, None)}
+            places |= {"mixer_input_gate": (two[0][0], None), "mixer_decay_gate": (two[1][0], None)}
+            for function in ACTIVATIONS.values():
+                bent = torch.from_numpy(np.asarray(function.function(y.gave.numpy())))
+                yield {**places, "mixer_decay": (decay_path, None)}, h * bent
 
 
 def gated_delta(given: Given) -> Iterator[tuple[Places, Tensor]]:
@@ -169,7 +240,13 @@ def _delta_inputs(
         yield two_places, torch.cat(parts[:3], -1), parts[3], rate, step
 
 
-_WAYS = {"short convolution": short_convolution, "Mamba-2": mamba2, "gated delta rule": gated_delta}
+_WAYS = {
+    "gated convolution": gated_convolution,
+    "Mamba": mamba1,
+    "Mamba-2": mamba2,
+    "RG-LRU": rg_lru,
+    "gated delta rule": gated_delta,
+}
 
 
 def _grouped(x: Tensor, n_groups: int, n_heads: int) -> Tensor:
@@ -184,6 +261,16 @@ def _scanned(x: Tensor, keys: Tensor, queries: Tensor, decay: Tensor, step: Tens
     for t in range(len(x)):
         state = decay[t, :, None, None] * state + (step[t, :, None] * x[t])[..., None] * keys[t][:, None]
         out.append((state * queries[t][:, None]).sum(-1))
+    return torch.stack(out)
+
+
+def _states(x: Tensor, keys: Tensor, queries: Tensor, decay: Tensor) -> Tensor:
+    """(tokens, features) of what states give that decay by themselves. decay: (tokens, features, states)."""
+    state = torch.zeros_like(decay[0])
+    out = []
+    for t in range(len(x)):
+        state = decay[t] * state + x[t][:, None] * keys[t]
+        out.append(state @ queries[t])
     return torch.stack(out)
 
 
@@ -209,8 +296,8 @@ def _normed(given: Given, y: Tensor, z: Tensor, size: int, first: bool = False) 
     if not first:
         yield {}, y * gate
     sizes = dict.fromkeys((size, y.shape[-1]))
-    for (path, weight), width, eps in product(given.vectors.items(), sizes, _EPSILONS):
-        if len(weight) not in (width, y.shape[-1]) or y.shape[-1] % width:
+    for (path, weight), width, eps in product(given.tensors.items(), sizes, _EPSILONS):
+        if weight.ndim != 1 or len(weight) not in (width, y.shape[-1]) or y.shape[-1] % width:
             continue
         whole = weight if len(weight) == y.shape[-1] else weight.repeat(y.shape[-1] // width)
         for before in (True, False):

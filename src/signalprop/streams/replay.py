@@ -1,4 +1,4 @@
-"""Branches computed again from their maps, in float64: which map is the query's, the key's, the gate's.
+"""Attentions computed again from their maps, in float64: which map is the query's, the key's; and what a replay says.
 
 A role is a claim until the branch, replayed from it, gives what the model gave.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from signalprop.network.activations import ACTIVATIONS
 
 Rows = slice | Sequence[int] | None
 # The words of names, in the order in which maps are tried; only the replay decides.
@@ -25,6 +24,9 @@ _WORDS = {
     "gate": r"gate|w1\b|wi_0",
     "up": r"up|w3\b|wi_1|fc|in",
 }
+
+
+_MORE = {"sinks": "sinks", "attention_gate": "an output gate"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class AttentionShape:
         order: of a fused map: its rows are query, key and value (`blocks`), or so for every key's head (`groups`);
             '' of separate maps. slopes: keys further away count less by ALiBi's slopes.
         table: path of the table whose rows are added to the scores, by distance. window: a query reads keys that are
-            less than so many tokens away; 0: all.
+            less than so many tokens away; 0: all. sinks: name of the vector of scores, one per head, of a key that
+            has no value (GPT-OSS).
     """
 
     heads: int
@@ -80,6 +83,7 @@ class AttentionShape:
     slopes: bool = False
     table: str = ""
     window: int = 0
+    sinks: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,9 @@ class Replayed:
             shared = ", shared ones" * ("shared_up" in self.weights)
             return f"{r.n_experts} experts, {r.top_k} a token by {r.scores}{shared}"
         if self.shape is not None:
-            return ("cross-" if self.across else "latent " if self.latent else "") + "attention"
+            more = [word for role, word in _MORE.items() if role in self.weights]
+            kind = ("cross-" if self.across else "latent " if self.latent else "") + "attention"
+            return f"{kind} with {' and '.join(more)}" if more else kind
         return self.mixer or "feed-forward"
 
     @property
@@ -151,7 +157,11 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Hints:
-    """Numbers to try, that a configuration or the modules hold: heads, factors on scores, windows, rotations."""
+    """Numbers to try, that a configuration or the modules hold: heads, factors on scores, windows, rotations.
+
+    Attributes:
+        sinks: path and values of vectors of the branch, by their last names.
+    """
 
     heads: tuple[int, ...] = ()
     scales: tuple[float, ...] = ()
@@ -159,48 +169,11 @@ class Hints:
     rotations: tuple[Rotation, ...] = ()
     norms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     tables: dict[str, Tensor] = field(default_factory=dict)  # (heads, tokens, tokens)
+    sinks: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
 
 
-def feed_forward(maps: Sequence[Map], last: Map, limit: float) -> Replayed | float:
-    """The roles of maps that read one tensor, where `last` reads activation(up) or activation(gate) * up.
-
-    Returns:
-        The smallest error where none fits.
-    """
-    target = last.read
-    size = float(target.abs().max()) or 1.0
-    names = {f.name: f for f in ACTIVATIONS.values()}.values()
-    best: tuple[float, Replayed | None] = (math.inf, None)
-    for (gate, up), one in product(_pairs(maps, target.shape[-1]), names):
-        inside = up if gate is None else gate
-        y = torch.from_numpy(one.function(inside[1].numpy()))
-        error = float((y * (1.0 if gate is None else up[1]) - target).abs().max()) / size
-        if error < best[0]:
-            roles = {"up": up[0]} if gate is None else {"gate": gate[0], "up": up[0]}
-            best = error, Replayed({**roles, "down": (last.path, None)}, error, activation=one.name)
-    return best[1] if best[1] is not None and best[0] <= limit and bool(target.any()) else best[0]
-
-
-_Part = tuple[tuple[str, Rows], Tensor]
-
-
-def _pairs(maps: Sequence[Map], width: int) -> Iterator[tuple[_Part | None, _Part]]:
-    """(gate or None, up) in the order in which they are tried."""
-    whole: list[_Part] = [((m.path, None), m.gave) for m in maps if m.gave.shape[-1] == width]
-    for one in whole:
-        yield None, one
-    for gate, up in sorted(product(whole, whole), key=lambda pair: -_fits(pair[0][0][0], "gate")):
-        if gate is not up:
-            yield gate, up
-    for m in maps:
-        if m.gave.shape[-1] == 2 * width:
-            for halves in ((slice(0, width), slice(width, None)), (slice(0, None, 2), slice(1, None, 2))):
-                first, second = (((m.path, rows), m.gave[:, rows]) for rows in halves)
-                yield first, second
-                yield second, first
-
-
-def _fits(path: str, role: str) -> bool:
+def named_so(path: str, role: str) -> bool:
+    """Whether a map's name is usual for that role."""
     return re.search(_WORDS[role], path.rpartition(".")[2]) is not None
 
 
@@ -220,6 +193,7 @@ def attention(
     size = float(target.abs().max()) or 1.0
     for weights, tensors in _triples(maps, memory, target.shape[-1], hints, like):
         q, k, v, order, heads, kv_heads = tensors
+        gates = list(_gates(maps, weights, target.shape[-1], heads))
         for (query, key, norms, per_head), shape in product(
             _normed(q, k, heads, kv_heads, hints), _shapes(q, heads, kv_heads, order, hints, like, bool(memory))
         ):
@@ -228,14 +202,20 @@ def attention(
             bias = hints.tables.get(shape.table)
             if shape.table and (bias is None or len(bias) != heads):
                 continue
-            found = attended(query, key, _split(v, kv_heads), shape, bias)
-            error = float((found - target).abs().max()) / size
-            best = min(best, error)
-            if error <= limit and bool(target.any()):
-                blind = attended(0 * query, key, _split(v, kv_heads), shape, bias)
+            sink, last_scores = hints.sinks.get(shape.sinks, ("", None))
+            if shape.sinks and (last_scores is None or len(last_scores) != heads):
+                continue
+            found = attended(query, key, _split(v, kv_heads), shape, bias, last_scores)
+            for gate, factor in gates:
+                error = float((factor * found - target).abs().max()) / size
+                best = min(best, error)
+                if error > limit or not bool(target.any()):
+                    continue
+                blind = factor * attended(0 * query, key, _split(v, kv_heads), shape, bias, last_scores)
                 if float((blind - target).abs().max()) / size > 64 * error:  # else any queries and keys would fit
+                    own: dict[str, tuple[str, Rows]] = {"sinks": (sink, None)} if sink else {}
                     return Replayed(
-                        {**weights, "output": (last.path, None)},
+                        {**weights, **own, **gate, "output": (last.path, None)},
                         error,
                         shape,
                         norms=norms,
@@ -245,7 +225,24 @@ def attention(
     return best
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, bias: Tensor | None = None) -> Tensor:
+def _gates(
+    maps: Sequence[Map], used: dict[str, tuple[str, Rows]], width: int, heads: int
+) -> Iterator[tuple[dict[str, tuple[str, Rows]], Tensor]]:
+    """No gate on what heads output; or one of features that are nothing else yet, one per feature or per head."""
+    yield {}, torch.ones(())
+    taken = [path for path, rows in used.values() if rows is None]
+    for m in maps:
+        held = {row for path, rows in used.values() if path == m.path and isinstance(rows, list) for row in rows}
+        left = [row for row in range(m.gave.shape[-1]) if row not in held]
+        if m.path not in taken and len(left) in (width, heads):
+            for bent in (m.gave[:, left].sigmoid(), F.softplus(m.gave[:, left])):
+                factor = bent.repeat_interleave(width // len(left), -1)
+                yield {"attention_gate": (m.path, left if held else None)}, factor
+
+
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, bias: Tensor | None = None, sinks: Tensor | None = None
+) -> Tensor:
     """What heads output, (tokens, heads * features), of queries, keys and values (heads, tokens, features)."""
     if shape.rotation is not None:
         q, k = shape.rotation.turn(q), shape.rotation.turn(k)
@@ -261,7 +258,9 @@ def attended(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, bias: Tenso
         scores = scores.masked_fill(apart.abs() >= shape.window, -math.inf)
     if shape.causal:
         scores = scores.masked_fill(apart > 0, -math.inf)
-    out = scores.softmax(-1) @ v
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
+    out = scores.softmax(-1)[..., : v.shape[1]] @ v
     return out.transpose(0, 1).flatten(1)
 
 
@@ -297,19 +296,33 @@ def _triples(
     others = memory or maps
     every = sorted(
         ((q, k, v) for q in maps for k in others for v in others if len({id(m) for m in (q, k, v)}) == 3),
-        key=lambda three: -sum(_fits(m.path, role) for m, role in zip(three, ("query", "key", "value"), strict=True)),
+        key=lambda three: (
+            -sum(named_so(m.path, role) for m, role in zip(three, ("query", "key", "value"), strict=True))
+        ),
     )
     for (q, k, v), h in product(every[:24], heads):
         d, kv = width // h, k.gave.shape[-1]
-        if q.gave.shape[-1] == width and v.gave.shape[-1] == kv and kv % d == 0 and h % (kv // d) == 0:
-            weights: dict[str, tuple[str, Rows]] = {"query": (q.path, None), "key": (k.path, None)}
-            yield {**weights, "value": (v.path, None)}, (q.gave, k.gave, v.gave, "", h, kv // d)
+        if v.gave.shape[-1] == kv and kv % d == 0 and h % (kv // d) == 0:
+            others_of_head: dict[str, tuple[str, Rows]] = {"key": (k.path, None), "value": (v.path, None)}
+            for part in _query_rows(q.gave.shape[-1], width, h):
+                query = q.gave if part is None else q.gave[:, part]
+                yield {"query": (q.path, part), **others_of_head}, (query, k.gave, v.gave, "", h, kv // d)
     for m, h, order in product(maps, heads, ("blocks", "groups")):
         rest, d = m.gave.shape[-1] - width, width // h
         if rest > 0 and rest % (2 * d) == 0 and h % (rest // (2 * d)) == 0:
             rows = fused_rows(h, rest // (2 * d), d, order)
             q_, k_, v_ = (m.gave[:, rows[role]] for role in ("query", "key", "value"))
             yield {role: (m.path, rows[role]) for role in rows}, (q_, k_, v_, order, h, rest // (2 * d))
+
+
+def _query_rows(features: int, width: int, heads: int) -> Iterator[list[int] | None]:
+    """All of a map's features; or half of them, of every head or as a block, beside a gate."""
+    if features == width:
+        yield None
+    if features == 2 * width:
+        rows = torch.arange(features)
+        yield rows.reshape(heads, 2, -1)[:, 0].flatten().tolist()
+        yield rows[:width].tolist()
 
 
 def _shapes(
@@ -323,8 +336,9 @@ def _shapes(
     rotations: list[Rotation | None] = [None] if across else [None, *turns]
     scales = scales_of(d, hints)
     windows = (0,) if across else (0, *hints.windows)
-    for window, scale, rotation, causal in product(windows, scales, rotations, (False,) if across else (True, False)):
-        yield AttentionShape(heads, kv_heads, scale, causal, order, rotation, window=window)
+    masks = (False,) if across else (True, False)
+    for sinks, window, scale, turn, causal in product(("", *hints.sinks), windows, scales, rotations, masks):
+        yield AttentionShape(heads, kv_heads, scale, causal, order, turn, window=window, sinks=sinks)
     if not across:
         yield AttentionShape(heads, kv_heads, d**-0.5, True, order, None, slopes=True)
     for scale, table, causal in product(scales, hints.tables, (True, False)):

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
 from signalprop.streams.experts import experts
+from signalprop.streams.feed_forwards import bends, feed_forward
 from signalprop.streams.latent import latent_attention
 from signalprop.streams.proof import Norm, norm_of, tensors_of_pass
 from signalprop.streams.recurrences import Given, recurrence
-from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, feed_forward
+from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention
 
 LIMIT = 64 * torch.finfo(torch.float32).eps  # of a branch computed in float32, over its largest entry
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
@@ -105,10 +106,19 @@ class _Replay:
         own = [path for path in self.maps if path.startswith(f"{layer.path}.")]
         seen = [(path, self.at(path, "input"), self.at(path, "output")) for path in own]
         ran = [Map(path, x, y) for path, x, y in seen if x is not None and y is not None]
-        if stored := self._stored(branch, entry.shape[-1]):
-            return self._experts(layer, branch, entry, given, ran, stored)
-        if taps := self._taps(branch):
-            return self._recurrence(layer, branch, entry, given, ran, taps)
+        refused = None
+        for home in self._homes(layer, branch):
+            if stored := self._stored(home, entry.shape[-1]):
+                one = self._experts(layer, home, entry, given, ran, stored)
+            elif taps := self._taps(home):
+                one = self._recurrence(layer, home, entry, given, ran, taps)
+            else:
+                continue
+            if isinstance(one, Replayed):
+                return one
+            refused = one
+        if refused is not None:
+            return refused
         if branch.sort == "branch":
             return f"{branch.module or layer.path} mixes tokens, and not by an attention"
         last = next((m for m in ran if _same(m.gave, given)), None)
@@ -127,7 +137,7 @@ class _Replay:
                 narrow = latent_attention(entry, inside, last, hints, limit, self.like.get(("latent", False)))
                 found = min(found, narrow) if isinstance(narrow, float) else narrow
         else:
-            found = feed_forward(maps, last, limit)
+            found = feed_forward(maps, last, limit, bends(self._numbers(layer)))
         if not isinstance(found, Replayed):
             names = ", ".join(m.path.rpartition(".")[2] for m in [*maps, *(others if across else [])])
             if not names:
@@ -140,27 +150,32 @@ class _Replay:
             self.like["attention" if found.latent is None else "latent", across] = found
         return checked
 
-    def _stored(self, branch: Branch, width: int) -> dict[str, Tensor]:
-        """Parameters and buffers of a branch that holds experts in tensors of three axes; else nothing."""
-        if not branch.module:
-            return {}
-        inside = self.model.get_submodule(branch.module)
-        held = {f"{branch.module}.{name}": t for name, t in (*inside.named_parameters(), *inside.named_buffers())}
+    def _homes(self, layer: Layer, branch: Branch) -> list[str]:
+        """Modules that may hold a branch's weights: its own; where a norm gives what is added, the layer's children."""
+        if branch.module and branch.module != branch.post_norm:
+            return [branch.module]
+        children = self.model.get_submodule(layer.path).named_children() if branch.sort != "attention" else ()
+        return [f"{layer.path}.{name}" for name, _ in children]
+
+    def _stored(self, home: str, width: int) -> dict[str, Tensor]:
+        """Parameters and buffers of a module that holds experts in tensors of three axes; else nothing."""
+        inside = self.model.get_submodule(home)
+        held = {f"{home}.{name}": t for name, t in (*inside.named_parameters(), *inside.named_buffers())}
         shapes = {tuple(t.shape) for t in held.values()}
         return held if any(t.ndim == 3 and (len(t), width) in shapes and t.shape[1] > 1 for t in held.values()) else {}
 
     def _experts(
-        self, layer: Layer, branch: Branch, entry: Tensor, given: Tensor, ran: list[Map], stored: dict[str, Tensor]
+        self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], stored: dict[str, Tensor]
     ) -> Replayed | str:
         """The roles of a branch with experts."""
-        maps = [m for m in ran if m.path.startswith(f"{branch.module}.")]
+        maps = [m for m in ran if m.path.startswith(f"{home}.")]
         found = experts(entry, given, stored, maps, self._numbers(layer), LIMIT, self.like.get(("experts", False)))
         if isinstance(found, Replayed):
             self.like["experts", False] = found
             return self._checked(found)
         name = next(path for path, t in stored.items() if t.ndim == 3)
         miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
-        return f"{name} holds experts, and what they are to {branch.module} is not proved{miss}"
+        return f"{name} holds experts, and what they are to {home} is not proved{miss}"
 
     def _checked(self, found: Replayed) -> Replayed | str:
         """The same, where every map is the linear map of its weight."""
@@ -172,25 +187,25 @@ class _Replay:
                 return f"{path} is not the linear map of its weight (off by {self._linear(path):.1g})"
         return found
 
-    def _taps(self, branch: Branch) -> list[tuple[str, Tensor, Tensor | None]]:
-        """Convolutions over tokens in a branch, one filter per channel: path, weight and bias, in float64."""
-        inside = self.model.get_submodule(branch.module) if branch.module else nn.Module()
+    def _taps(self, home: str) -> list[tuple[str, Tensor, Tensor | None]]:
+        """Convolutions over tokens in a module, one filter per channel: path, weight and bias, in float64."""
+        inside = self.model.get_submodule(home)
         found = [(name, m) for name, m in inside.named_modules() if isinstance(m, nn.Conv1d) and m.weight.shape[1] == 1]
         wide = [(name, m.weight.detach().double().cpu(), m.bias) for name, m in found]
-        return [(f"{branch.module}.{n}", w, None if b is None else b.detach().double().cpu()) for n, w, b in wide]
+        return [(f"{home}.{n}", w, None if b is None else b.detach().double().cpu()) for n, w, b in wide]
 
     def _recurrence(
-        self, layer: Layer, branch: Branch, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]
+        self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]
     ) -> Replayed | str:
         """The roles of a branch with a convolution over tokens."""
-        inside = [m for m in ran if m.path.startswith(f"{branch.module}.")]
+        inside = [m for m in ran if m.path.startswith(f"{home}.")]
         last = next((m for m in inside if _same(m.gave, given)), None)
         if last is None:
-            return f"{branch.module} does not end in a linear map"
-        held = self.model.get_submodule(branch.module).named_parameters()
-        vectors = {f"{branch.module}.{n}": p.detach().double().cpu() for n, p in held if p.ndim == 1}
+            return f"{home} does not end in a linear map"
+        held = {f"{home}.{n}": p.detach().double().cpu() for n, p in self.model.get_submodule(home).named_parameters()}
         maps = [m for m in inside if _same(m.read, entry)]
-        found = recurrence(Given(maps, last.read, taps, vectors, self._numbers(layer)), last, LIMIT)
+        narrow = [m for m in inside if m not in maps]
+        found = recurrence(Given(maps, last.read, taps, held, self._numbers(layer), narrow), last, LIMIT)
         if isinstance(found, Replayed):
             return self._checked(found)
         miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
@@ -243,7 +258,11 @@ class _Replay:
             and isinstance(self.model.get_submodule(seen.path), nn.Embedding)
         }  # fmt: skip
         rotations = tuple(self._rotations(self._text))
-        return Hints(tuple(dict.fromkeys(heads or _DIVISORS)), tuple(scales), tuple(windows), rotations, norms, tables)
+        held = self.model.get_submodule(branch.module).named_parameters()
+        vectors = {n: p.detach().double().cpu() for n, p in held if p.ndim == 1 and not n.endswith(("weight", "bias"))}
+        sinks = {n: (f"{branch.module}.{n}", vector) for n, vector in vectors.items()}
+        counts = tuple(dict.fromkeys(heads or _DIVISORS))
+        return Hints(counts, tuple(scales), tuple(windows), rotations, norms, tables, sinks)
 
     def _numbers(self, layer: Layer) -> dict[str, Any]:
         """What the configuration and a layer's modules hold, by name; the configuration's first."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.network.moments import Array, ratio
+from signalprop.network.moments import Array
 from signalprop.theory.attention_rows import Band, Mask, RowMoments, namespace, row_moments
 from signalprop.theory.logs import plain
 
@@ -216,7 +216,7 @@ def forward(
             positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
             positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
-        query_bias: `query_bias_share(...)`.
+        query_bias: the share of a query's mean square that its bias contributes.
 
     Returns:
         Variance and covariance, of the broadcast shape; the mean is 0.
@@ -377,13 +377,6 @@ def score_variance(
         return qk_norm[0] * qk_norm[1] * per_feature
     query = d * query_variance * query_second_moment + query_bias_variance
     return query * d * key_variance * key_second_moment * per_feature
-
-
-def query_bias_share(
-    d: Array, query_variance: Array, query_bias_variance: Array, query_second_moment: Array = 1.0
-) -> Array:
-    """The share of a query's mean square that its bias contributes: such scores are the same for every query."""
-    return ratio(query_bias_variance, d * query_variance * query_second_moment + query_bias_variance)
 
 
 def rotary_coherence(

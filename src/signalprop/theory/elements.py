@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.network.activations import dual
+from signalprop.network.duals import dual
 from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.logs import correlation, log_add
 
@@ -74,7 +74,7 @@ def dropped(x: Pair, p: float) -> Pair:
 
 
 def activated(x: Pair, name: str) -> Pair:
-    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.network.activations.dual`."""
+    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.network.duals.dual`."""
     q = dual(name, x[0], correlation(x[1], x[0]))
     return q.second_moment, q.covariance_moment
 
@@ -83,6 +83,17 @@ def activated_back(g: Pair, x: Pair, name: str) -> Pair:
     """The gradient before an activation of x, from the one after it."""
     q = dual(name, x[0], correlation(x[1], x[0]))
     return g[0] * q.slope_second_moment, g[1] * q.slope_moment
+
+
+def squashed(name: str, slope: Array, second: Array, r: Array) -> tuple[Array, Array, Array, Array]:
+    """What an activation that stands in for a norm, f(slope x), makes of a Gaussian stream.
+
+    Its mean square, its correlation; and the factors on the variance of a gradient that comes back, and on what two
+    tokens share of it. Beyond a mean square of 1e4 in units of the slope f is a sign.
+    """
+    q = dual(name, np.minimum(slope**2 * second, 1e4), r)
+    back = slope**2 * q.slope_second_moment, slope**2 * q.slope_moment
+    return q.second_moment, correlation(q.covariance_moment, q.second_moment), *back
 
 
 def normed(log_second: Array, log_epsilon: float) -> tuple[Array, Array]:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.network.activations import central_dual, dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import central_dual, dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import Moments, ratio
 from signalprop.network.parametrization import Embedding

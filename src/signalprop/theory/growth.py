@@ -63,6 +63,10 @@ def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     if p.architecture.kind != "encoder":
         raise InputError(f"fixed points are for bidirectional stacks, this is an {p.architecture.kind}")
     branches = branches_of(p)
+    if p.architecture.squash:
+        raise InputError(
+            f"fixed points need norms that take a stream's size away, which {p.architecture.norm} does not"
+        )
     if placement == "pre" and p.skip[attention] == 1 == p.skip[feed_forward]:
         return _pre_norm(p, branches, attention, feed_forward)
     if placement == "post":

@@ -23,7 +23,7 @@ from signalprop.network.moments import Array, FloatArray, Moments, ratio
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
 from signalprop.results.profile import POINTS, Profile, Series
-from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset, normed
+from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset, normed, squashed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
 from signalprop.theory.logs import (
@@ -67,13 +67,21 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     if a.kind == "encoder-decoder":
         starts.append(embed(a, p.embedding, inputs.of_decoder, decoder=True))
 
+    ahead_of, back_of = Ahead, Back
+    if a.streams is not None and p.skip.ndim > 1:
+        raise InputError("networks of several residual streams are predicted one by one; give a member of this sweep")
+    if a.streams is not None:
+        from signalprop.theory import several
+
+        ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
+
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
-        ahead = Ahead(part)
+        ahead = ahead_of(part)
         stream = ahead.run(starts)
         if not backward:
             return ahead.series(), None
         top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
-        return ahead.series(), Back(part, ahead, top).run()
+        return ahead.series(), back_of(part, ahead, top).run()
 
     forward, gradient = _in_parts(p, passes)
     return Profile(
@@ -140,6 +148,10 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += log(float(ratio(e.norm_gain**2, total)))
+    if a.streams is not None:
+        from signalprop.theory.several import connections_of
+
+        start += log(connections_of(p).carried() ** 2)
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
     steps = steps + np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
@@ -155,6 +167,8 @@ class Ahead:
 
     Attributes:
         second, r_read: second moment of what each branch reads, and its token correlation.
+        turn: log of the token correlation that a gradient keeps on its way through the norm before the branch: 0, but
+            where an activation stands in for it.
         norm: log of the variance (plus epsilon) by which each norm divides, before the branch or after the sum; 0
             without one. raw_branch: log variance of the branch before a norm on it.
         memory: second moment and correlation of the encoder's normed output. memory_norm: log of what its norm divides
@@ -168,7 +182,7 @@ class Ahead:
         self.branches = branches_of(p)
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
-                 "r_read", "norm", "raw_branch")  # fmt: skip
+                 "r_read", "norm", "turn", "raw_branch")  # fmt: skip
         self.seen: dict[str, FloatArray] = {name: np.empty((p.n_sublayers, *self.lead)) for name in names}
         self.memory: tuple[Array, Array] | None = None
         self.memory_norm: Array = 0.0
@@ -179,35 +193,46 @@ class Ahead:
         # what one row needs, in one look-up: log skip^2, skip, log branch^2, norms' gains squared and their logs
         norm2, second2 = p.norm_output**2, p.post_norm_gain**2
         on_branch = log(np.where(p.placement == PLACEMENTS.index("sandwich"), second2, norm2))
-        numbers = np.stack([log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch])
+        numbers = np.stack([log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch, p.norm_slope])
 
         def one(i: int, read: Stream, onto: Stream | None) -> tuple[Output, Stream]:
-            self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch = at(numbers, i)
+            self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch, self.slope = (
+                at(numbers, i)
+            )
             return step(self, i, self.placements[i], read, onto)
 
         stream: Stream | None = None
         for (_, rows), moments in zip(stacks_of(self.p), starts, strict=True):
             if stream is not None:
                 self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
-            stream = _start(moments, self.lead)
-            stream = through(rows, parallel[rows.start : rows.stop], one, stream, self.see)
+            last = through(rows, parallel[rows.start : rows.stop], one, self.enter(moments), self.see)
+            stream = self.leave(last)
         assert stream is not None
+        return stream
+
+    def enter(self, moments: Moments) -> Stream:
+        """What enters a stack."""
+        return _start(moments, self.lead)
+
+    def leave(self, stream: Stream) -> Stream:
+        """What is read of a stack's last stream."""
         return stream
 
     def read(self, i: int, stream: Stream) -> Read:
         """A stream as it is, of any size: the branch is computed at a held one."""
         second, r_read, held = read_raw(self.a, *stream)
-        self._met(i, second, r_read, 0.0)
+        self._met(i, second, r_read, 0.0, 0.0)
         return second, r_read, held
 
     def read_normed(self, i: int, stream: Stream) -> Read:
         """A stream after a norm."""
-        second, r_read, norm = read_normed(self.a, self.gain2, *stream)
-        self._met(i, second, r_read, norm)
+        second, r_read, norm, turn = read_normed(self.a, self.gain2, self.slope, *stream)
+        self._met(i, second, r_read, norm, turn)
         return second, r_read, 0.0
 
-    def _met(self, i: int, second: Array, r_read: Array, norm: Array) -> None:
+    def _met(self, i: int, second: Array, r_read: Array, norm: Array, turn: Array) -> None:
         seen = self.seen
+        seen["turn"][i] = turn
         seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, norm
 
     def output(self, i: int, read: Read) -> Output:
@@ -251,7 +276,7 @@ class Ahead:
 
     def met(self) -> Met:
         """What the backward maps need of the way forward."""
-        names = ("second", "r_read", "norm", "raw_branch")
+        names = ("second", "r_read", "norm", "turn", "raw_branch")
         return Met(**{name: self.columns(name) for name in names}, memory=self.memory)
 
     def series(self) -> dict[str, Series]:
@@ -285,14 +310,25 @@ LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
 LARGEST_MEMORY = 200.0  # log of a memory's variance up to which its products with others fit a double
 
 
-def read_normed(a: Architecture, gain2: Array, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:
-    """What a branch reads after a norm: second moment, its correlation; and log of what the norm divides by."""
+def read_normed(
+    a: Architecture, gain2: Array, slope: Array, log_v: Array, r: Array, mean: Array
+) -> tuple[Array, Array, Array, Array]:
+    """What a branch reads after a norm: second moment, its correlation; log of what the norm divides by, and its turn.
+
+    `slope` is of an activation that stands in for a norm. `turn` as of `Ahead`.
+    """
     log_mean2 = log(mean**2)
+    if a.squash:
+        log_second = log_add(log_v, log_mean2)
+        second, r_read, back, shared = squashed(
+            a.squash, slope, safe_exp(log_second), _with_mean(log_second, log_mean2, r)
+        )
+        return plain(second * gain2), r_read, -log(back), log(shared) - log(back)
     if a.norm == "layernorm":
         log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
     log_second = log_add(log_v, log_mean2)
     out, divisor = normed(log_second, log(float(a.norm_eps)))
-    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor
+    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor, divisor * 0.0
 
 
 def read_raw(a: Architecture, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:
@@ -333,6 +369,7 @@ class Met:
     second: FloatArray
     r_read: FloatArray
     norm: FloatArray
+    turn: FloatArray
     raw_branch: FloatArray
     memory: tuple[Array, Array] | None
 
@@ -367,7 +404,8 @@ class Back:
             if number:  # the encoder's last stream is read through its final norm
                 gain2 = log(p.head.final_norm_gain**2)
                 gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
-            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, gradient, self.see)
+            start = self.enter(gradient)
+            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.see)
         last = self.out["stream_out"][0][-1].copy()
 
         def series(point: str) -> Series:
@@ -375,6 +413,10 @@ class Back:
             return Series.of(log_variance=np.moveaxis(log_v - last, 0, -1), token_correlation=np.moveaxis(r, 0, -1))
 
         return {point: series(point) for point in POINTS}
+
+    def enter(self, gradient: Gradient) -> Gradient:
+        """The gradient at a stack's last stream, from that of what is read of it."""
+        return gradient
 
     def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
         """One sublayer, as `residual.back_through` asks for it."""
@@ -429,7 +471,8 @@ def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBack
     on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
     inner = inner + np.where(placed(p, NORM_ON_BRANCH), on_branch, 0.0)
     scale = safe_exp(inner)
-    return BranchBackward(*(scale * column for column in maps))
+    shared = scale * safe_exp(f.turn)
+    return BranchBackward(scale * maps.vv, scale * maps.vc, shared * maps.cv, shared * maps.cc)
 
 
 def backward_maps(
@@ -449,6 +492,16 @@ def backward_maps(
             for column, value in zip(to_memory, sent.memory, strict=True):
                 column[..., where] = value
     return maps, to_memory
+
+
+def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
+    """Variance and token covariance of what every branch of a table makes of what branches of another one read."""
+    variance, covariance = np.zeros(p.skip.shape), np.zeros(p.skip.shape)
+    for branch, where in _groups(branches_of(p)):
+        second = f.second[..., where]
+        made = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
+        variance[..., where], covariance[..., where] = made
+    return variance, covariance
 
 
 def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
@@ -514,9 +567,11 @@ def met_by(
     That is the log variance before a norm on it, and the token correlation.
     """
     a = p.architecture
+    if a.streams is not None:
+        raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
-    second, r_read, norm, raw, made_r = (np.zeros(log_v.shape) for _ in range(5))
+    second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))
     memory = None
     if a.kind == "encoder-decoder":
         last = next(stacks_of(p))[1][-1]
@@ -528,11 +583,12 @@ def met_by(
             met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
             beyond: Array = 0.0
             if name in NORM_BEFORE:
-                second[..., i], r_read[..., i], norm[..., i] = read_normed(a, row(p.norm_output, i) ** 2, *met)
+                numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i)
+                second[..., i], r_read[..., i], norm[..., i], turn[..., i] = read_normed(a, *numbers, *met)
             else:
                 second[..., i], r_read[..., i], beyond = read_raw(a, *met)
             read = second[..., i], r_read[..., i]
             made = branch.forward(i, read, _spread(memory, read[0]))
             raw[..., i] = log(np.asarray(made.variance)) + beyond
             made_r[..., i] = correlation(np.asarray(made.covariance), np.asarray(made.variance))
-    return Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory), (raw, made_r)
+    return Met(second=second, r_read=r_read, norm=norm, turn=turn, raw_branch=raw, memory=memory), (raw, made_r)

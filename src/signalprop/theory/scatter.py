@@ -44,6 +44,7 @@ def not_derived(p: Parametrization) -> str:
     bare = sorted({PLACEMENTS[code] for code in p.placement.tolist()} & {"sandwich", "res-post"})
     reasons = (
         (p.skip.ndim > 1, "sweeps"),
+        (p.architecture.streams is not None, "several residual streams"),
         (p.architecture.kind == "encoder-decoder", "encoder-decoders"),
         (bool(kinds - {"attention", "feed_forward"}), "other kinds of sublayers than attention and feed-forward"),
         (is_shaped(p), "shaped attention"),

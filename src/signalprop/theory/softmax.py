@@ -309,16 +309,6 @@ def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
     )
 
 
-def asymptotic_softmax_moments(variance: Array, length: Array) -> tuple[Array, Array]:
-    """(E ΣA², E‖J‖²) for long rows, to second order in 1/length; needs exp(2 variance) far below the length.
-
-    With w = e^s: ΣA² ≈ w/L (1 - (w-1)(2w-1)/L), J ≈ ΣA² (1 - (2w²-w)/L).
-    """
-    w = np.exp(variance)
-    p2 = w / length * (1.0 - (w - 1.0) * (2.0 * w - 1.0) / length)
-    return p2, p2 * (1.0 - (2.0 * w * w - w) / length)
-
-
 # --- as a component ------------------------------------------------------------------------------------------------
 
 

@@ -156,6 +156,8 @@ class Recorder(Pass):
                     self._hooked[index] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 4 and self.mapping.architecture.streams is not None:  # (batch, tokens, streams, features)
+            return tensor.flatten(2)
         return in_tokens(tensor, self.shapes.get(self.plan.sites[index].stack))
 
     def _record(self, index: int, tensor: Tensor) -> None:

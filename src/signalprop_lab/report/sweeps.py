@@ -164,6 +164,7 @@ def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
         caption="At the best value of every cell. A bar is two standard errors over seeds to either side.",
     )  # fmt: skip
     lead = " ".join(part for part in (sweep.claim, sweep.description) if part)
+    header = [name.replace("_", " ") for name in header]
     return blocks.section(
         key, sweep.title or sweep.name,
         [chart, *claim, blocks.table("Result", header, rows, left=len(sweep.axes), caption=caption)],

@@ -51,7 +51,7 @@ def _shown(runs: Mapping[str, Run]) -> list[tuple[str, str, str, bool]]:
     """The known metrics, and whatever else was logged; not what only counts up, as tokens beside tokens per second."""
     logged = dict.fromkeys(name for run in runs.values() for name in run.metrics)
     known = {name for name, *_ in _CURVES} | {name.removesuffix(_RATE) for name in logged if name.endswith(_RATE)}
-    others = [(name, name.replace("_", " "), "", False) for name in logged if name not in known]
+    others = [(name, name.replace("_", " ").capitalize(), "", False) for name in logged if name not in known]
     return [*_CURVES, *others]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from signalprop.network.activations import central_dual, dual
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import central_dual, dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import KINDS
 from signalprop.network.moments import FloatArray

@@ -39,11 +39,13 @@ from signalprop.files.storage import (
     write_json,
 )
 from signalprop.repair.initialisation import fill, whole
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import first, gathered
 
 SCHEMA = "signalprop/checkpoint/1"
 MARKER = "complete.json"
 WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors", "training.json", "process-{}.json"
+STREAM, STREAM_IDS = "stream.json", "stream.safetensors"  # where a stream of text was
 _TRAINER_STATE = "trainer_state.json"  # the Trainer reads it by this name
 _BLOCK = 1 << 20
 P = ParamSpec("P")
@@ -72,6 +74,9 @@ class Training(Protocol):
 
     @property
     def folder(self) -> Path: ...
+
+    @property
+    def position(self) -> Position | None: ...
 
     def seconds(self) -> float: ...
 
@@ -208,6 +213,9 @@ def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
             save_tensors(weights, beside / WEIGHTS)
             save_tensors(moments, beside / OPTIMIZER)
             write_json(beside / STATE, _training_state(trainer, groups))
+            if (position := trainer.position) is not None:
+                write_json(beside / STREAM, position.values())
+                save_tensors({k: torch.from_numpy(v) for k, v in position.arrays().items()}, beside / STREAM_IDS)
             trainer.state.save_to_json(str(beside / _TRAINER_STATE))
 
     def commit() -> None:
@@ -504,6 +512,20 @@ def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float,
     if not math.isfinite(loss) or not _within(last, step_of(checkpoint)):
         raise ValueError(f"the loss {loss} that waits to be logged since step {last!r}")
     return float(loss), last
+
+
+@_of_a_run
+def position_of(checkpoint: Path) -> Position | None:
+    """Where a run's stream of text was; None: the checkpoint does not say."""
+    if not (checkpoint / STREAM).is_file():
+        return None
+    state, ids = read_json(checkpoint / STREAM), load_tensors(checkpoint / STREAM_IDS)
+    counts = {name: state[name] for name in ("given", "begun", "documents")}
+    if not all(type(n) is int and n >= 0 for n in counts.values()):
+        raise ValueError(f"a stream after {counts} examples")
+    found = Position(**counts, rows=state["rows"], ending=bool(state["ending"]), random=state["random"])
+    found.rest, found.waiting = ids["rest"].numpy(), list(ids["waiting"].numpy())
+    return found
 
 
 @_of_a_run

@@ -20,11 +20,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
 from signalprop.network.inputs import IntArray
+from signalprop_lab.training.position import Position
 
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
 IGNORED = -100  # PyTorch's label of positions without loss
 BUFFER = 2048  # examples of a stream among which the next one is drawn
+_AHEAD = 4  # steps at most that a loader reads before they are done
 T = TypeVar("T")
 Make = Callable[[T, np.random.Generator], Example]
 
@@ -43,7 +45,7 @@ class Examples(Protocol):
 class Stream(Protocol):
     """Examples that come one after the other, in an order of their own, and begin anew when they end."""
 
-    def examples(self, seed: int) -> Iterator[Example]: ...
+    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]: ...
 
 
 class Score(Protocol):
@@ -115,25 +117,41 @@ def _order(n: int, seed: int, turn: int) -> NDArray[np.int64]:
 
 
 class Streamed(IterableDataset[Example]):
-    """The first `n` examples of a stream."""
+    """The first `n` examples of a stream.
 
-    def __init__(self, stream: Stream, n: int, seed: int) -> None:
-        self._stream, self._n, self._seed = stream, n, seed
+    Attributes:
+        begins: where the next pass over it begins.
+    """
+
+    def __init__(self, stream: Stream, n: int, seed: int, every: int = 0) -> None:
+        """`every`: its position is kept after as many examples each, for a checkpoint; 0: never."""
+        self._stream, self._n, self._seed, self._every = stream, n, seed, every
+        self._kept: dict[int, Position | None] = {}
+        self.begins = Position()
+
+    def position(self, given: int) -> Position | None:
+        """Where the stream was when so many examples had been given; None: that is not known any more, or never was."""
+        return self._kept.get(given)
 
     def __len__(self) -> int:
         return self._n
 
     def __iter__(self) -> Iterator[Example]:
-        given = 0
+        position, self.begins = self.begins, Position()
+        given, begun = position.given, position.begun
         while given < self._n:
             before = given
-            for example in self._stream.examples(self._seed + given):
-                yield example
+            for example in self._stream.examples(self._seed + begun, position):
                 given += 1
+                if self._every and given % self._every == 0:
+                    self._kept[given] = position.kept(given, begun)
+                    self._kept.pop(given - _AHEAD * self._every, None)
+                yield example
                 if given == self._n:
                     return
-            if given == before:
+            if given == before and given == begun:
                 return
+            position, begun = Position(), given
 
 
 def collate(examples: Sequence[Example], pads: Mapping[str, float]) -> dict[str, Tensor]:
@@ -198,25 +216,29 @@ class Shuffled(Generic[T]):
     """A stream of examples, each drawn from those that wait in a buffer.
 
     Attributes:
-        read: gives the items, anew at every call.
+        read: gives the items from a position on.
     """
 
-    read: Callable[[], Iterator[T]]
+    read: Callable[[Position], Iterator[T]]
     make: Make[T]
 
-    def examples(self, seed: int) -> Iterator[Example]:
-        """Every example once, in an order that the seed fixes."""
-        rng = np.random.default_rng([seed, 3])
-        waiting: list[T] = []
-        for item in self.read():
+    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
+        """Every example once, in an order that the seed fixes; from `position` on, which is kept up to date."""
+        position = Position() if position is None else position
+        rng = position.generator(seed)
+        waiting: list[T] = position.waiting
+        for item in () if position.ending else self.read(position):
             if len(waiting) < BUFFER:
                 waiting.append(item)
                 continue
             place = int(rng.integers(BUFFER))
             item, waiting[place] = waiting[place], item
             yield self.make(item, rng)
-        for place in rng.permutation(len(waiting)):
-            yield self.make(waiting[place], rng)
+        if not position.ending:
+            waiting[:] = [waiting[place] for place in rng.permutation(len(waiting))]
+            position.ending = True
+        while waiting:
+            yield self.make(waiting.pop(0), rng)
 
 
 @dataclass(frozen=True, eq=False)

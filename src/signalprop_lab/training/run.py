@@ -287,6 +287,8 @@ class _Run:
         """Why the run diverged, or None."""
         trainer = self.trainer
         checkpoint = trainer.goes_on_from
+        if checkpoint is not None:
+            trainer.go_on_from(checkpoint)
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except Diverged as error:

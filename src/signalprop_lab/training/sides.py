@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop_lab.training.examples import Listed, Make, Shuffled
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place, documents, training_place, validation_place
 
@@ -51,12 +52,12 @@ class Sides(Generic[T]):
     """Examples on two sides; of a stream those at its beginning.
 
     Attributes:
-        stream: reads the training examples of a stream anew; None: there are no others than `train`.
+        stream: reads the training examples of a stream, from a position on; None: there are no others than `train`.
     """
 
     train: list[T]
     validation: list[T]
-    stream: Callable[[], Iterator[T]] | None = None
+    stream: Callable[[Position], Iterator[T]] | None = None
 
     def kept(self, wanted: Callable[[T], bool]) -> Sides[T]:
         """Those that are wanted."""
@@ -64,15 +65,15 @@ class Sides(Generic[T]):
         return Sides(
             [x for x in self.train if wanted(x)],
             [x for x in self.validation if wanted(x)],
-            None if stream is None else lambda: filter(wanted, stream()),
+            None if stream is None else lambda position: filter(wanted, stream(position)),
         )
 
 
-def sides(data: Data, read: Callable[[Place], Iterator[T]], key: Callable[[T], int]) -> Sides[T]:
+def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Callable[[T], int]) -> Sides[T]:
     """The recipe's examples for training and validation.
 
     Args:
-        read: gives the examples at a place. key: of an example; equal keys are on one side.
+        read: gives the examples at a place, from a position on. key: of an example; equal keys are on one side.
 
     Raises:
         InputError: no examples; or, of a stream, none on one of the sides.
@@ -80,12 +81,13 @@ def sides(data: Data, read: Callable[[Place], Iterator[T]], key: Callable[[T], i
     place, other = training_place(data), validation_place(data)
     most = SAMPLE if data.streaming else None
 
-    def whole() -> Iterator[T]:
-        return islice(read(place), data.limit)
+    def whole(position: Position) -> Iterator[T]:
+        left = None if data.limit is None else max(0, data.limit - position.documents)
+        return islice(read(place, position), left)
 
-    first = list(islice(whole(), most))
+    first = list(islice(whole(Position()), most))
     if other is not None:
-        rest = list(islice(islice(read(other), data.limit), most))
+        rest = list(islice(islice(read(other, Position()), data.limit), most))
         if not first or not rest:
             raise InputError(f"{(other if first else place).source} holds no examples")
         return Sides(first, rest, whole if data.streaming else None)
@@ -102,7 +104,11 @@ def sides(data: Data, read: Callable[[Place], Iterator[T]], key: Callable[[T], i
             "data.validation, or validation data of their own"
         )
     found = _parted(first, out)
-    return Sides(found.train, found.validation, lambda: (item for item in whole() if float(key(item)) >= least))
+    return Sides(
+        found.train,
+        found.validation,
+        lambda position: (item for item in whole(position) if float(key(item)) >= least),
+    )
 
 
 def _parted(items: list[T], out: NDArray[np.bool_]) -> Sides[T]:
@@ -121,11 +127,11 @@ def document_sides(data: Data) -> Sides[str]:
     read = partial(documents, data)
     if data.streaming or not isinstance(data.validation, float):
         return sides(data, read, key_of)
-    whole = list(islice(read(training_place(data)), data.limit))
+    whole = list(islice(read(training_place(data), Position()), data.limit))
     if len(set(whole)) * data.validation < 1:
         parts = -(-STRETCHES // max(1, len(whole)))
         whole = [part for text in whole for part in stretches(text, parts)]
-    return sides(data.model_copy(update={"limit": None}), lambda place: iter(whole), key_of)
+    return sides(data.model_copy(update={"limit": None}), lambda place, _: iter(whole), key_of)
 
 
 def stretches(text: str, parts: int) -> Iterator[str]:

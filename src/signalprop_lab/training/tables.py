@@ -216,13 +216,14 @@ def rates_rows(store: Store) -> Cells | None:
     sweep, items = Sweep(**store["sweep"]), summaries(store)
     if sweep.tune is None:
         return None
+    none = "on the plateau" if sweep.score == "plateau_steps" else "failed"
     rates = sorted({rate for item in items for rate in item.tried if rate is not None})
     lines = []
     for item in items:
         cells = []
         for rate in rates:
             cost = item.tried.get(rate)
-            cells.append("" if cost is None else f"{abs(cost):.4f}" if math.isfinite(cost) else "failed")
+            cells.append("" if cost is None else f"{abs(cost):.4f}" if math.isfinite(cost) else none)
         lines.append([item.name, *cells])
     return [sweep.tune.column, *(f"{rate:g}" for rate in rates)], lines
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.diagnosis import stream as streams
 from signalprop.diagnosis.stream import Frame, frame_of
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
@@ -30,6 +30,7 @@ from signalprop_lab.training.examples import (
     token_accuracy,
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of, shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import Classified, classified, training_place
@@ -130,10 +131,14 @@ def _language_model(
                 "text, a larger share data.validation or a smaller data.seq_len"
             )
 
-    def windows() -> Iterator[IntArray]:
+    def windows(position: Position) -> Iterator[IntArray]:
         assert stream is not None
-        texts = (_joined([item], end).astype(np.int64) for item in stream())
-        return (window for window in streams.stretches(texts, width, length) if window.size == width)
+        texts = (_joined([item], end).astype(np.int64) for item in stream(position))
+        for ids in chain([np.zeros(0, np.int64)], texts):  # first what an earlier run has left
+            position.rest = np.concatenate([position.rest, ids])
+            while position.rest.size >= width:
+                window, position.rest = position.rest[:width], position.rest[length:]
+                yield window
 
     listed: Any = Listed(Windows(train, width, length), make)
     return Prepared(
@@ -234,7 +239,7 @@ class Patching:
 def _image_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = labelled_images(data, training_place(data))[1]
-    found = sides(data, lambda place: labelled_images(data, place)[0], lambda image: key_of(image.pixels.tobytes()))
+    found = sides(data, lambda place, _: labelled_images(data, place)[0], lambda image: key_of(image.pixels.tobytes()))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     mean, deviation = _statistics([x.pixels for x in found.train])
     make = partial(Patching, data, classes, mean, deviation)
@@ -299,7 +304,7 @@ class Classifying:
 def _sequence_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = classified(data, training_place(data))[1]
-    found = sides(data, lambda place: classified(data, place)[0], lambda item: key_of(item.origin))
+    found = sides(data, lambda place, _: classified(data, place)[0], lambda item: key_of(item.origin))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     tokenizer, items = tokenized(data, found, lambda item: item.text)
     make = Classifying(_frame_of_texts(tokenizer), data.seq_len, classes)

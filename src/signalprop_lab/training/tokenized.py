@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError, require
 from signalprop.files.storage import check_regular, opened, write_bytes
 from signalprop.network.inputs import IntArray
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import Sides
 from signalprop_lab.training.tokenizers import ids_of, load, restore, serialized, train
@@ -58,9 +59,9 @@ def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[
     tokenizer, ids = encoded(data, columns[: len(texts)], columns[len(texts) :])
     stream = found.stream
 
-    def read() -> Iterator[tuple[T, Ids]]:
+    def read(position: Position) -> Iterator[tuple[T, Ids]]:
         assert stream is not None
-        for x in stream():
+        for x in stream(position):
             yield x, tuple(ids_of(tokenizer, [text(x) for text in texts]))
 
     parts = ids[: len(texts)], ids[len(texts) :]

@@ -28,6 +28,7 @@ from signalprop_lab.training import checkpoints  # noqa: E402
 from signalprop_lab.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
 from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
 from signalprop_lab.training.networks import Network  # noqa: E402
+from signalprop_lab.training.position import Position  # noqa: E402
 from signalprop_lab.training.processes import first, told  # noqa: E402
 from signalprop_lab.training.recipe import Recipe, Schedule  # noqa: E402
 
@@ -218,6 +219,23 @@ class RecipeTrainer(Trainer):
             raise Diverged(f"parameter {bad} is not finite after step {self.state.global_step}")
         checkpoints.write(self, weights, self.recipe.cadence.keep)
 
+    @property
+    def position(self) -> Position | None:
+        """Where the stream is that this process reads; None: it is not a stream, or its position cannot be kept."""
+        data = self.train_dataset
+        done = self.state.global_step * self.recipe.budget.batch_size
+        return data.position(done) if isinstance(data, Streamed) else None
+
+    def go_on_from(self, checkpoint: Path) -> None:
+        """Begin the data where a checkpoint says that they were; else what was read before is read again."""
+        found = checkpoints.position_of(checkpoint)
+        data = self.train_dataset
+        if found is not None and isinstance(data, Streamed):
+            if found.given != checkpoints.step_of(checkpoint) * self.recipe.budget.batch_size:
+                raise InputError(f"{checkpoint} is of a run with another budget.batch_size; start the run anew")
+            data.begins = found
+            self.args.ignore_data_skip = True
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         checkpoints.load_weights(self.live if model is None else model, resume_from_checkpoint)
 
@@ -248,7 +266,7 @@ def train_data(recipe: Recipe, prepared: Prepared) -> Dataset[Example]:
     """Exactly the examples that a run reads."""
     n = recipe.budget.steps * recipe.budget.batch_size
     if not isinstance(prepared.train, Examples):
-        return Streamed(prepared.train, n, recipe.seed)
+        return Streamed(prepared.train, n, recipe.seed, recipe.budget.batch_size)
     return Ordered(prepared.train, n, recipe.seed)
 
 

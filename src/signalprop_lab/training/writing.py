@@ -14,6 +14,7 @@ from signalprop.diagnosis.stream import Frame, frame_of
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.examples import IGNORED, Example, Fixed, Listed, Prepared, counts_of, token_accuracy
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.sides import Sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import Pair, Place, pairs, training_place
@@ -71,7 +72,7 @@ class Translating:
 
 def translation(recipe: Recipe) -> Prepared:
     data = recipe.data
-    found = sides(data, lambda place: pairs(data, place), lambda pair: key_of(pair.source))
+    found = sides(data, lambda place, _: pairs(data, place), lambda pair: key_of(pair.source))
     tokenizer, items = tokenized(data, found, lambda pair: pair.source, lambda pair: pair.target)
     writing = _writing(tokenizer)
     frame = frame_of(tokenizer)
@@ -148,7 +149,7 @@ def speech_to_text(recipe: Recipe) -> Prepared:
     if synthetic and longest_synthetic(most) < 2:
         raise InputError(f"data.seq_len is {data.seq_len}; synthetic speech needs at least {-(-12 // stride)}")
 
-    def read(place: Place) -> Iterator[Any]:
+    def read(place: Place, _: Position) -> Iterator[Any]:
         if synthetic and place == training_place(data):
             texts = synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC)
             return (Synthetic(text, data.frame_dim) for text in texts)

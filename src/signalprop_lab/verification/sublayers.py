@@ -82,11 +82,20 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     return p.with_columns(**weights, **biases, **columns), int(across)
 
 
-def _tokens(r: float, shape: tuple[int, int, int], generator: Generator) -> Tensor:
-    """Sequences of tokens of correlation r, each of mean square 1 exactly."""
+def _tokens(r: float, shape: tuple[int, int, int], generator: Generator, *, exactly: bool) -> Tensor:
+    """Sequences of tokens of correlation r, each of mean square 1 exactly.
+
+    Args:
+        exactly: the correlation too, of every two tokens. Of random ones it scatters by 1 / sqrt(width), which products
+            of several maps of a token turn into a bias.
+    """
     import torch
 
-    n, _, width = shape
+    n, length, width = shape
+    if exactly and length < width:
+        rows = torch.linalg.qr(torch.randn(n, width, length + 1, generator=generator))[0].mT * math.sqrt(width)
+        alike: Tensor = math.sqrt(r) * rows[:, :1] + math.sqrt(1 - r) * rows[:, 1:]
+        return alike
     x = math.sqrt(r) * torch.randn(n, 1, width, generator=generator)
     x = x + math.sqrt(1 - r) * torch.randn(shape, generator=generator)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
@@ -109,7 +118,8 @@ def _sample_branch(
     p, row = _table(case, kind, placement, **columns)
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
     shape = (_SEQUENCES, case["length"], case["width"])
-    x, memory, g = (_tokens(case[name], shape, generator) for name in ("r", "m_r", "g_r"))
+    exactly = not kind.attends  # its formulas count on the scatter of keys
+    x, memory, g = (_tokens(case[name], shape, generator, exactly=exactly) for name in ("r", "m_r", "g_r"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of the dropout
         sublayer = make_sublayer(p, row, seed, torch.float32, None).requires_grad_(False)
@@ -118,7 +128,8 @@ def _sample_branch(
     y = out if columns else branch
     gradients = torch.autograd.grad(y, leaves, g)
     raw = _mean_raw(y.detach(), mean=True)
-    controls = [_mean_raw(t.detach())[1] - case[name] for t, name in ((x, "r"), (memory, "m_r"), (g, "g_r"))]
+    seen = [] if exactly and shape[1] < shape[2] else [(x, "r"), (memory, "m_r"), (g, "g_r")]
+    controls = [_mean_raw(t.detach())[1] - case[name] for t, name in seen]
     raw[0] = 0.0
     return Sample([*raw, *(value for gradient in gradients for value in _mean_raw(gradient))], controls)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop_lab.training.examples import IGNORED, Example, Ordered, Streamed, as_batch, collate
+from signalprop_lab.training.position import Position
 
 PADS = {"tokens": 9, "keep": 0, "labels": IGNORED}
 
@@ -31,12 +32,12 @@ class Numbers:
 class Counting:
     """A stream of three."""
 
-    def examples(self, seed: int) -> Iterator[Example]:
+    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
         return iter([{"tokens": np.array([seed, i])} for i in range(3)])
 
 
 class Empty:
-    def examples(self, seed: int) -> Iterator[Example]:
+    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
         return iter(())
 
 

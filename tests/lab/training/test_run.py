@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from signalprop.cli import run as run_command
 from signalprop.errors import InputError
-from signalprop_lab.training.recipe import Schedule
+from signalprop_lab.training.position import Position
+from signalprop_lab.training.recipe import Schedule, load_recipe
 from signalprop_lab.training.run import Result, train
 from signalprop_lab.training.trainer import rate_factor
 
@@ -31,6 +33,20 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, four: Result) ->
     assert (longer.steps, longer.eval_loss) == (4, four.eval_loss)
     with pytest.raises(InputError, match="budget"):
         run(tmp_path / "run", "budget.steps=3", resume=True)
+
+
+def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["data.streaming=true", "data.validation=0.2", f"data.source={tmp_path / 'a.txt'}"]
+    (tmp_path / "a.txt").mkdir()
+    for name in "abcdefghijklmnop":
+        (tmp_path / "a.txt" / f"{name}.txt").write_text(f"{name} was here before. " * 60)
+    whole = run(tmp_path / "whole", "budget.steps=4", *settings)
+    run(tmp_path / "run", "budget.steps=2", *settings)
+    begun: list[int] = []
+    given = Position.generator
+    monkeypatch.setattr(Position, "generator", lambda self, seed: begun.append(self.given) or given(self, seed))
+    assert run(tmp_path / "run", "budget.steps=4", *settings, resume=True).eval_loss == whole.eval_loss
+    assert begun == [0, 16]  # a sample of the beginning for the network; then from after two steps of eight examples
 
 
 def test_layers_that_are_computed_again_learn_the_same(tmp_path: Path, four: Result) -> None:
@@ -59,3 +75,15 @@ def test_warm_up_stable_decay() -> None:
     schedule = Schedule(kind="wsd", warmup=10, decay=0.25, final=0.1)
     assert [rate_factor(step, 100, schedule) for step in (0, 9, 10, 75)] == [0.1, 1.0, 1.0, 1.0]
     assert rate_factor(99, 100, schedule) == pytest.approx(0.1 + 0.9 / 25)
+
+
+def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["train", "--list"]) == 0
+    rows = {line.split()[0]: line.split()[1:4] for line in capsys.readouterr().out.splitlines()}
+    assert rows["recipe"] == ["reads", "network", "GPU"]
+    assert rows["vit-small"] == ["digits", "no", "no"] and rows["llama-130m"] == ["allenai/c4", "yes", "yes"]
+
+
+def test_wikipedia_has_no_split_to_validate_on() -> None:
+    for name in ("bert-12x768", "bert-48x384"):
+        assert load_recipe(name).data.validation == 0.1

@@ -328,6 +328,18 @@ def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
     listed = (results.FOLDER / "index.md").read_text()
     assert "(parabolas.md)" in listed
     assert "| [Else](else.md)" in listed and "1 of 3 confirmed, 2 of 3 open" in listed
+    now = listed.partition("## What we know now")[2]
+    assert "- [Else](else.md): a\n" in now and "**Not decided**: 2 open." in now
+    assert len(listed.splitlines()) <= 60
+
+
+def test_when_networks_leave_the_plateau() -> None:
+    from benchmarks import results
+
+    rows = [{"method": "a", "layers": n, "score": x} for n, x in (("6", 90), ("6", 70), ("6", None), ("24", None))]
+    said = results.plateau({"rows": rows})
+    assert "a, 6 layers: after 70 steps (2 of 3 runs leave it)" in said
+    assert "a, 24 layers: not within the budget (0 of 1 runs leave it)" in said
 
 
 @settings(max_examples=50)

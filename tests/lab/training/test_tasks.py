@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from signalprop.data.batches import image_batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop_lab.training import examples, tasks
+from signalprop_lab.training import tokenized as tokenized_module
 from signalprop_lab.training.examples import (
     IGNORED,
     Example,
@@ -37,6 +39,7 @@ from signalprop_lab.training.examples import (
 )
 from signalprop_lab.training.images import augmented, patches_of
 from signalprop_lab.training.networks import network_of
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Tokenizer
 from signalprop_lab.training.sides import document_sides
 from signalprop_lab.training.speech import log_mel, resampled, spectra, synthetic_frames, synthetic_texts
@@ -185,6 +188,42 @@ def test_pretrained_tokenizers(corpus: Path, cache: Path, tmp_path: Path) -> Non
     settings["path"] = str(tmp_path / "two")
     with pytest.raises(InputError, match="has no mask token, which masked-lm reads"):
         prepare(recipe("masked-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
+
+
+@pytest.mark.parametrize(("source", "task"), [("a.jsonl", "masked-lm"), ("texts", "causal-lm"), ("a.tsv", "causal-lm")])
+def test_a_stream_goes_on_where_it_was(
+    source: str, task: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examples, "BUFFER", 16)
+    texts = documents_of(40)
+    lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    (tmp_path / "a.tsv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(texts):
+        (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
+    settings = {"source": tmp_path / source, "tokenizer": BYTES, "seq_len": 64, "validation": 0.2, "limit": 35}
+    prepared = prepare(recipe(task, cache, streaming=True, **settings))
+    once = len(list(prepared.train.examples(0)))  # type: ignore[union-attr]
+    n = 2 * once
+    whole = Streamed(prepared.train, n, 0, every=1)  # type: ignore[arg-type]
+    expected, kept = [], {}
+    for i, one in enumerate(whole, 1):
+        expected.append(one["labels"].tolist())
+        kept[i] = whole.position(i)
+    assert whole.position(1) is None  # long ago
+    tokenized: list[int] = []
+    monkeypatch.setattr(tokenized_module, "ids_of", lambda *given: tokenized.append(1) or ids_of(*given))
+    for at in (3, once - 3, once, once + 3):  # in the middle, twice at a pass's end, in the next pass
+        there = kept[at]
+        assert there is not None
+        again = Streamed(prepared.train, n, 0)  # type: ignore[arg-type]
+        values, ids = json.loads(json.dumps(there.values())), there.arrays()
+        again.begins = Position(**values, rest=ids["rest"], waiting=list(ids["waiting"]))
+        tokenized.clear()
+        began = iter(again)
+        assert next(began)["labels"].tolist() == expected[at]
+        assert at == once or len(tokenized) <= 2  # the documents before it are not tokenized again
+        assert [one["labels"].tolist() for one in began] == expected[at + 1 :]
 
 
 def test_too_little_text(tmp_path: Path, cache: Path) -> None:

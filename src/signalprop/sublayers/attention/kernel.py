@@ -31,7 +31,8 @@ class AttentionKernel:
         self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
         self.sights = sights_of(p, stack)
         self.has_gate = has_gate(p.architecture)
-        self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
+        self.kept: dict[int, TokenAttention] = {}  # they serve the way back too
+        self.keeps = grid is not None  # set before the last pass over sublayers from which the way back begins
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -72,7 +73,7 @@ class AttentionKernel:
             shaped = self._shaped(i, kernel * row.value + row.value_bias)
             return shaped, shaped.forward()
         attention, size = self._by_scores(i, kernel)
-        if self.grid is not None:
+        if self.keeps:
             self.kept[i] = attention
         values = attention.forward()
         values *= size * row.value

@@ -8,7 +8,7 @@ import numpy as np
 
 from signalprop.kernels.ends import input_kernel, sequences
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.stack import Stack
+from signalprop.kernels.several import stack_of
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
 from signalprop.network.inputs import InputStatistics
@@ -52,7 +52,7 @@ def _starts(p: Parametrization, inputs: InputStatistics, grid: Grid | None) -> l
 
 
 def _of_sequence(p: Parametrization, start: State, keep: object) -> FloatArray:
-    stack, out = Stack(p, grid=keep if isinstance(keep, Grid) else None), np.zeros(p.architecture.n_layers_total)
+    stack, out = stack_of(p, keep if isinstance(keep, Grid) else None), np.zeros(p.architecture.n_layers_total)
     counted = keep if isinstance(keep, (Grid, np.ndarray)) else None
     tokens = int(counted.sum()) if isinstance(counted, np.ndarray) else p.architecture.seq_len
 

@@ -14,7 +14,8 @@ from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import ROLE
 from signalprop.network.parametrization import Parametrization, fan
-from signalprop.sublayers.experts.roles import Settings, settings
+from signalprop.streams.routing import choose
+from signalprop.sublayers.experts.roles import settings
 
 
 class Copies(nn.Module):
@@ -81,20 +82,6 @@ class ExpertsModule(nn.Module):
             own = maps["shared_down"](hidden)
             out = out + (maps["shared_router"](x).sigmoid() * own if s.shared_gated else own)
         return out.view_as(stream)
-
-
-def choose(logits: Tensor, s: Settings) -> tuple[Tensor, Tensor]:
-    """(weights, indices) of the experts of every token, each (tokens, k)."""
-    scores = logits.softmax(-1) if s.scores == "softmax" else logits.sigmoid()
-    allowed = scores
-    if s.n_groups > 1:
-        grouped = scores.detach().reshape(*scores.shape[:-1], s.n_groups, -1)
-        best = grouped.topk(2 if s.scores == "sigmoid" else 1, -1).values.sum(-1).topk(s.top_groups, -1).indices
-        open_ = torch.zeros(*scores.shape[:-1], s.n_groups, 1, device=scores.device).scatter_(-2, best[..., None], 1)
-        allowed = (grouped * open_).flatten(-2)
-    index = allowed.topk(s.top_k, -1).indices
-    weight = scores.gather(-1, index)
-    return weight / weight.sum(-1, keepdim=True) if s.normalised else weight, index
 
 
 def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:

@@ -169,6 +169,13 @@ const charts = (() => {
     return { tickvals: chart.ticks.map(([x]) => x), ticktext: chart.ticks.map(([, name]) => format.plain(name)), automargin: true, ticklabeloverflow: "hide past div" };
   }
 
+  /** Few whole numbers are labelled one by one: there is no layer 1.5. */
+  function whole(lines) {
+    const values = lines.flatMap((line) => line.x.filter((x, i) => x !== null && line.y[i] !== null));
+    const few = values.length && values.every(Number.isInteger) && Math.max(...values) - Math.min(...values) < 6;
+    return few ? { tick0: 0, dtick: 1 } : {};
+  }
+
   function vertical(chart, chosen, height) {
     if (height.kind === "exponent") return axis({ tickprefix: "10<sup>", ticksuffix: "</sup>" });
     if (height.kind === "log") {
@@ -197,14 +204,14 @@ const charts = (() => {
     return Math.log10(high / low);
   }
 
-  function layout(chart, chosen, height, unified) {
+  function layout(chart, chosen, height, unified, lines) {
     return {
-      ...size(), margin: { l: 54, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      ...size(), margin: { l: 66, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", modebar: bar(),
       font: { family: family(), size: 13, color: colour("ink") },
       hovermode: unified ? "x unified" : "closest",
       hoverlabel: { bgcolor: colour("paper"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 }, namelength: -1, align: "left" },
-      xaxis: axis({ ...named(chart), title: { text: format.plain(chart.x), font: { size: 12, color: colour("soft") } }, unifiedhovertitle: { text: " " } }),
+      xaxis: axis({ ...whole(lines), ...named(chart), title: { text: format.plain(chart.x), font: { size: 12, color: colour("soft") } }, unifiedhovertitle: { text: " " } }),
       yaxis: vertical(chart, chosen, height),
       shapes: chart.marks.map((mark) => ({
         type: "line", x0: mark.x, x1: mark.x, yref: "paper", y0: 0, y1: 1, line: { color: colour("soft"), width: 1, dash: "dash" },
@@ -232,7 +239,7 @@ const charts = (() => {
     const title = unified ? [heading(lines[0])] : [];
     if (unified) for (const line of lines) line.hovertemplate = "%{text}<extra></extra>";
     const bands = chart.bars ? [] : chosen.map((series) => band(series, section.places[series.place], height)).filter(Boolean);
-    return Plotly.react(box, [...bands, ...title, ...lines], layout(chart, chosen, height, unified), CONFIG);
+    return Plotly.react(box, [...bands, ...title, ...lines], layout(chart, chosen, height, unified, lines), CONFIG);
   }
 
   /** What cannot be drawn at the present scale, in words; empty if nothing. */

@@ -1,0 +1,216 @@
+"""Faults of weights, norms and multipliers, in words: what a layer has that its neighbours, or theory, do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from signalprop.diagnosis.bounds import DEAD_HEAD, LARGE_WEIGHT, NEIGHBOURS, NORM_OFF, SMALL_WEIGHT
+from signalprop.diagnosis.result import Diagnosis, LayerSignal, Verdict, Weights
+from signalprop.network.moments import FloatArray
+from signalprop.results.text import named, ranges
+
+
+def faults(diagnosis: Diagnosis, expected: str) -> Iterable[Verdict]:
+    """All of them; expected: as of `verdicts`."""
+    yield from _not_finite(diagnosis)
+    yield from _norms_off(diagnosis)
+    yield from _deepnorm_gain(diagnosis)
+    yield from _scaling_missing(diagnosis, expected)
+    yield from _odd_weights(diagnosis)
+    yield from _silent_layers(diagnosis)
+    yield from _dead_heads(diagnosis)
+
+
+def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
+    bad = [item.layer for item in d.signal if not item.finite]
+    if bad:
+        first = bad[0]
+        weights = next((w for w in d.weights if w.layer == first), None)
+        broken = [role for role, std in weights.std.items() if std is None] if weights else []
+        reads = next(item.variance_in for item in d.signal if item.layer == first)
+        if broken:
+            cause = f"its {', '.join(broken)} weights hold NaN or infinite values"
+        elif reads is None:
+            cause = "what it reads is not finite already: look at the embeddings and the input"
+        else:
+            cause = "its matrices are finite: a bias or a gain that is not, an overflow (float16?), or a division by 0"
+        yield Verdict(
+            severity="fault",
+            kind="not finite",
+            layers=(first,),
+            text=f"layer {first} is the first that outputs NaN or infinite values"
+            + (f", and {named(bad[1:])} pass{'es' if len(bad) == 2 else ''} them on" if len(bad) > 1 else ""),
+            cause=cause,
+            advice="restore the layer from the last good checkpoint, or run in bfloat16 or float32",
+        )
+
+
+def _norms_off(d: Diagnosis) -> Iterable[Verdict]:
+    """What a branch reads is what its norm makes of the stream, times the scale that the model is known to have."""
+    off: dict[int, tuple[float, float]] = {}
+    for signal, weights in pairs(d):
+        for measured, scale in zip(signal.norm_factor, weights.norm_scale, strict=False):
+            if measured is not None and scale and abs(measured / scale - 1) > NORM_OFF:
+                off[signal.layer] = (measured, scale)
+    if off:
+        layers = tuple(off)
+        measured, scale = off[layers[0]]
+        yield Verdict(
+            severity="fault",
+            kind="norm output off",
+            layers=layers,
+            text=f"{named(layers)}: branches read {measured:.3g} times what their norm makes of the stream by its "
+            f"weights; expected {scale:.3g}",
+            cause="a factor on the norm that is not among the weights, such as a scale kept in a buffer that "
+            "materialising from the meta device (to_empty) has erased",
+            advice="set the scale again after to_empty, or keep it as a Python number (signalprop.apply does)",
+        )
+
+
+def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
+    """DeepNorm divides values, outputs and feed-forwards by (8N)^(1/4); the inverse has been seen in released code."""
+    found = [(w.layer, w.std.get("value"), w.std.get("key")) for w in d.weights]
+    logs = [math.log(value / key) for _, value, key in found if value and key]
+    n = len(logs)
+    if n < 4 or n < len(found) or len({w.stack for w in d.weights}) > 1:
+        return
+    ratio, wrong = float(np.median(logs)), 0.25 * math.log(8 * n)
+    alike = max(abs(log - ratio) for log in logs) < 0.2
+    if alike and abs(ratio - wrong) < 0.1:
+        yield Verdict(
+            severity="fault",
+            kind="deepnorm gain",
+            layers=tuple(layer for layer, _, _ in found),
+            text=f"values are {math.exp(ratio):.3g} times as large as keys in every layer: that is (8N)^(1/4) = "
+            f"{math.exp(wrong):.3g}, and DeepNorm asks for (8N)^(-1/4) = {math.exp(-wrong):.3g}",
+            cause="the gain of DeepNorm's initialisation was multiplied instead of divided",
+            advice="initialise again with signalprop.apply(model, 'deepnorm')",
+        )
+
+
+def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
+    """LayerNorm Scaling divides what norms output by sqrt(layer number), by a factor or folded into their gains."""
+    if expected != "lns":
+        return
+    known = [
+        (s.layer, factor, gain)
+        for s, w in pairs(d)
+        if (factor := without_none(s.norm_factor[:1])) and (gain := without_none(w.norm_gain[:1]) or [1.0])
+    ]
+    factors = {layer: factor[0] for layer, factor, _ in known}
+    off = tuple(layer for layer, value in factors.items() if abs(value * math.sqrt(layer + 1) - 1) > NORM_OFF)
+    if len(off) <= len(factors) / 2:
+        return
+    if len(known) > 2:
+        gains = np.log([max(gain[0], 1e-30) for _, _, gain in known])
+        if np.polyfit(np.log([layer + 1.0 for layer, _, _ in known]), gains, 1)[0] < -0.25:
+            return  # half of the slope of a fresh model whose factors were folded into its gains
+    layer = max(off)
+    yield Verdict(
+        severity="fault",
+        kind="layernorm scaling not in effect",
+        layers=off,
+        text=f"{named(off)}: branches do not read their norms over the square root of the layer's number: the factor "
+        f"at layer {layer} is {factors[layer]:.3g}, LayerNorm Scaling makes it {(layer + 1) ** -0.5:.3g}, and the "
+        "gains of the norms do not fall with depth either",
+        cause="the switch that turns the scaling on does not reach the layers",
+        advice="apply it with signalprop.apply(model, 'lns'), and see the norm_scale column of the parametrization",
+    )
+
+
+def weight_ratios(d: Diagnosis) -> dict[int, dict[str, float]]:
+    """Standard deviations of weights over the median of the same role's in the layers around, by layer and role."""
+    out: dict[int, dict[str, float]] = {}
+    for stack in dict.fromkeys(w.stack for w in d.weights):
+        rows = [w for w in d.weights if w.stack == stack]
+        for role in dict.fromkeys(role for w in rows for role in w.std):
+            held = [(w.layer, std) for w in rows if (std := w.std.get(role)) is not None]
+            for (layer, std), around in zip(held, _neighbours([std for _, std in held]), strict=True):
+                if around > 0:
+                    out.setdefault(layer, {})[role] = std / around
+    return out
+
+
+def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
+    """Roles whose weights are much larger or smaller than in the layers around: one verdict per layer."""
+    for layer, found in weight_ratios(d).items():
+        ratios = {role: ratio for role, ratio in found.items() if not SMALL_WEIGHT <= ratio <= LARGE_WEIGHT}
+        if not ratios:
+            continue
+        zero = [role for role, ratio in ratios.items() if ratio == 0]
+        listed = ", ".join(f"{role} x {ratio:.3g}" for role, ratio in ratios.items() if ratio > 0)
+        what = f"{', '.join(zero)} are 0" if zero else ""
+        scores = not zero and set(ratios) <= {"query", "key"}
+        yield Verdict(
+            severity="fault" if zero or max(ratios.values()) > LARGE_WEIGHT else "warning",
+            kind="zero weights" if zero else "scaled queries and keys" if scores else "scaled weights",
+            layers=(layer,),
+            text=f"layer {layer}: standard deviations of weights over those of the {NEIGHBOURS} layers on either "
+            f"side: {'; '.join(part for part in (what, listed) if part)}",
+            cause="weights that were never loaded or trained"
+            if zero
+            else "a layer that was scaled, or initialised by another rule than the rest",
+            advice="compare with the checkpoint it came from; signalprop check compares with a scheme",
+        )
+
+
+def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
+    silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
+    told = {layer for rule in (_odd_weights, _norms_off) for verdict in rule(d) for layer in verdict.layers}
+    left = tuple(layer for layer in silent if layer not in told)
+    if left:
+        yield Verdict(
+            severity="fault",
+            kind="silent layers",
+            layers=left,
+            text=f"{named(left)}: exactly nothing is added to the stream, though the weights are not 0",
+            cause="a multiplier of 0 (SkipInit, ReZero and LayerScale start there), or a layer that is skipped",
+            advice="train on, if this is the start; else look at the multipliers with `signalprop measure`",
+        )
+
+
+def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
+    dead = {
+        s.layer: [
+            h for h, share in enumerate(s.head_share) if share is not None and share * len(s.head_share) < DEAD_HEAD
+        ]
+        for s in d.signal
+        if len(s.head_share) > 1 and s.finite and s.attention_share
+    }
+    for layer, heads in dead.items():
+        if heads:
+            yield Verdict(
+                severity="fault",
+                kind="dead heads",
+                layers=(layer,),
+                text=f"layer {layer}: {'head' if len(heads) == 1 else 'heads'} {ranges(heads)} of "
+                f"{len(d.of_layers([layer])[0].head_share)} add nothing (a share below {DEAD_HEAD:g} of an equal one)",
+                cause="weights of the head are 0: pruned, never loaded, or decayed away",
+                advice="prune the heads, or initialise them again",
+            )
+
+
+def _neighbours(values: Sequence[float]) -> FloatArray:
+    """The median of up to four values on either side of each, itself and zeros left out; 0 where there are none.
+
+    Of an even number it is the geometric mean of the middle two: one odd layer of three must not drag the others along.
+    """
+    out = []
+    for i in range(len(values)):
+        around = [x for x in (*values[max(0, i - NEIGHBOURS) : i], *values[i + 1 : i + 1 + NEIGHBOURS]) if x > 0]
+        out.append(math.exp(float(np.median(np.log(around)))) if around else 0.0)
+    return np.array(out)
+
+
+def pairs(d: Diagnosis) -> Iterable[tuple[LayerSignal, Weights]]:
+    """Layers whose signal and weights are both known."""
+    weights = {(w.stack, w.layer): w for w in d.weights}
+    return [(s, weights[s.stack, s.layer]) for s in d.signal if (s.stack, s.layer) in weights]
+
+
+def without_none(values: Sequence[float | None]) -> list[float]:
+    """Without those that were not measured."""
+    return [value for value in values if value is not None]

@@ -1,0 +1,174 @@
+"""Several residual streams in PyTorch: (batch, tokens, n * features), stream by stream.
+
+So whatever hooks a stream sees all of them, and its moments are means over streams.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.models.multipliers import times
+from signalprop.models.sublayers import Sublayer
+from signalprop.models.surroundings import Surroundings
+from signalprop.models.weights import draw
+from signalprop.network.architecture import Architecture
+from signalprop.network.layout import layer_starts
+from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import step
+from signalprop.network.several import Streams
+
+Weights = tuple[Tensor, Tensor, Tensor | None]
+
+
+def entered(a: Architecture, stream: Tensor) -> Tensor:
+    """What enters a stack: as many streams as there are, all equal."""
+    return stream if a.streams is None else torch.cat([stream] * a.streams.n, -1)
+
+
+def left(a: Architecture, stream: Tensor) -> Tensor:
+    """What the head reads of the last streams, (batch, tokens, features)."""
+    if a.streams is None:
+        return stream
+    return (_each(stream, a.streams.n) * _head(a.streams, stream)).sum(-2)
+
+
+def left_back(a: Architecture, gradient: Tensor) -> Tensor:
+    """The gradient at the last streams, from that of what the head reads of them."""
+    if a.streams is None:
+        return gradient
+    return (gradient.unsqueeze(-2) * _head(a.streams, gradient)).flatten(-2)
+
+
+def connections_of(p: Parametrization, index: int, seed: int, dtype: torch.dtype) -> nn.Module:
+    """The connections of a sublayer, freshly drawn."""
+    assert p.architecture.streams is not None
+    return Gates(p, index, seed, dtype) if p.architecture.streams.gated else Fixed(p, index, dtype)
+
+
+def _each(stream: Tensor, n: int) -> Tensor:
+    """(..., n * features) -> (..., n, features)."""
+    return stream.view(*stream.shape[:-1], n, -1)
+
+
+def _head(streams: Streams, like: Tensor) -> Tensor:
+    return torch.tensor(streams.head(), dtype=like.dtype, device=like.device)[:, None]
+
+
+class Fixed(nn.Module):
+    """Connections of given numbers, all trainable.
+
+    Attributes:
+        read, write: (n,). mix: (n, n); stream i becomes sum_j mix_ij stream j.
+    """
+
+    def __init__(self, p: Parametrization, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert p.architecture.streams is not None
+        first = index in layer_starts(p)
+        made = p.architecture.streams.fixed(index, int(p.layer[index]), first=first)
+        self.read, self.write, self.mix = (nn.Parameter(torch.tensor(x, dtype=dtype)) for x in made)
+
+    def forward(self, stream: Tensor) -> Weights:
+        """Weights by which to read, write and mix."""
+        return self.read, self.write, self.mix
+
+
+class Gates(nn.Module):
+    """Connections by gates of the streams themselves, as transformers' DeepSeek-V4 has them.
+
+    Attributes:
+        weight: (gates, n * features), reads the streams over their root mean square. base: (gates,). scale: of read
+            gates, write gates, and matrix.
+    """
+
+    def __init__(self, p: Parametrization, index: int, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        a, s = p.architecture, p.architecture.streams
+        assert s is not None
+        self.streams, self.eps = s, a.norm_eps
+        self.weight = nn.Parameter(torch.empty(s.gates(), s.n * a.d_model, dtype=dtype))
+        draw(self.weight, s.gate_std, "normal", seed, str(index), "gates")
+        base = torch.cat([torch.full((s.n,), s.read_bias), torch.full((s.n,), s.write_bias)])
+        if s.mixing == "mhc":
+            base = torch.cat([base, s.mix_bias * torch.eye(s.n).flatten()])
+        self.base = nn.Parameter(base.to(dtype))
+        self.scale = nn.Parameter(torch.full((2 + (s.mixing == "mhc"),), s.gate_scale, dtype=dtype))
+
+    def forward(self, stream: Tensor) -> Weights:
+        """Weights by which each token reads, writes (batch, tokens, n) and mixes (batch, tokens, n, n)."""
+        s = self.streams
+        z = F.linear(F.rms_norm(stream, stream.shape[-1:], eps=self.eps), self.weight)
+        parts = [
+            self.scale[k] * part + self.base[k * s.n : k * s.n + part.shape[-1]]
+            for k, part in enumerate(torch.split(z, [s.n, s.n, s.n**2][: len(self.scale)], -1))
+        ]
+        read, write = torch.sigmoid(parts[0]), s.write_gain * torch.sigmoid(parts[1])
+        if len(parts) == 2:
+            return read, write, None
+        mix = _each(parts[2], s.n).softmax(-1)
+        mix = mix / mix.sum(-2, keepdim=True)
+        for _ in range(s.sinkhorn - 1):
+            mix = mix / mix.sum(-1, keepdim=True)
+            mix = mix / mix.sum(-2, keepdim=True)
+        return read, write, mix.transpose(-1, -2)  # column i of the gates says what becomes of stream i
+
+
+class Connected:
+    """A sublayer on several streams, at the weights of one pass: the algebra of `signalprop.network.residual`."""
+
+    def __init__(self, sublayer: Sublayer, weights: Weights) -> None:
+        self.sublayer = sublayer
+        self.read_by, self.write_by, self.mix_by = weights
+
+    def _read(self, stream: Tensor) -> Tensor:
+        return (_each(stream, self.read_by.shape[-1]) * self.read_by.unsqueeze(-1)).sum(-2)
+
+    def read(self, around: Surroundings, stream: Tensor) -> Tensor:
+        """What the branch reads without a norm before it."""
+        return self.sublayer.read(around, self._read(stream))
+
+    def read_normed(self, around: Surroundings, stream: Tensor) -> Tensor:
+        """What the branch reads after the norm before it."""
+        return self.sublayer.read_normed(around, self._read(stream))
+
+    def output(self, around: Surroundings, read: Tensor) -> Tensor:
+        """The branch's output, of one stream's width."""
+        return self.sublayer.output(around, read)
+
+    def skipped(self, around: Surroundings, stream: Tensor) -> Tensor:
+        """The streams times their multiplier, mixed."""
+        each = times(self.sublayer.skip, _each(stream, self.read_by.shape[-1]))
+        return (each if self.mix_by is None else self.mix_by @ each).flatten(-2)
+
+    def plus(self, around: Surroundings, kept: Tensor, output: Tensor) -> Tensor:
+        """What was kept plus the branch times its multiplier and each stream's weight."""
+        each = times(self.sublayer.multiplier, output).unsqueeze(-2) * self.write_by.unsqueeze(-1)
+        return kept + each.flatten(-2)
+
+    def norm_sum(self, around: Surroundings, total: Tensor) -> Tensor:
+        """There is no norm on a sum of streams."""
+        return total
+
+
+class SublayerOfStreams(Sublayer):
+    """A residual sublayer that reads several streams and writes to them.
+
+    Attributes:
+        connections: gives the weights by which it does.
+    """
+
+    connections: nn.Module
+
+    @classmethod
+    def of(cls, one: Sublayer, connections: nn.Module) -> SublayerOfStreams:
+        """The sublayer of one stream, connected."""
+        out = cls(one.branch, one.norm, placement=one.placement, skip=one.skip, multiplier=one.multiplier,
+                  parallel=one.parallel, norm_scale=one.norm_scale)  # fmt: skip
+        out.connections = connections
+        return out
+
+    def parts(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(branch, stream_out): (batch, tokens, features), and n times as many features."""
+        return step(Connected(self, self.connections(stream)), around, self.placement, stream, onto)

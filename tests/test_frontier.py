@@ -1,0 +1,66 @@
+"""The frontier: by hand where multipliers alone move, its claim against the stored rows, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.first_steps import OPTIMIZERS, network, pairs
+
+import signalprop as sp
+from signalprop.cli import run
+from signalprop.errors import InputError
+from signalprop.frontier import Frontier, frontier
+from signalprop.theory.first_step import CONSTANTS, TESTED
+
+
+def _of(scheme: str, *shapes: tuple[int, int], **options: float) -> Frontier:
+    return frontier([sp.scheme(scheme)(network(*shape, "pre")) for shape in shapes], **options)
+
+
+def test_multipliers_of_zero_move_by_the_branches_alone() -> None:
+    """ReZero: the multipliers alone move, each by the rate, so N branches change the stream by their common size."""
+    found = _of("rezero", (2, 64), (8, 64), (2, 128), change=0.2)
+    forward = sp.predict(sp.scheme("rezero")(network(2, 64, "pre"))).forward
+    by_hand = CONSTANTS["adam"] * np.sqrt(forward["branch"].variance.sum() / forward["stream_out"].variance[-1])
+    assert found.cells[0].change == pytest.approx(by_hand, rel=1e-6)
+    assert found.cells[0].rate == pytest.approx(0.2 / by_hand, rel=1e-6)
+    (exponents,) = found.exponents
+    assert exponents.depth == pytest.approx(-0.5, abs=0.05) and exponents.width == pytest.approx(0, abs=0.05)
+
+
+def test_xavier_wants_a_rate_of_one_over_the_width() -> None:
+    found = _of("xavier", (2, 128), (2, 512))
+    assert found.exponents[0].depth is None
+    assert found.exponents[0].width == pytest.approx(-1, abs=0.05)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_it_says_of_itself_is_what_was_measured(optimizer: str) -> None:
+    off = np.abs(np.log([c["measured"] / c["change"] for c in pairs() if c["optimizer"] == optimizer]))
+    said = TESTED[optimizer]
+    assert f"within 1.5 of this in {100 * np.mean(off < np.log(1.5)):.0f} % of {len(off)} networks" in said
+    assert f" {np.exp(off.max()):.2g} " in said or f" {np.exp(off.max()):.2g} off" in said
+    assert ("failed" in said) == (np.mean(off < np.log(1.5)) < 0.9)
+
+
+def test_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "frontier.svg"
+    arguments = ["frontier", "tgs", "--layers", "1,2", "--widths", "64,128", "--scheme", "xavier,rezero"]
+    assert run([*arguments, "--seq-len", "8", "--optimizer", "sgd", "--plot", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert len([line for line in out.splitlines() if " 64 " in line]) == 4
+    assert "xavier, pre: rate ~ layers^" in out and "SGD failed" in out
+    assert "xavier, pre" in picture.read_text() and "2 layers" not in picture.read_text()
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(InputError, match="expected a positive number"):
+        _of("xavier", (2, 64), change=0.0)
+    with pytest.raises(InputError, match="choose adam, sgd, muon"):
+        _of("xavier", (2, 64), optimizer="lamb")
+    with pytest.raises(InputError, match="an encoder-decoder has no predicted first step"):
+        frontier([sp.scheme("xavier")(sp.Architecture.preset("t5-small", n_layers=1))])
+    with pytest.raises(InputError, match="without a head"):
+        frontier([sp.scheme("xavier")(network(1, 64, "pre").replace(head="none"))])

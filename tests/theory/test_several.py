@@ -1,0 +1,141 @@
+"""Several residual streams: against one stream, numbers worked out by hand, random networks, and transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import signalprop as sp
+from signalprop.cli.options import changes
+from signalprop.errors import InputError
+from signalprop.models.connections import Gates
+from signalprop.network.several import Streams
+from signalprop.results.cost import count_parameters, train_flops
+from signalprop.theory.gates import gates_of
+
+WORDS = 100
+INPUTS = sp.InputStatistics(token_correlation=1 / WORDS, target_correlation=1 / WORDS)
+
+
+def network(streams: Any, **changes: Any) -> sp.Architecture:
+    fields = {"kind": "decoder", "n_layers": 3, "d_model": 128, "n_heads": 2, "seq_len": 32, "vocab_size": WORDS}
+    return sp.Architecture(**{**fields, "tied_embeddings": False, "streams": streams, **changes})
+
+
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+@pytest.mark.parametrize("streams", [{"gate_scale": 0.0}, {"mixing": "hyper", "n": 3}])
+def test_streams_that_nothing_tells_apart_are_one(streams: dict[str, Any], fidelity: Any) -> None:
+    one, many = (sp.predict(network(s), INPUTS, scheme="xavier", fidelity=fidelity) for s in (None, streams))
+    for point in ("stream_in", "branch", "stream_out"):
+        assert many.forward[point].variance == pytest.approx(one.forward[point].variance, rel=1e-9)
+        assert many.forward[point].token_correlation == pytest.approx(one.forward[point].token_correlation, abs=1e-9)
+    assert one.gradient is not None and many.gradient is not None
+    assert many.gradient["branch"].variance == pytest.approx(one.gradient["branch"].variance * (
+        many.gradient["branch"].variance[-1] / one.gradient["branch"].variance[-1]), rel=1e-9)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [{"gate_scale": 2.0}, {"gate_scale": 2.0, "mix_bias": 3.0}, {"mixing": "independent", "gate_scale": 2.0},
+     {"mixing": "hyper"}, {"mixing": "input", "keep": 0.9, "add": 0.4}],
+    ids=["mhc", "mhc near the identity", "independent", "hyper", "input"],
+)  # fmt: skip
+def test_against_random_networks(streams: dict[str, Any]) -> None:
+    table = sp.scheme("xavier")(network(streams, d_model=256))
+    predicted, measured = sp.predict(table, INPUTS), sp.simulate(table, INPUTS, n_seeds=6, batch_size=2)
+    assert predicted.gradient is not None and measured.gradient is not None
+    for point, at_most in (("stream_out", 0.03), ("branch", 0.08)):
+        difference = predicted.forward[point].log_variance - measured.forward[point].log_variance
+        assert np.abs(difference[1:]).max() < at_most
+    back = predicted.gradient["stream_in"].log_variance - measured.gradient["stream_in"].log_variance
+    assert np.abs(back).max() < 0.1
+    r = predicted.forward["stream_out"].token_correlation - measured.forward["stream_out"].token_correlation
+    assert np.abs(r).max() < 0.03
+
+
+def test_skips_from_the_input_by_hand() -> None:
+    table = sp.scheme("xavier")(network({"mixing": "input", "keep": 0.5, "add": (1.0, 2.0, 0.0)})).with_columns(
+        branch=0
+    )
+    forward = sp.predict(table, INPUTS, fidelity="moments", backward=False).forward["stream_out"]
+    carried = np.array([1.5, 1.5, 2.75, 2.75, 1.375, 1.375])  # of the input; the mean is with the input itself
+    assert forward.variance == pytest.approx((carried**2 + 1) / 2, rel=1e-9)
+
+
+def test_small_gates_average_the_streams() -> None:
+    s = Streams(n=4, gate_scale=0.1)
+    gates, std = gates_of(s, 1024), s.logit_std(1024)
+    assert std == pytest.approx(0.1 * 0.02 * 64)
+    assert gates.mix[-1] == pytest.approx(std**2 * 3 / 16, rel=0.03)
+    assert gates.write[-1] == pytest.approx(4 * std**2 / 16 * 3, rel=0.03)
+    assert gates.mix[0] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_gates_are_those_of_deepseek() -> None:
+    modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = modeling.DeepseekV4Config(hidden_size=128, hc_mult=4, rms_norm_eps=1e-5, hc_eps=0.0)
+    theirs = modeling.DeepseekV4HyperConnection(config)
+    mine = Gates(sp.scheme("xavier")(network({"gate_scale": 3.0})), 0, 0, torch.float32)
+    with torch.no_grad():
+        theirs.fn.copy_(mine.weight)
+        theirs.base.copy_(mine.base)
+        theirs.scale.copy_(mine.scale)
+        stream = torch.randn(2, 5, 4, 128, generator=torch.Generator().manual_seed(0))
+        read, write, mix = mine(stream.flatten(-2))
+        post, comb, collapsed = theirs(stream)
+    assert mix is not None
+    torch.testing.assert_close(write, post)
+    torch.testing.assert_close(mix, comb.transpose(-1, -2))
+    torch.testing.assert_close((read.unsqueeze(-1) * stream).sum(-2), collapsed)
+
+
+@pytest.mark.parametrize("streams", [4, {"mixing": "independent"}, {"mixing": "hyper"}, {"mixing": "input"}])
+def test_built_measured_and_counted(streams: Any) -> None:
+    table = sp.scheme("xavier")(network(streams))
+    assert sp.Parametrization.from_json(table.to_json()) == table
+    model = sp.build(table, seed=0)
+    counted = count_parameters(table)
+    assert counted["total"] == sum(x.numel() for x in model.parameters())
+    assert counted["streams"] > 0 and train_flops(table, 1, 1)["streams"] > 0
+    ids = torch.randint(0, WORDS, (4, 32), generator=torch.Generator().manual_seed(0))
+    measured = sp.measure(model, {"inputs": ids, "targets": ids.roll(-1, 1)})
+    predicted = sp.predict(table, INPUTS)
+    assert (
+        np.abs(predicted.forward["stream_out"].log_variance - measured.forward["stream_out"].log_variance).max() < 0.2
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"streams": 1}, "greater than or equal to 2"),
+        ({"streams": 4, "norm_placement": "post"}, "norms before them"),
+        ({"streams": 4, "norm_placement": "none"}, "'pre' or 'sandwich'"),
+        ({"streams": {"mixing": "input", "n": 3}}, "2, the stream and the model's input; got 3"),
+        ({"streams": {"mixing": "input", "add": (0.1,)}}, "names 1 layers, the model has 3"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        network(**{"streams": None, **fields})
+
+
+def test_on_the_command_line() -> None:
+    changed = changes(["streams=3", "streams.mixing=hyper", "experts.top_k=1"])
+    assert changed == {"streams": {"n": 3, "mixing": "hyper"}, "settings": {"experts": {"top_k": 1}}}
+    assert changes(["streams=no", "streams.n=2"]) == {"streams": {"n": 2}}
+    assert sp.Architecture.preset("tgs", streams=changed["streams"]).streams == Streams(n=3, mixing="hyper")
+
+
+def test_strong_gates_carry_a_note() -> None:
+    notes = [sp.predict(network({"gate_scale": scale}), INPUTS, backward=False).notes for scale in (1.0, 10.0)]
+    assert [any("standard deviation 4.53" in note for note in of) for of in notes] == [False, True]
+
+
+def test_what_is_derived_for_one_stream_says_so() -> None:
+    table = sp.scheme("xavier")(network(4))
+    with pytest.raises(InputError, match="residual stream"):
+        sp.apply(sp.build(table, seed=0), "deepscalelm")
