@@ -23,7 +23,7 @@ class LatentKernel(AttentionKernel):
 
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> None:
         self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, None
-        self.kept, self.has_gate = {}, False
+        self.kept, self.keeps, self.has_gate = {}, False, False
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
