@@ -14,7 +14,8 @@ Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
 TRUST = (
-    "damage: predicted by gradients on the first sequence; it tells layers that stand out, and hardly the order of\n"
+    "damage: predicted by gradients on the first sequence;\n"
+    "it tells layers that stand out, and hardly the order of "
     f"those below {LEAST_DAMAGE:g} nats per token (docs/diagnosing.md)"
 )
 

@@ -44,7 +44,7 @@ def settings_of(a: Architecture) -> Settings:
 
 
 def _query_down(a: Architecture) -> tuple[int, int]:
-    return a.d_model, settings_of(a).query_rank
+    return a.d_model, max(1, settings_of(a).query_rank)
 
 
 def _query(a: Architecture) -> tuple[int, int]:
