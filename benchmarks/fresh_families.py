@@ -128,10 +128,8 @@ def page(record: dict[str, Any]) -> str:
             z = "–" if e["z"] is None else f"{e['z']:.1f}"
             cells.append(f"{100 * e['median']:.1f} ({100 * e['signed']:+.1f}; {z})")
             over += [heading] if e["median"] > bound else []
-        remarks = [f"beyond: {', '.join(over)}"] * bool(over) + ["word 0 is padding"] * found.get(
-            "reads_padding", False
-        )
-        rows.append(f"| {family} | {' | '.join(cells)} | {'; '.join(remarks)} |")
+        remark = f"beyond: {', '.join(over)}" if over else ""
+        rows.append(f"| {family} | {' | '.join(cells)} | {remark} |")
         within += not over
     return "\n".join([
         "# Fresh models of transformers", "",
@@ -139,8 +137,7 @@ def page(record: dict[str, Any]) -> str:
         f"Predictions from a configuration alone (scheme `huggingface`) against {SEEDS} models that transformers",
         f"{record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
         f"{TOKENS} tokens of real text, two sequences, no dropout; layers with a window see {WINDOW}.",
-        "No token has the padding id, but where the last column says that the most frequent one has: many",
-        "families set its row to zero.",
+        "No token has the padding id, whose row many families set to zero.",
         "Median error over the sublayers in percent (signed",
         "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
         "Token correlations: difference over max(|r|, 0.1).",

@@ -51,3 +51,27 @@ def test_scores_do_not_see_the_size_of_what_they_norm() -> None:
     assert large / small == pytest.approx(1 - shared + 9 * shared)
     one, nine = (made.forward(0, (size, 0.2)).variance for size in (1.0, 9.0))
     assert nine == pytest.approx(one, rel=0.05)
+
+
+@pytest.mark.parametrize("r", [0.0, 0.6, 1.0])
+def test_what_the_norm_on_latents_does_to_gradients_agrees_with_sampling(r: float) -> None:
+    """Of two tokens of correlation r: sum over the latent's features of what comes back to both; first order."""
+    from signalprop.sublayers.latent_attention.moments import of
+
+    d, rank, draws, generator = 96, 48, 3000, np.random.default_rng(0)
+    x = np.zeros((2, d))
+    x[0, 0], x[1, :2] = d**0.5, d**0.5 * np.array([r, (1 - r * r) ** 0.5])
+    found = []
+    for _ in range(draws):
+        w = generator.normal(size=(rank, d)) / d**0.5
+        c = x @ w.T
+        size = np.sqrt((c**2).mean(1))
+        one, other = (w - np.outer(v, v @ w) / (v @ v) for v in c)
+        found.append(float((one * other).sum()) / rank / (size[0] * size[1]))
+    a = sp.Architecture(
+        n_layers=1, d_model=d, n_heads=2, d_head=48, branches=("latent_attention", "feed_forward"),
+        settings={"latent_attention": {**LATENT, "rank": rank}},
+    )  # fmt: skip
+    factor = float(of(sp.scheme("xavier")(a), 0).sent_back(np.float64(r)))
+    error = np.std(found) / draws**0.5
+    assert abs(np.mean(found) - factor) < 4 * error + 4 / rank**2
