@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from signalprop.kernels.attention import TokenAttention, rotation
 from signalprop.kernels.shaping import Shapes
+from signalprop.kernels.state import normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.kernel import AttentionKernel, size_of
@@ -27,11 +26,11 @@ class LatentKernel(AttentionKernel):
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
-        return super().forward(i, kernel * self.made.aligned(_cosines(kernel)))
+        return super().forward(i, kernel * self.made.aligned(normalised(kernel)))
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """As `BranchKernel.backward`."""
-        r = _cosines(kernel)
+        r = normalised(kernel)
         return super().backward(i, kernel * self.made.aligned(r), gradient) * self.made.sent_back(r)
 
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
@@ -46,11 +45,6 @@ class LatentKernel(AttentionKernel):
             dropout=a.attention_dropout or 0.0, rho=rho, omega=omega, d_head=a.d_head,
         )  # fmt: skip
         return made, size
-
-
-def _cosines(kernel: FloatArray) -> FloatArray:
-    root = 1 / np.sqrt(np.maximum(np.diagonal(kernel), 1e-150))
-    return np.clip(kernel * root * root[:, None], -1.0, 1.0)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> LatentKernel:

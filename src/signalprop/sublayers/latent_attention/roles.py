@@ -29,15 +29,16 @@ class Settings(Value):
     d_value: int = Field(64, ge=1, le=10_000_000)
 
 
+_DEFAULTS = Settings.model_validate({})
+
+
 def settings_of(a: Architecture) -> Settings:
     """Of an architecture, or the usual ones.
 
     Raises:
         InputError: keys without features of their own.
     """
-    found = cast(Settings, a.settings.get("latent_attention")) or Settings(
-        rank=64, query_rank=0, d_rotary=8, d_value=64
-    )
+    found = cast(Settings, a.settings.get("latent_attention") or _DEFAULTS)
     if found.d_rotary >= a.d_head and "latent_attention" in a.settings:
         raise InputError(f"latent_attention.d_rotary is {found.d_rotary}; expected less than d_head {a.d_head}")
     return found
