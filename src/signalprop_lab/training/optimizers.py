@@ -42,9 +42,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             True: torch.optim.Muon,
             False: lambda mine: torch.optim.AdamW(mine, **adamw),
         }
-        self._parts = {
-            by_muon: kind(mine) for by_muon, kind in kinds.items() if (mine := _of(groups, by_muon=by_muon))
-        }
+        self._parts = {by_muon: kind(mine) for by_muon, kind in kinds.items() if (mine := _of(groups, by_muon=by_muon))}
         super().__init__([group for part in self._parts.values() for group in part.param_groups], {})
 
     def step(self, closure: Any = None) -> Any:
