@@ -131,7 +131,35 @@ def plateau(results: dict[str, Any]) -> str:
         left = [x for x in found if x is not None]
         said = f"after {min(left):.0f} steps" if left else "not within the budget"
         lines.append(f"{method}, {layers} layers: {said} ({len(left)} of {len(found)} runs leave it)")
-    return "**Leaving the plateau at chance** ([page](depth-postln.md)): " + "; ".join(lines) + "."
+    shown = "![steps until the plateau is left, against depth](plateau.svg)"
+    return "**Leaving the plateau at chance** ([page](depth-postln.md)): " + "; ".join(lines) + f".\n\n{shown}"
+
+
+def plateau_picture(results: dict[str, Any]) -> None:
+    """plateau.svg: a point per run, a line through the fastest of every depth; runs that never left it at the top."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "plateau"
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    most = max(row["steps"] for row in results["rows"])
+    for number, method in enumerate(dict.fromkeys(row["method"] for row in results["rows"])):
+        runs = [(int(row["layers"]), row["score"]) for row in results["rows"] if row["method"] == method]
+        left = [(layers, score) for layers, score in runs if score is not None]
+        stayed = [layers for layers, score in runs if score is None]
+        style: dict[str, Any] = {"color": f"C{number}", "linestyle": "none", "markersize": 5}
+        axes.plot([x for x, _ in left], [y for _, y in left], marker="o", fillstyle="none", **style)
+        axes.plot(stayed, [most] * len(stayed), marker="^", **style)
+        fastest = {layers: min(y for x, y in left if x == layers) for layers, _ in sorted(left)}
+        axes.plot(list(fastest), list(fastest.values()), color=f"C{number}", label=method)
+    depths = sorted({int(row["layers"]) for row in results["rows"]})
+    axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="steps until the plateau is left")
+    axes.set_xticks(depths, map(str, depths), minor=False)
+    axes.minorticks_off()
+    ticks = [t for t in (100, 200, 500, 1000) if t < most]
+    axes.set_yticks([*ticks, most], [*map(str, ticks), f"not within {most}"])
+    axes.legend()
+    figure.savefig(FOLDER / "plateau.svg", metadata={"Date": None})
+    plt.close(figure)
 
 
 CAUTION = """\
@@ -147,7 +175,9 @@ def index(found: list[tuple[str, str, str]]) -> str:
     texts = {f"{name}.md": (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name, _, _ in found}
     steps, depths = FOLDER.parent / "first-steps.md", FOLDER / "depth-postln.json"
     now = known(texts, steps.read_text(encoding="utf-8") if steps.is_file() else "")
-    now += f"\n\n{plateau(read_json(depths))}" if depths.is_file() else ""
+    if depths.is_file():
+        plateau_picture(read_json(depths))
+        now += f"\n\n{plateau(read_json(depths))}"
     return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n\n{now}\n"
 
 
