@@ -123,16 +123,24 @@ def known(pages: dict[str, str], first_steps: str) -> str:
 
 def plateau(results: dict[str, Any]) -> str:
     """When networks of every depth leave the plateau at chance: the first of the rates and warm-ups that were run."""
-    scores: dict[tuple[str, str], list[float | None]] = {}
+    methods: dict[str, dict[str, list[float | None]]] = {}
     for row in results["rows"]:
-        scores.setdefault((row["method"], row["layers"]), []).append(row["score"])
+        methods.setdefault(row["method"], {}).setdefault(row["layers"], []).append(row["score"])
     lines = []
-    for (method, layers), found in scores.items():
-        left = [x for x in found if x is not None]
-        said = f"after {min(left):.0f} steps" if left else "not within the budget"
-        lines.append(f"{method}, {layers} layers: {said} ({len(left)} of {len(found)} runs leave it)")
+    for method, depths in methods.items():
+        fastest = {layers: min((x for x in found if x is not None), default=None) for layers, found in depths.items()}
+        left = [f"{steps:.0f} ({layers} layers)" for layers, steps in fastest.items() if steps is not None]
+        stayed = [layers for layers, steps in fastest.items() if steps is None]
+        runs = sum(len(depths[layers]) for layers in stayed)
+        lines.append(
+            f"- {method}: after {', '.join(left) or 'no number of'} steps"
+            + (f"; never at {', '.join(stayed)} layers ({runs} runs)" if stayed else "")
+        )
     shown = "![steps until the plateau is left, against depth](plateau.svg)"
-    return "**Leaving the plateau at chance** ([page](depth-postln.md)): " + "; ".join(lines) + f".\n\n{shown}"
+    title = (
+        "**Leaving the plateau at chance** ([page](depth-postln.md)), at the best rate, warm-up and seed of each depth:"
+    )
+    return "\n\n".join([title, "\n".join(lines), shown])
 
 
 def plateau_picture(results: dict[str, Any]) -> None:
@@ -157,7 +165,7 @@ def plateau_picture(results: dict[str, Any]) -> None:
     axes.minorticks_off()
     ticks = [t for t in (100, 200, 500, 1000) if t < most]
     axes.set_yticks([*ticks, most], [*map(str, ticks), f"not within {most}"])
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=2)
     figure.savefig(FOLDER / "plateau.svg", metadata={"Date": None})
     plt.close(figure)
 
