@@ -20,7 +20,9 @@ from signalprop.results.text import number, percent
 MODELS = {
     "GPT-2": "gpt2", "GPT-2 XL": "gpt2-xl", "OPT 125M": "opt-125m", "Llama 7B": "llama-7b", "BERT base": "bert-base",
     "BERT large": "bert-large", "ViT base": "vit-base", "T5 base": "t5-base", "BART base": "bart-base",
-    "BART large": "bart-large",
+    "BART large": "bart-large", "Llama 3 8B": "llama3-8b", "Mistral 7B": "mistral-7b", "Mixtral 8x7B": "mixtral-8x7b",
+    "OLMoE 1B-7B": "olmoe-1b-7b", "Qwen3 8B": "qwen3-8b", "Qwen3 30B-A3B": "qwen3-30b-a3b", "Gemma 2 9B": "gemma2-9b",
+    "LFM2 1.2B": "lfm2-1.2b",
 }  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent

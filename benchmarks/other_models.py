@@ -220,9 +220,11 @@ def _wan() -> Made:
 
 def declare_operators() -> None:
     """Names that torchvision looks for on import; one built for another PyTorch lacks them, and no model here calls."""
+    from torch.library import define
+
     with suppress(RuntimeError):
         for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
+            define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float most) -> Tensor")
 
 
 def _timm(name: str, side: int = 32) -> Made:

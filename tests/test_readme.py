@@ -285,6 +285,10 @@ def _module(name: str) -> object:
     return import_module(f"{package}.{name}")
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
 def test_functions_and_tests_that_the_theory_names_exist() -> None:
     """docs/theory/errata.md names tests, and functions below `signalprop` or `signalprop_lab`."""
     page = (ROOT / "docs/theory/errata.md").read_text(encoding="utf-8")

@@ -213,6 +213,42 @@ def _left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) 
         _window(p, profile),
         _images(inputs, profile),
         _unstable(p, profile),
+        _large_logits(p, profile),
+        _query_sizes(p, profile),
+    )
+
+
+QUERY_SIZES = (
+    "QK-norm divides every token by its own size, here by their mean, and the epsilon of norms on branches lets "
+    "sizes differ: token correlations were 5 to 7 % off (fresh OLMo 2, OLMo 3, EXAONE 4)"
+)
+
+
+def _query_sizes(p: Parametrization, profile: Profile) -> str:
+    """What to say of QK-norm on a stream whose tokens differ in size, by the epsilon of norms on branches; else ''."""
+    a = p.architecture
+    if not a.qk_norm or a.norm_placement != "res-post" or p.skip.ndim > 1:
+        return ""
+    if (profile.forward["branch"].variance > 0.9 * p.norm_output**2).all():
+        return ""
+    return QUERY_SIZES
+
+
+def _large_logits(p: Parametrization, profile: Profile) -> str:
+    """What to say of a head whose logits are so large that a few words decide the softmax; '' where it is not."""
+    from signalprop.theory.head import decides_few
+
+    if p.skip.ndim > 1 or profile.gradient is None:
+        return ""
+    variance = decides_few(p, float(profile.forward["stream_out"].log_variance[-1]))
+    return logits_note(f"{variance:.3g}") if variance else ""
+
+
+def logits_note(variance: str) -> str:
+    """What to say of logits of a `variance` that lets a few words decide the softmax."""
+    return (
+        f"logits have variance {variance}: a few words decide the softmax, and what two positions share of it is "
+        "an interpolation (fresh mT5: gradients 1.3 times the measured ones); use fidelity simulate"
     )
 
 

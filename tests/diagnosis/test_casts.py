@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from signalprop.diagnosis.result import Cast, Estimate, MapNoise
 from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.stream import loss
 from signalprop.errors import InputError
+from signalprop.report.diagnosis_tables import cast_table
 
 FLOATS = [name for name in PER_TENSOR if name != "int8"]
 SKIP = 3
@@ -280,6 +282,9 @@ class TestByMap:
         assert list(found.reasons)[:2] == [list(maps_by_name(model))[20], "lm_head"]
         assert found.reasons[list(maps_by_name(model))[20]] == "51 % of the damage, 0.3 nats per token"
         assert to_leave_out(model, [row(*[1e-5] * 21)]) == ()
+        some: Any = [SimpleNamespace(casts=[row(*[damage] * 21)]) for damage in (0.1, 0.0)]
+        told, bare = map(cast_table, some)
+        assert "hardly the order of those below 0.01 nats" in told and "damage" not in bare
         assert len(to_leave_out(model, [row(*[0.1] * 21)])[0].reasons) == 3 + 1  # a tenth of 21, and the head
 
 

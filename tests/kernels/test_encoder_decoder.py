@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import signalprop as sp
+from signalprop.kernels import tokens
 from signalprop.kernels.cross_attention import TokenCrossAttention
 from signalprop.network.inputs import from_tokens
+from signalprop.sublayers.cross_attention import kernel as cross_attention
 
 D, QUERIES, KEYS = 96, 12, 16
 ALIKE = {"asks": 0.4, "keys": 0.2, "gradient": 0.3}
@@ -103,3 +105,21 @@ def test_whole_networks_agree_with_built_ones(placement: Any) -> None:
     first = 6  # the decoder's first sublayer
     of_moments = averages.gradient["stream_in"].log_variance[first] - measured.gradient["stream_in"].log_variance[first]
     assert abs(of_moments) > 0.2 > abs(error[first])
+
+
+def test_the_way_back_takes_attention_as_the_pass_before_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(**fields: Any) -> TokenCrossAttention:
+        made.append(1)
+        return TokenCrossAttention(**fields)
+
+    monkeypatch.setattr(cross_attention, "TokenCrossAttention", counted)
+    a = sp.Architecture(n_layers=2, d_model=32, n_heads=2, seq_len=12, target_len=10, kind="encoder-decoder")
+    p = sp.scheme("xavier")(a)
+    kept, count = sp.predict(p, fidelity="kernel"), len(made)
+    monkeypatch.setattr(tokens, "_KEPT_LENGTH", 0)
+    anew = sp.predict(p, fidelity="kernel")
+    assert len(made) - count == count + 2  # once more for each layer
+    assert kept.gradient is not None and anew.gradient is not None
+    np.testing.assert_array_equal(kept.gradient["stream_in"].variance, anew.gradient["stream_in"].variance)

@@ -20,7 +20,8 @@ from signalprop.data.batches import default_statistics
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
-from signalprop.kernels.trace import normalised, trace
+from signalprop.kernels.state import normalised
+from signalprop.kernels.trace import trace
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict

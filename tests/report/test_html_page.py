@@ -14,7 +14,8 @@ import pytest
 from browser import Page, browser, contrast, executable
 from diagnosing import diagnosed, tiny
 from reported import HOSTILE, as_measured, predicted, table_of, write_run
-from signalprop.kernels.trace import normalised, trace
+from signalprop.kernels.state import normalised
+from signalprop.kernels.trace import trace
 from signalprop.report.html import write_report
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile

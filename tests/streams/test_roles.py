@@ -229,3 +229,12 @@ def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Co
     refused = command("anatomy", str(tmp_path / "minimax"))
     assert refused.status == 0 and "weights proved      of 3 of 6 branches" in refused.out
     assert "not predicted       model.layers.0 feed-forward: what qkv_proj, output_gate are" in refused.out
+
+
+def test_ids_that_count_like_positions_leave_the_tables_in_their_places() -> None:
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=64, bos_token_id=None, eos_token_id=None
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    found = mapping_with_roles(model, {"input_ids": torch.arange(12)[None]})
+    assert found.embedding.token == "transformer.wte"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
+from contextlib import suppress
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -179,13 +180,22 @@ class _Ends:
                 found["position_rows"] = outs[path]
         return found
 
-    def _reads_ids(self, path: str) -> tuple[bool, int]:
-        """Whether a table reads tokens, not a counter; the larger table first."""
+    def _reads_ids(self, path: str) -> tuple[bool, bool, int]:
+        """Whether a table reads tokens, not a counter; where both count, as ids may, what the model calls its own.
+
+        Last the larger one.
+        """
         ids = self.proof.tensors.get(Seen(path, "input"))
         flat = torch.zeros(1) if ids is None else ids.flatten()
         counter = flat.numel() < 2 or flat.is_floating_point() or len(set((flat[1:] - flat[:-1]).tolist())) == 1
-        weight: Any = self.model.get_submodule(path).weight
-        return not counter, int(weight.shape[0])
+        table: Any = self.model.get_submodule(path)
+        return not counter, table is self._own_table(), int(table.weight.shape[0])
+
+    def _own_table(self) -> nn.Module | None:
+        """What a model of transformers says its table of tokens is."""
+        with suppress(AttributeError, NotImplementedError, TypeError):
+            return cast(nn.Module, self.model.get_input_embeddings())  # type: ignore[operator]
+        return None
 
     def _rest(self, rest: Tensor) -> str | float | None:
         """A parameter whose first rows these are; or what sines and cosines are in the mean square."""

@@ -21,6 +21,7 @@ from signalprop.files.validation import Value, typed
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
 Numbers = tuple[Number, ...]
+LEAST_DAMAGE = 0.01  # nats per token at the logits, below which nothing is left out
 ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
 Severity = Literal["fault", "warning", "note"]
 

@@ -23,12 +23,11 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import cast
 from signalprop.diagnosis.layers import Positions, Progress, groups, layer_modules, sequences, stacks_of
 from signalprop.diagnosis.number_formats import Format
-from signalprop.diagnosis.result import Cast, LeftOut, MapNoise, number, tuples
+from signalprop.diagnosis.result import LEAST_DAMAGE, Cast, LeftOut, MapNoise, number, tuples
 from signalprop.hooks import Hooks, first_tensor
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.repair.left_out import left_out
 
-LEAST_DAMAGE = 0.01  # nats per token
 OUTLYING = 6.0  # times the root mean square, from where on a channel or token is told; a convention
 
 

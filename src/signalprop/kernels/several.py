@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.stack import Back, Read, Stack
-from signalprop.kernels.state import State, exp_of, inverse_roots
+from signalprop.kernels.state import State, exp_of, inverse_roots, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.several import Connections, Several, connections_of
@@ -52,9 +52,7 @@ class Kernels(Several):
 
     def rho(self) -> FloatArray:
         """How alike the streams of two tokens are, all together, (T, T)."""
-        kernel = self.kernel
-        root = inverse_roots(np.diagonal(kernel))
-        return np.asarray(np.clip(kernel * root * root[:, None], -1.0, 1.0))
+        return np.clip(normalised(self.kernel), -1.0, 1.0)
 
 
 class StackOfStreams(Stack):

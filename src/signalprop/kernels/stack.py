@@ -92,6 +92,12 @@ class Stack:
         for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
             branch.memory = memory
 
+    def keep_attention(self, keeps: bool) -> None:
+        """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
+        for branch in self.branches:
+            if hasattr(branch, "keeps"):
+                branch.keeps = keeps
+
     # --- forward ---
 
     def enter(self, start: State) -> State:

@@ -20,6 +20,14 @@ def inverse_roots(diagonal: FloatArray) -> FloatArray:
     return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
 
 
+def normalised(kernel: FloatArray) -> FloatArray:
+    """Cosines: K_ij / sqrt(K_ii K_jj), (T, T); 0 beside positions without any signal."""
+    own = inverse_roots(np.diagonal(kernel))
+    out = kernel * own * own[:, None]
+    np.fill_diagonal(out, 1.0)
+    return np.asarray(out)
+
+
 def exp_of(log_scale: float) -> float:
     """e^log_scale, held where products of it with ordinary numbers are doubles."""
     return math.exp(min(max(log_scale, -LARGEST), LARGEST))

@@ -43,6 +43,7 @@ Keep = NDArray[np.bool_] | None
 
 
 _MATRICES = 35  # of tokens x tokens that are held at once, at least: 35 for 4 layers, 64 for 32
+_KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
 
 
 def _unseen(_: int, __: State) -> None:
@@ -329,7 +330,9 @@ def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Colum
         if ahead.reads:
             back.reads = ahead.reads
         else:
+            stack.keep_attention(len(gradient.kernel) <= _KEPT_LENGTH)
             stack.run(ahead.checkpoints[first], range(first, end), read)
+            stack.keep_attention(False)
         gradient = back_through(
             range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
         )

@@ -21,7 +21,7 @@ from signalprop.files.validation import typed
 from signalprop.kernels.ends import input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.state import State, inverse_roots
+from signalprop.kernels.state import State, inverse_roots, normalised
 from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import rows_where
@@ -244,14 +244,6 @@ def attention_only(parametrization: Parametrization) -> Parametrization:
         p.with_columns(skip=np.where(other, 1.0, p.skip), branch=np.where(other, 0.0, p.branch), **silenced),
         placement=np.where(other, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
     )
-
-
-def normalised(kernel: FloatArray) -> FloatArray:
-    """Cosines: K_ij / sqrt(K_ii K_jj), (T, T); 0 beside positions without any signal."""
-    own = inverse_roots(np.diagonal(kernel))
-    out = kernel * own * own[:, None]
-    np.fill_diagonal(out, 1.0)
-    return np.asarray(out)
 
 
 def effective_rank(kernel: FloatArray) -> float:

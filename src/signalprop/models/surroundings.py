@@ -34,15 +34,21 @@ class Surroundings:
 
 
 def rotation_table(
-    architecture: Architecture, length: int, *, device: torch.device, dtype: torch.dtype, base: float | None = None
+    architecture: Architecture,
+    length: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    base: float | None = None,
+    features: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary positions 0..length-1, each (length, rotated features); base: not the architecture's.
+    """Cosines and sines of rotary positions 0..length-1, each (length, features); base, features: others.
 
     Su et al. 2021, section 3.4.2, in the half-split order of Llama and GPT-NeoX: feature i turns with feature
     i + rotated / 2.
     """
     a = architecture
-    rotated = int(a.d_head * a.rotary_fraction) // 2 * 2
+    rotated = (int(a.d_head * a.rotary_fraction) if features is None else features) // 2 * 2
     exponent = torch.arange(0, rotated, 2, device=device, dtype=torch.float32) / max(rotated, 1)
     frequency = 1.0 / (base or a.rotary_base) ** exponent
     angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency

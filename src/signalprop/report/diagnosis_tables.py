@@ -6,11 +6,18 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Number
+from signalprop.diagnosis.result import LEAST_DAMAGE, ONE_SCALE, Cast, Diagnosis, Estimate, Number
 from signalprop.results.text import number, text_table
 
 _WIDTH = 110
 Rows = tuple[list[str], list[list[str]]]  # header and cells
+
+
+TRUST = (
+    "damage: predicted by gradients on the first sequence;\n"
+    "it tells layers that stand out, and hardly the order of "
+    f"those below {LEAST_DAMAGE:g} nats per token (docs/diagnosing.md)"
+)
 
 
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
@@ -122,8 +129,9 @@ def removal_rows(d: Diagnosis) -> Rows:
 
 
 def cast_table(d: Diagnosis) -> str:
-    """What casts cost."""
-    return text_table(*cast_rows(d))
+    """What casts cost, and how far the damages may be trusted where there are any."""
+    table = text_table(*cast_rows(d))
+    return f"{table}\n{TRUST}" if any(_most_damage(cast) for cast in d.casts) else table
 
 
 def cast_rows(d: Diagnosis) -> Rows:

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from signalprop.network.activations import activation
 from signalprop.network.moments import FloatArray
 from signalprop.network.several import Streams
 
@@ -43,11 +44,6 @@ class Gates:
     def of(self, name: str, rho: FloatArray) -> FloatArray:
         """A function at correlations; those below 0 count as 0."""
         return np.asarray(np.interp(rho, self.at, getattr(self, name)))
-
-
-def sigmoid(z: FloatArray) -> FloatArray:
-    """1 / (1 + e^-z)."""
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * z)))
 
 
 def doubly_stochastic(z: FloatArray, passes: int) -> FloatArray:
@@ -85,6 +81,7 @@ def gates_of(streams: Streams, d_model: int) -> Gates:
 
 def _weights(streams: Streams, z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Read weights over their sum, their derivatives over it; write weights, and theirs."""
+    sigmoid = activation("sigmoid").function
     read, write = sigmoid(z + streams.read_bias), sigmoid(z + streams.write_bias)
     total = read.sum(1, keepdims=True)
     gain = streams.write_gain

@@ -188,6 +188,20 @@ class AtTop(NamedTuple):
     kept_correlation: Array
 
 
+def decides_few(p: Parametrization, log_variance: float) -> float:
+    """Variance of logits that are so large that a few words decide the softmax, 0 where they are not (`_log_sum`).
+
+    Args:
+        log_variance: of the last stream_out.
+    """
+    a = p.architecture
+    if a.head != "lm" or a.head_transform or (a.has_final_norm and a.squash):
+        return 0.0
+    second = p.head.final_norm_gain**2 if a.has_final_norm else math.exp(min(log_variance, 600.0))
+    s = a.d_model * (p.head.weight * p.head.scale) ** 2 * second
+    return s if s > 2 * math.log(max(a.vocab_size, 2)) else 0.0
+
+
 def gradient_at_top(
     p: Parametrization, inputs: InputStatistics, log_variance: Array, r: Array, log_token_share: Array
 ) -> AtTop:

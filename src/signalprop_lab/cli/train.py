@@ -90,7 +90,7 @@ def train(
 
 
 def _list(json_file: str | None) -> None:
-    """What comes with the package: where it reads, how much, and what it is for."""
+    """What comes with the package: where it reads, whether it is of a size for GPUs, how much, and what it is for."""
     from signalprop_lab.training.recipe import SCHEMA, load_recipe, read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
 
@@ -99,6 +99,7 @@ def _list(json_file: str | None) -> None:
         name: {
             "reads": recipe.data.source,
             "network": needs_network(recipe.data),
+            "gpu": recipe.precision != "fp32",
             "examples": recipe.budget.steps * recipe.budget.batch_size,
             "description": " ".join(recipe.description.split()),
         }
@@ -106,10 +107,12 @@ def _list(json_file: str | None) -> None:
     }
     width = 2 + max(map(len, rows))
     reads = 2 + max(len(str(row["reads"])) for row in rows.values())
-    lines = [f"{'recipe':<{width}}{'reads':<{reads}}{'network':<9}{'examples':>9}  what for"]
+    lines = [f"{'recipe':<{width}}{'reads':<{reads}}{'network':<9}{'GPU':<5}{'examples':>9}  what for"]
     for name, row in rows.items():
-        network = "yes" if row["network"] else "no"
-        lines.append(f"{name:<{width}}{row['reads']:<{reads}}{network:<9}{row['examples']:>9.2g}  {row['description']}")
+        network, gpu = ("yes" if row[key] else "no" for key in ("network", "gpu"))
+        lines.append(
+            f"{name:<{width}}{row['reads']:<{reads}}{network:<9}{gpu:<5}{row['examples']:>9.2g}  {row['description']}"
+        )
     output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
 
 

@@ -11,7 +11,16 @@ from signalprop.files.storage import write_text
 from signalprop.network.activations import ACTIVATIONS
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
-from signalprop.prediction import LARGE_SCORES, SPREAD, cheapest, gate_growth, scores_note, spread_note
+from signalprop.prediction import (
+    LARGE_SCORES,
+    QUERY_SIZES,
+    SPREAD,
+    cheapest,
+    gate_growth,
+    logits_note,
+    scores_note,
+    spread_note,
+)
 from signalprop.report import findings
 from signalprop.report.html.page import asset as of_report
 from signalprop.report.html.page import embedded, library
@@ -31,8 +40,8 @@ _OFFERED = (
 _SCRIPTS = ("softmax.js", "closed_form.js", "schemes.js", "offline.js", "explore.js")
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "library.js")
 _BOUNDS = (
-    "GRADIENT_RATIO", "UPPER_RATIO", "RANK_COLLAPSE", "STREAM_GROWTH", "LATE_SHARE", "NARROW", "FP16_MAX",
-    "LARGEST_IN_STDS",
+    "GRADIENT_RATIO", "GRADIENT_EXCESS", "UPPER_RATIO", "RANK_COLLAPSE", "STREAM_GROWTH", "LATE_SHARE", "NARROW",
+    "FP16_MAX", "LARGEST_IN_STDS",
 )  # fmt: skip
 _INPUTS = ("token_correlation", "segment_correlation", "target_correlation", "loss_fraction")
 
@@ -89,14 +98,26 @@ def _closed_form() -> dict[str, Any]:
             "decoder": f"moments are only a rough guide here: {why}; signalprop predict takes token kernels",
             "scores": scores_note("@"),
             "spread": spread_note("@"),
+            "logits": logits_note("@"),
+            "sizes": QUERY_SIZES,
         },
     }
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """What `schemes.js` needs of every preset that the page can predict: one stack that reads tokens."""
+    """What `schemes.js` needs of every preset that the page can predict.
+
+    One stack that reads tokens, of attention and feed-forwards as they were before 2024: no kind of sublayer with
+    settings of its own, and heads that are together as wide as the stream.
+    """
     found = {name: Architecture.preset(name) for name in PRESETS}
-    return {name: _fields(a) for name, a in found.items() if a.kind in _KINDS and a.input == "tokens"}
+    return {name: _fields(a) for name, a in found.items() if _is_plain(a)}
+
+
+def _is_plain(a: Architecture) -> bool:
+    usual = all(settings == type(settings).model_validate({}) for settings in a.settings.values())
+    as_wide = a.n_heads * a.d_head == a.d_model
+    return a.kind in _KINDS and a.input == "tokens" and a.branches is None and usual and as_wide
 
 
 def _fields(a: Architecture) -> dict[str, Any]:

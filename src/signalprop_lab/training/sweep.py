@@ -25,7 +25,10 @@ from typing import Any, Protocol
 from signalprop.errors import InputError, printable
 from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
+from signalprop_lab.training.callbacks import read_lines
+from signalprop_lab.training.cells import number
 from signalprop_lab.training.claims import Claim, Entry, Runs
+from signalprop_lab.training.course import course_of
 from signalprop_lab.training.grid import Grid, Point, load_sweep
 from signalprop_lab.training.ladder import best_rung, rungs, wanted_of_cells
 from signalprop_lab.training.recipe import Recipe
@@ -176,12 +179,14 @@ def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
 
 
 def row_of(result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A run's result, and where it comes from: versions, machine, git revision."""
+    """A run's result, the course of its loss, and where it comes from: versions, machine, git revision."""
     row: dict[str, Any] = {key: value for key, value in finite(dict(result)).items() if key != "schema"}
     try:
         environment = read_json(folder / "environment.json")
     except InputError:
         environment = {}  # the run is what counts
+    if (course := course_of(read_lines(folder / "metrics.jsonl"), result["steps"])) is not None:
+        row["course"] = course
     row["revision"] = environment.get("git")
     row["environment"] = {key: environment[key] for key in ("versions", "machine", "device") if key in environment}
     return row
@@ -201,12 +206,12 @@ def progress_line(grid: Grid, entries: Sequence[Entry], point: Point, row: Mappi
     n_left = sum(left.values())
     rest = f", about {duration(expected_seconds(entries, left) / jobs)} left" if n_left else ""
     score = sweep.score_of(row)
-    text = row["status"] if score is None else f"{sweep.score} {score:.4f}"
+    text = row["status"] if score is None else f"{sweep.score} {number(score)}"
     own = found[point.cell]
     best = best_rung(sweep.tune, sweep.seeds, sweep.seeds_at, own)
     cost = own.get((best, sweep.seeds[0]), math.inf)
     if sweep.tune is not None and math.isfinite(cost):
-        text += f"; best of the cell {abs(cost):.4f} at {best:g}"
+        text += f"; best of the cell {number(abs(cost))} at {best:g}"
     return f"{done}/{done + n_left} runs{rest}: {shown(grid, point)}: {text}"
 
 

@@ -24,15 +24,20 @@ from signalprop_lab.training.cells import (
     Store,
     Summary,
     error_of_difference,
+    number,
     pooled_variance,
     result_text,
     summaries,
 )
 from signalprop_lab.training.claims import Entry
+from signalprop_lab.training.course import PARTS, course_rows
 from signalprop_lab.training.grid import SEPARATOR, Check, Grid, Point, Sweep
 from signalprop_lab.training.verdicts import claim_of, foresight, overall, same_functions, verdicts
 
 SCHEMA = "signalprop/results/1"
+COURSE = """\
+Above 0: as claimed. Mean ± standard error over the seeds, paired; every column is the mean over a fifth of the steps. A
+difference that fades is a faster start, not a better model."""
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -78,11 +83,11 @@ def _row(grid: Grid, point: Point, result: Row) -> dict[str, Any]:
 
 
 def flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows without nesting, all with the same columns: a score `x` is a column `score_x`."""
+    """Rows without nesting, all with the same columns: a score `x` is a column `score_x`; `course` is left out."""
     found = []
     for row in rows:
         scores = row.get("scores") or {}
-        plain = {key: value for key, value in row.items() if key != "scores"}
+        plain = {key: value for key, value in row.items() if key not in ("scores", "course")}
         found.append(plain | {f"score_{key}": value for key, value in scores.items()})
     columns = list(dict.fromkeys(key for row in found for key in row))
     return [{column: row.get(column) for column in columns} for row in found]
@@ -185,7 +190,7 @@ def _from_best(item: Summary, best: Summary | None, pooled: float | None) -> str
     if item is best:
         return "best"
     error = error_of_difference(item, best, pooled)
-    text = f"{item.mean - best.mean:+.4f}"
+    text = number(item.mean - best.mean, "+")
     return text if error is None or abs(item.mean - best.mean) > 2 * error else f"{text} ≈"
 
 
@@ -216,13 +221,14 @@ def rates_rows(store: Store) -> Cells | None:
     sweep, items = Sweep(**store["sweep"]), summaries(store)
     if sweep.tune is None:
         return None
+    none = "on the plateau" if sweep.score == "plateau_steps" else "failed"
     rates = sorted({rate for item in items for rate in item.tried if rate is not None})
     lines = []
     for item in items:
         cells = []
         for rate in rates:
             cost = item.tried.get(rate)
-            cells.append("" if cost is None else f"{abs(cost):.4f}" if math.isfinite(cost) else "failed")
+            cells.append("" if cost is None else number(abs(cost)) if math.isfinite(cost) else none)
         lines.append([item.name, *cells])
     return [sweep.tune.column, *(f"{rate:g}" for rate in rates)], lines
 
@@ -254,6 +260,10 @@ def page(store: Store) -> str:
         parts.append(wrapped("The same function, equal to the last digit at every seed: " + "; ".join(same) + "."))
     if found:
         parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(map(_verdict_line, found))]
+    rows = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    if rows:
+        header = ["training loss, difference", *(f"to {(i + 1) / PARTS:.0%} of the steps" for i in range(PARTS))]
+        parts += ["## Over the steps", wrapped(COURSE), markdown_table(header, rows)]
     if sweep.tune is not None and store["rows"]:
         which = "mean over the seeds" if sweep.seeds_at == "all" else f"seed {sweep.seeds[0]}"
         parts += [f"## Every {sweep.tune.column.replace('_', ' ')}", f"{sweep.score}, {which}:", rates_table(store)]
@@ -327,7 +337,9 @@ def legend(store: Store, sweep: Sweep) -> str:
     pooled = pooled_variance(summaries(store))
     text += "≈: less than two standard errors of the difference, paired by seed"
     if pooled is not None:
-        text += f" (its standard deviation between seeds counts as at least {math.sqrt(pooled):.4f}, pooled over cells)"
+        text += (
+            f" (its standard deviation between seeds counts as at least {number(math.sqrt(pooled))}, pooled over cells)"
+        )
     return text + "."
 
 

@@ -27,7 +27,8 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"n_experts": 16, "top_k": 2, "width": 128, "normalised": False, "shared_width": 256, "shared_gated": True},
         {"n_experts": 16, "top_k": 3, "width": 128, "scores": "sigmoid", "scale": 2.5, "n_groups": 4, "top_groups": 2,
          "shared_width": 128},
-    ]
+    ],
+    "latent_attention": [{"rank": 512}, {"rank": 64}, {"rank": 128, "query_rank": 96}],
 }  # fmt: skip
 
 
@@ -72,8 +73,9 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     a = Architecture(**fields)
     p = blank(a, "verify")
     std = {role.name: role.fan(a)[0] ** -0.5 for role in kind.roles}
-    if kind.attends:
-        std |= {"query": math.sqrt(case["s0"] / a.d_model), "key": a.d_model**-0.5}
+    asks = [name for name in ("query", "latent_query") if name in std]
+    std |= {name: std[name] * math.sqrt(case["s0"]) for name in asks}
+    if asks:
         p = p.with_columns(score_scale=a.d_head**-0.5)
     weights = {f"weight__{role}": value for role, value in std.items()}
     biases = {f"bias__{role}": case["bias"] for role in std if role not in ("query", "key")}

@@ -138,6 +138,7 @@ def test_numbers_are_pythons(page: Page) -> None:
         (Settings(preset="llama-7b", **of_preset("llama-7b")), [Settings()]),
         (Settings(n_layers=24, norm_placement="none", qk_scale=3.0, scheme="pytorch"), []),
         (Settings(preset="llama-130m", kind="decoder", norm_placement="none", activation="silu", dropout=0), []),
+        (Settings(preset="olmo2-7b", **of_preset("olmo2-7b")), []),
     ],
 )
 def test_words_charts_and_tables_are_the_servers(page: Page, current: Settings, pinned: list[Settings]) -> None:

@@ -246,7 +246,9 @@ def test_streams_hold_out_the_same_documents_wherever_they_begin(
 def test_sides_of_examples(streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides_module, "SAMPLE", 25)
     data = Data(source="here", validation=0.3, streaming=streaming)
-    found = sides(data, lambda place: iter([*range(50), *range(50)]), lambda i: key_of(str(i)))
+    found = sides(
+        data, lambda _, position: iter([*range(50), *range(50)][position.documents :]), lambda i: key_of(str(i))
+    )
     assert not set(found.train) & set(found.validation)
     assert len(found.train) + len(found.validation) == (25 if streaming else 100)
     if streaming:

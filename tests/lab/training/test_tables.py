@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
+from signalprop_lab.training.course import course_of, course_rows
 from signalprop_lab.training.grid import Point, Sweep, grid_of
 from signalprop_lab.training.tables import (
     as_csv,
@@ -140,10 +141,39 @@ def test_what_a_sweep_cannot_see_is_said_before_and_after() -> None:
     assert "the paper's 0.05 could not have been seen: the smallest that could is 0.4" in text
 
 
+def test_a_lead_is_followed_over_the_steps() -> None:
+    rng = np.random.default_rng(0)
+    courses = {cell: rng.uniform(1, 3, (4, 5)) for cell in (ONE, TWO)}
+    sweep = sweep_of(seeds=[0, 1, 2, 3], verdict=[{"less": [TWO, ONE]}, {"trains": [ONE]}])
+    entries = [
+        entry(sweep, cell, seed, 2.0, course=courses[cell][seed].tolist()) for cell in (ONE, TWO) for seed in range(4)
+    ]
+    store = store_of(grid_of(sweep, BASE), entries)
+    (row,) = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    difference = courses[ONE] - courses[TWO]
+    means, errors = difference.mean(0), difference.std(0, ddof=1) / 2
+    assert row == [f"{TWO} ends below {ONE}", *(f"{m:+.4f} ± {e:.4f}" for m, e in zip(means, errors, strict=True))]
+    assert f"| {row[3]} " in page(store)
+    assert "course" not in as_csv(store["rows"])
+
+
+def test_the_course_of_a_run_is_its_mean_loss_by_fifths() -> None:
+    lines = [{"step": step, "loss": float(step)} for step in range(1, 21)]
+    assert course_of([*lines, {"step": 20, "eval_loss": 1.0}], 20) == [2.5, 6.5, 10.5, 14.5, 18.5]
+    assert course_of(lines[:16], 20) is None
+    assert course_of([*lines[:19], {"step": 20, "loss": math.nan}], 20) is None
+
+
 def test_one_function_under_two_names_is_named() -> None:
     same = {ONE: [2.0, 2.2], TWO: [2.0, 2.2], THREE: [2.0, 2.3]}
     assert f"equal to the last digit at every seed: {ONE} and {TWO}." in page(stored(same))
     assert "equal to the last digit" not in page(stored({ONE: [2.0, 2.2], TWO: [2.0, 2.3]}))
+
+
+def test_equal_scores_of_other_losses_are_not_one_function() -> None:
+    sweep = sweep_of(score="accuracy")
+    entries = [entry(sweep, cell, 0, loss, scores={"accuracy": 0.5}) for cell, loss in ((ONE, 2.0), (TWO, 2.1))]
+    assert "equal to the last digit" not in page(store_of(grid_of(sweep, BASE), entries))
 
 
 def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> None:
@@ -328,6 +358,19 @@ def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
     listed = (results.FOLDER / "index.md").read_text()
     assert "(parabolas.md)" in listed
     assert "| [Else](else.md)" in listed and "1 of 3 confirmed, 2 of 3 open" in listed
+    now = listed.partition("## What we know now")[2]
+    assert "- [Else](else.md): a\n" in now and "**Not decided**: 2 open." in now
+    assert len(listed.splitlines()) <= 60
+
+
+def test_when_networks_leave_the_plateau() -> None:
+    from benchmarks import results
+
+    rows = [{"method": "a", "layers": n, "score": x} for n, x in (("6", 90), ("6", 70), ("6", None), ("24", None))]
+    rows += [{"method": "b", "layers": "24", "score": None}]
+    said = results.plateau({"rows": rows})
+    assert "- a: after 70 (6 layers) steps; never at 24 layers (1 runs)" in said
+    assert "- b: after no number of steps; never at 24 layers (1 runs)" in said
 
 
 @settings(max_examples=50)

@@ -13,7 +13,8 @@ from pydantic import ConfigDict
 from signalprop.errors import InputError
 from signalprop.files.storage import check_arrays, finite, opened
 from signalprop.files.validation import Value
-from signalprop.kernels.trace import Trace, normalised
+from signalprop.kernels.state import normalised
+from signalprop.kernels.trace import Trace
 from signalprop.network.moments import FloatArray
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block

@@ -31,7 +31,8 @@ class AttentionKernel:
         self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
         self.sights = sights_of(p, stack)
         self.has_gate = has_gate(p.architecture)
-        self.kept: dict[int, TokenAttention] = {}  # small enough on a grid to serve the way back too
+        self.kept: dict[int, TokenAttention] = {}  # they serve the way back too
+        self.keeps = grid is not None  # set before the last pass over sublayers from which the way back begins
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -58,7 +59,7 @@ class AttentionKernel:
         arrived = gradient
         if self.made.given.sink is not None and isinstance(attention, TokenAttention):
             arrived = arrived * _pairs(attention.kept(self.made.given.sink))
-        size = float(self.made.value_size(row, _size(kernel)))
+        size = float(self.made.value_size(row, size_of(kernel)))
         if not self.has_gate:
             return attention.backward(arrived) * (float(row.back) / size)
         opened, slope = self._gate(i, kernel)
@@ -72,13 +73,13 @@ class AttentionKernel:
             shaped = self._shaped(i, kernel * row.value + row.value_bias)
             return shaped, shaped.forward()
         attention, size = self._by_scores(i, kernel)
-        if self.grid is not None:
+        if self.keeps:
             self.kept[i] = attention
         values = attention.forward()
         values *= size * row.value
         values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
         if isinstance(self.made, Varied):
-            values /= self.made.value_size(row, _size(kernel))
+            values /= self.made.value_size(row, size_of(kernel))
             if self.made.given.sink is not None:
                 values *= _pairs(attention.kept(self.made.given.sink))
         return attention, values
@@ -101,7 +102,7 @@ class AttentionKernel:
         the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
         """
         row = self.made.at(i)
-        size = _size(kernel) if self.a.qk_norm else 1.0
+        size = size_of(kernel) if self.a.qk_norm else 1.0
         size = size if size > 0 else 1.0
         kernel = kernel if size == 1 else kernel / size
         fields: dict[str, Any] = {
@@ -134,7 +135,7 @@ class AttentionKernel:
         qk = float(row.qk)
         if not isinstance(self.made, Varied) or self.made.given.score_cap is None or qk == 0:
             return qk
-        own = max(_size(kernel), 1e-150)
+        own = max(size_of(kernel), 1e-150)
         raw = qk * (own + float(row.query_bias)) * own
         return qk * float(capped(raw, self.made.given.score_cap)) / raw
 
@@ -149,7 +150,7 @@ class AttentionKernel:
         )
 
 
-def _size(kernel: FloatArray) -> float:
+def size_of(kernel: FloatArray) -> float:
     return float(np.diagonal(kernel).mean())
 
 

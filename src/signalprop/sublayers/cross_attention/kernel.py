@@ -33,6 +33,7 @@ class CrossAttentionKernel:
     def __init__(self, made: CrossAttention) -> None:
         self.made = made
         self.memory: FloatArray = np.empty((0, 0))
+        self.keeps, self.kept = False, dict[int, _Scaled]()  # as in self-attention
         self.sent: FloatArray = np.empty((0, 0))
 
     def silent(self, i: int) -> bool:
@@ -42,12 +43,14 @@ class CrossAttentionKernel:
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
         row, at = self.made.at(i), self._at(i, kernel)
+        if self.keeps:
+            self.kept[i] = at
         values = at.attention.forward() * (at.memory * row.value) + row.value_bias * row.attention_gain**2
         return np.asarray(values * row.output + row.output_bias)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """As `BranchKernel.backward`; what goes to the memory is left in `sent`."""
-        row, at = self.made.at(i), self._at(i, kernel)
+        row, at = self.made.at(i), self.kept.pop(i, None) or self._at(i, kernel)
         to_queries, to_keys = at.attention.backward_to_both(gradient)
         self.sent = to_keys * float(row.back)
         return to_queries * (float(row.back) * at.memory / at.asks)

@@ -273,6 +273,13 @@ const closedForm = (() => {
     return [variance, ratio(shared, variance)];
   }
 
+  /** Variance of logits that are so large that a few words decide the softmax, else 0. */
+  function decidesFew({ a, head }, logVariance) {
+    if (a.headTransform) return 0;
+    const s = a.d * (head.weight * head.scale) ** 2 * (a.finalNorm ? 1 : exp(min(logVariance, 600)));
+    return s > 2 * log(max(a.vocab, 2)) ? s : 0;
+  }
+
   /** Of the gradient at the last stream: token correlation; what a norm after it keeps, and that part's correlation. */
   function gradientAtTop(t, logVariance, given, logShare) {
     const { a, embedding, head } = t, classes = a.vocab, normed = a.finalNorm || a.headTransform, held = clip(logVariance, -600, 600);
@@ -399,5 +406,5 @@ const closedForm = (() => {
     })));
   }
 
-  return { activations: Object.keys({ ...CLOSED, ...SERIES }), centralDual, embed, even, forward, predict, range, scores: scoreVariances };
+  return { activations: Object.keys({ ...CLOSED, ...SERIES }), centralDual, decidesFew, embed, even, forward, predict, range, scores: scoreVariances };
 })();

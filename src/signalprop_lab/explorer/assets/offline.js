@@ -97,11 +97,11 @@ const offline = (() => {
       const text = `its variance at the first sublayer is ${shown} of that at the last (below 1/${bounds.GRADIENT_RATIO})`;
       return [["the gradient vanishes", text, sure(-ratio - bound), "try pre-norm, deepscalelm or deepnorm", CURE]];
     }
-    const beyond = max(half.excess - bound, half.upper - log(bounds.UPPER_RATIO));
+    const excess = log(bounds.GRADIENT_EXCESS), beyond = max(half.excess - excess, half.upper - log(bounds.UPPER_RATIO));
     if (beyond <= 0) return [];
-    const more = half.excess > bound
-      ? `above ${bounds.GRADIENT_RATIO}, the stream's growth apart`
-      : `${number(exp(min(half.upper, 700)))} over the upper half of the layers, in known models 4 at most`;
+    const more = half.excess > excess
+      ? `above ${bounds.GRADIENT_EXCESS}, the stream's growth apart`
+      : `${number(exp(min(half.upper, 700)))} over the upper half of the layers, in known models 6 at most`;
     const text = `its variance at the first sublayer is ${shown} times that at the last (${more})`;
     return [["the gradient explodes", text, sure(beyond), "try smaller queries and keys, a norm before every branch, or deepscalelm", CURE]];
   }
@@ -161,6 +161,11 @@ const offline = (() => {
       const spread = sqrt(2 / a.d) * exp(min(grown, 700));
       if (spread > bounds.SPREAD) found.push(words.spread.replace("@", rough(spread, 2)));
     }
+    const logits = closedForm.decidesFew(table, p.forward.out.at(-1));
+    if (logits) found.push(words.logits.replace("@", rough(logits, 3)));
+    const even = (i) => exp(p.forward.branch[i]) > 0.9 * table.normScale[i] ** 2;
+    const unequal = a.qkNorm && s.norm_placement === "res-post" && !closedForm.range(2 * a.layers).every(even);
+    if (unequal) found.push(words.sizes);
     return found;
   }
 

@@ -1,0 +1,62 @@
+"""DeepSeek-V3 and R1: latent attention, and experts after the first layers.
+
+The bias that corrects the choice of experts starts at zero, and is read as that; stretched rotations are read as plain
+ones of the same base, with the factor that they put on the scores. Neighbouring features rotate together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from signalprop.errors import InputError
+from signalprop.families import _experts, glm4_moe, llama
+from signalprop.families.base import BY_HAND, Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    if c["attention_bias"]:
+        raise InputError(f"DeepSeek-V3 with attention_bias is not supported; {BY_HAND}")
+    d_head = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+    stretched = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    factor = 0.1 * stretched.get("mscale_all_dim", 0) * math.log(max(stretched.get("factor", 1), 1)) + 1
+    made = llama.decoder({**c, "head_dim": d_head, "num_key_value_heads": c["num_attention_heads"]}) | {
+        "attention_scale": factor**2 / math.sqrt(d_head)
+    }
+    dense = _experts.first(c["first_k_dense_replace"], c["num_hidden_layers"])
+    sparse = _experts.sparse(made, dense, **glm4_moe.routed(c))
+    latent = {
+        "rank": c["kv_lora_rank"], "query_rank": c.get("q_lora_rank") or 0, "d_rotary": c["qk_rope_head_dim"],
+        "d_value": c["v_head_dim"],
+    }  # fmt: skip
+    kinds = [("latent_attention", "feed_forward" if one else "experts") for one in dense]
+    experts = {name: value for name, value in sparse["settings"].items() if name != "attention"}
+    return sparse | {"branches": tuple(kinds), "settings": {**experts, "latent_attention": latent}}
+
+
+ATTENTION = replace(
+    llama.ATTENTION,
+    weights={
+        "latent_query_down": "self_attn.q_a_proj",
+        "latent_query": "self_attn.q_b_proj",
+        "latent_down": "self_attn.kv_a_proj_with_mqa",
+        "latent_up": "self_attn.kv_b_proj",
+        "latent_output": "self_attn.o_proj",
+    },
+    attention="",
+)
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="deepseek_v3",
+    defaults={
+        **glm4_moe.FAMILY.defaults, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "routed_scaling_factor": 2.5, "n_group": 8,
+        "topk_group": 4, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    },
+    fields=fields,
+    paths=_experts.paths(_experts.branch(shared="shared_experts"), ATTENTION),
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""Token kernels through latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from signalprop.kernels.attention import TokenAttention, rotation
+from signalprop.kernels.shaping import Shapes
+from signalprop.kernels.state import normalised
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.kernel import AttentionKernel, size_of
+from signalprop.sublayers.latent_attention.moments import LatentAttention
+from signalprop.sublayers.latent_attention.moments import of as moments_of
+from signalprop.sublayers.latent_attention.roles import settings_of
+
+
+class LatentKernel(AttentionKernel):
+    """The latent attention of one stack: scores of one size, of which a share rotates."""
+
+    made: LatentAttention
+
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> None:
+        self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, None
+        self.kept, self.keeps, self.has_gate = {}, False, False
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """As `BranchKernel.forward`."""
+        return super().forward(i, kernel * self.made.aligned(normalised(kernel)))
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """As `BranchKernel.backward`."""
+        r = normalised(kernel)
+        return super().backward(i, kernel * self.made.aligned(r), gradient) * self.made.sent_back(r)
+
+    def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
+        a, size = self.a, size_of(kernel) or 1.0
+        s0, share = (float(x) for x in self.made.of_scores(i, size))
+        rho = omega = None
+        if a.positions == "rotary":
+            turned = rotation(a.seq_len, settings_of(a).d_rotary, a.rotary_base, 1.0, a.causal)
+            rho, omega = (1 - share * (1 - x) for x in turned)
+        made = TokenAttention(
+            kernel=kernel / size, qk=s0, d_model=self.made.d_model, causal=a.causal,
+            dropout=a.attention_dropout or 0.0, rho=rho, omega=omega, d_head=a.d_head,
+        )  # fmt: skip
+        return made, size
+
+
+def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> LatentKernel:
+    """The latent attention of a table in one stack (index into STACKS)."""
+    return LatentKernel(p, stack, shapes)

@@ -1,0 +1,125 @@
+"""Moments through latent attention: ordinary attention with other score variances, values and rotations.
+
+docs/theory/attention.md, "Latent attention".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.network.moments import Array, FloatArray, ratio
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.moments import Row, Varied, mixes, settings
+from signalprop.sublayers.latent_attention.roles import settings_of
+from signalprop.theory import attention
+from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
+
+
+class Scores(NamedTuple):
+    """What scores are made of, of an input of second moment 1."""
+
+    query: Array  # of a query's entry, before what a norm leaves of it
+    query_latent: Array  # before its norm; 0 without one
+    key: Array  # d_nope scale^2 times the variance of a key's own entries
+    shared: Array  # d_rotary scale^2 d_model sigma_down^2, of the entries that all heads share
+    latent: Array  # of the latent, before its norm
+
+
+@dataclass(frozen=True)
+class LatentAttention(Varied):
+    """The latent attention of one stack.
+
+    Attributes:
+        parts: the fields of Scores, (5, ..., sublayers). coherence: `rotary` and `rotary_rows` of what rotates.
+        widths: of the stream, and of the latent.
+    """
+
+    parts: FloatArray | None = None
+    coherence: tuple[float, float] = (1.0, 1.0)
+    widths: tuple[int, int] = (1, 1)
+
+    def aligned(self, r: Array) -> Array:
+        """Correlation of two latents after their norm, E cos, over r, that of the tokens they are mapped from."""
+        return 1 - (1 - r * r) / (2 * self.widths[1])
+
+    def sent_back(self, r: Array) -> Array:
+        """What the norm on latents does to the gradient at two tokens of correlation r, of one token where r = 1.
+
+        It takes out the latent's own direction and, with it, the token's; and divides by sizes that differ.
+        """
+        d, rank = self.widths
+        return np.maximum(1 - (2 - r * r) / d - (1 - 3 * r * r) / (2 * rank), 0.0)
+
+    def of_scores(self, i: Any, second: Array) -> tuple[Array, Array]:
+        """(variance of a score, the share of it that rotates)."""
+        assert self.parts is not None
+        x = Scores(*self.parts[..., i])
+        latent = ratio(x.latent * second, x.latent * second + self.norm_eps)
+        before = ratio(x.query_latent * second, x.query_latent * second + self.norm_eps)
+        query = x.query * np.where(np.asarray(x.query_latent) > 0, before, second)
+        own, shared = query * x.key * latent, query * x.shared * second
+        return own + shared, ratio(shared, own + shared)
+
+    def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
+        """As `Heads.scores`; `at_row` has put the variance where it is read."""
+        return row.qk, 0.0
+
+    def value_size(self, row: Row, second: Array) -> Array:
+        """What the norm divides the latent by, in units of the input's second moment."""
+        return second + row.key
+
+    def turned(self, i: Any, second: Array) -> LatentAttention:
+        """The same with the score variances, and rotations, of sublayers i on an input of that second moment."""
+        s0, share = self.of_scores(i, second)
+        table = np.array(self.table)
+        table[0][..., i] = s0
+        kept = tuple(1 - share * (1 - one) for one in self.coherence)
+        turned: dict[str, Any] = {"rotary": kept[0], "rotary_rows": kept[1]}
+        return replace(self, table=table, **turned)
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        """As `BranchMoments.forward`."""
+        return Varied.forward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1])))
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        """As `BranchMoments.backward`."""
+        back = Varied.backward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1]))).stream
+        own, both = self.sent_back(np.ones_like(back.vv)), self.sent_back(read[1])
+        return Sent(BranchBackward(back.vv * own, back.vc * own, back.cv * both, back.cc * both))
+
+
+def of(p: Parametrization, stack: int) -> LatentAttention:
+    """The latent attention of a table.
+
+    Raises:
+        InputError: shaped attention, or value skips.
+    """
+    a, s = p.architecture, settings_of(p.architecture)
+    if p.shaping.kind != "none" or a.positions == "alibi" or mixes(p):
+        raise InputError("latent attention is not shaped, and has no value_skip or attention_gain; leave them out")
+    w = {role: x**2 for role, x in p.weights.items()}
+    d, zero, own = a.d_model, np.zeros_like(p.score_scale), a.d_head - s.d_rotary
+    scale, latent, inner = p.score_scale**2, d * w["latent_down"], a.n_heads * s.d_value
+    value = s.rank * w["latent_up"]
+    added = np.divide(a.norm_eps, latent, out=zero.copy(), where=latent > 0)
+    rows = Row(
+        zero, zero, value, zero, inner * w["latent_output"], zero,
+        inner * w["latent_output"] * value, zero, zero + 1.0, zero, added,
+    )  # fmt: skip
+    query = (s.query_rank or d) * w["latent_query"]
+    before = d * w["latent_query_down"] if s.query_rank else zero
+    parts = Scores(query, before, own * scale * value, s.d_rotary * scale * latent, latent)
+    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank)}
+    coherence = (1.0, 1.0)
+    if a.positions == "rotary":
+        turned = (fields["n_queries"], s.d_rotary, a.rotary_base, 1.0)
+        plain = attention.rotary_coherence(*turned)
+        by = [attention.rotary_coherence(*turned, causal=how) for how in ("pairs", "rows")]
+        coherence = (by[0], by[1]) if fields["causal"] else (plain, plain)
+    return LatentAttention(
+        np.stack(rows), False, **fields, parts=np.stack(parts), coherence=coherence, widths=(d, s.rank)
+    )

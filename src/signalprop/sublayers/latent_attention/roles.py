@@ -1,0 +1,93 @@
+"""Attention whose keys and values come from a latent vector per token (DeepSeek-V2, section 2.1): what it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from pydantic import Field
+
+from signalprop.errors import InputError
+from signalprop.files.validation import Value
+from signalprop.network.kinds import Kind, Role
+
+if TYPE_CHECKING:
+    from signalprop.network.architecture import Architecture
+
+
+class Settings(Value):
+    """Widths beside the architecture's: d_head is that of queries and keys, the features that rotate among them.
+
+    Attributes:
+        rank: of the latent vector that keys and values are mapped from, after an RMSNorm. query_rank: the same of
+            queries; 0: they are mapped from the stream. d_rotary: features of a key that all heads share, mapped from
+            the stream, and turned with those of the queries. d_value: features of a value head.
+    """
+
+    rank: int = Field(512, ge=1, le=10_000_000)
+    query_rank: int = Field(0, ge=0, le=10_000_000)
+    d_rotary: int = Field(8, ge=1, le=10_000_000)
+    d_value: int = Field(64, ge=1, le=10_000_000)
+
+
+_DEFAULTS = Settings.model_validate({})
+
+
+def settings_of(a: Architecture) -> Settings:
+    """Of an architecture, or the usual ones.
+
+    Raises:
+        InputError: keys without features of their own.
+    """
+    found = cast(Settings, a.settings.get("latent_attention") or _DEFAULTS)
+    if found.d_rotary >= a.d_head and "latent_attention" in a.settings:
+        raise InputError(f"latent_attention.d_rotary is {found.d_rotary}; expected less than d_head {a.d_head}")
+    return found
+
+
+def _query_down(a: Architecture) -> tuple[int, int]:
+    return a.d_model, max(1, settings_of(a).query_rank)
+
+
+def _query(a: Architecture) -> tuple[int, int]:
+    return settings_of(a).query_rank or a.d_model, a.n_heads * a.d_head
+
+
+def _down(a: Architecture) -> tuple[int, int]:
+    s = settings_of(a)
+    return a.d_model, s.rank + s.d_rotary
+
+
+def _up(a: Architecture) -> tuple[int, int]:
+    s = settings_of(a)
+    return s.rank, a.n_heads * (a.d_head - s.d_rotary + s.d_value)
+
+
+def _output(a: Architecture) -> tuple[int, int]:
+    return a.n_heads * settings_of(a).d_value, a.d_model
+
+
+def _has_query_rank(a: Architecture) -> bool:
+    return settings_of(a).query_rank > 0
+
+
+def _unbiased(_: Architecture) -> bool:
+    return False
+
+
+ROLES = (
+    Role("latent_query_down", _query_down, exists=_has_query_rank, biased=_unbiased, reads=True),
+    Role("latent_query", _query, biased=_unbiased),
+    Role("latent_down", _down, biased=_unbiased, reads=True),
+    Role("latent_up", _up, biased=_unbiased),
+    Role("latent_output", _output, biased=_unbiased, writes=True),
+)
+KIND = Kind(
+    name="latent_attention",
+    package=__name__.rpartition(".")[0],
+    roles=ROLES,
+    words="latent attention",
+    short="latent attention",
+    counted="attention",
+    attends=True,
+    settings=Settings,
+)
