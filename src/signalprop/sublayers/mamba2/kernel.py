@@ -44,7 +44,7 @@ class Mamba2Kernel:
                 "give a smaller seq_len, or predict moments"
             )
         made = self.made
-        return scan(settings(made.p.architecture), kernel, made.gains(i), made.biases(i), uniform=made.uniform)
+        return scan(settings(made.p.architecture), kernel, made.gains(i), made.biases(i), uniform=made.uniform, layer=i)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> Mamba2Kernel:

@@ -17,7 +17,7 @@ from signalprop.sublayers.mamba2.scan import Gains, scan
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 
 LONGEST = 64  # tokens that the scan is worked out for here: later tokens count as the mean of these
-_NODES, _PER_E = 7, 64  # correlations between which it is interpolated; gains are rounded to e^(1/64)
+_NODES, _PER_E = 5, 64  # correlations between which it is interpolated; gains are rounded to e^(1/64)
 
 
 @dataclass(frozen=True)

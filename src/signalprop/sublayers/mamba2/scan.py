@@ -58,9 +58,10 @@ class Noise(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def noise(s: Settings, length: int, uniform: bool) -> Noise:
-    """Always the same for these settings and so many tokens. uniform: taps are, else normal."""
-    rng = np.random.default_rng(0)
+def noise(s: Settings, length: int, uniform: bool, layer: int) -> Noise:
+    """Always the same for these settings, so many tokens and this layer: what chance does in one, another makes good.
+    uniform: taps are, else normal."""
+    rng = np.random.default_rng(layer)
     of_group = s.n_heads // s.n_groups
     wanted = int(min(512, max(32, _HEADS * (_AT / length) ** 2)))
     some = np.unique(np.linspace(0, of_group - 1, min(of_group, 16)).round().astype(int))
@@ -182,13 +183,13 @@ class Scan:
         return np.asarray(found.T @ found / len(found))
 
 
-def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, uniform: bool) -> Scan:
+def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, uniform: bool, layer: int = 0) -> Scan:
     """The scan of what a sublayer reads, whose kernel is this, (T, T).
 
     Args:
         uniform: the taps of the filters are, else normal.
     """
-    z = noise(s, len(kernel), uniform)
+    z = noise(s, len(kernel), uniform, layer)
 
     @lru_cache
     def root_of(bias: float) -> FloatArray:
@@ -258,6 +259,6 @@ def _convolved(x: FloatArray, taps: FloatArray) -> FloatArray:
 
 
 def _root(kernel: FloatArray) -> FloatArray:
-    """A square root of symmetric matrices, (..., T, T)."""
+    """The symmetric square root of matrices, (..., T, T): near kernels have near ones."""
     values, vectors = np.linalg.eigh(kernel)
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :])
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ vectors.mT)
