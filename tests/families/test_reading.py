@@ -35,7 +35,7 @@ CONFIGS = {
     "cohere2": "Cohere2Config", "gemma2": "Gemma2Config", "glm": "GlmConfig", "glm4": "Glm4Config",
     "modernbert": "ModernBertConfig", "phi3": "Phi3Config",
     "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",
-    "deepseek_v3": "DeepseekV3Config",
+    "deepseek_v3": "DeepseekV3Config", "granite": "GraniteConfig", "granitemoe": "GraniteMoeConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
