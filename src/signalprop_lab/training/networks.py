@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
-from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.mapping import Mapping, find
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, require
@@ -25,7 +25,7 @@ from signalprop.repair.record import record_of
 from signalprop.repair.saved_models import RECORD
 from signalprop.schemes import scheme as scheme_of
 from signalprop_lab.training.examples import Example, Examples, Prepared, Streamed, as_batch, collate
-from signalprop_lab.training.recipe import Model, Recipe, architecture_of
+from signalprop_lab.training.recipe import Model, Optimizer, Recipe, architecture_of
 
 _STATISTICS_OF = 32  # examples whose statistics a scheme is given
 _AUTO = {
@@ -84,15 +84,40 @@ class Network:
         o = recipe.optimizer
         if isinstance(self.base, Transformer) or (record_of(self.base) is not None and self.module is self.base):
             groups = parameter_groups(
-                self.base, lr=o.learning_rate, weight_decay=o.weight_decay, eps=o.eps, optimizer=o.name
+                self.base,
+                lr=o.learning_rate,
+                weight_decay=o.weight_decay,
+                eps=o.eps,
+                optimizer=o.name,
+                rest_lr=o.rest_rate,
             )
         else:
-            groups = _plain_groups(self.module, o.learning_rate, o.weight_decay, o.eps)
+            groups = self._plain_groups(o)
         if o.name == "sgd":
             groups = [{key: value for key, value in group.items() if key != "eps"} for group in groups]
         if o.embedding_rate is not None:
             groups = _with_embedding_rate(groups, self._tables(), o.embedding_rate)
         return [{key: value for key, value in group.items() if key != "names"} for group in groups]
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The modules of the layers, in order."""
+        paths = [path for item in self.mapping.layers for path in (item if isinstance(item, tuple) else (item,))]
+        return [find(self.base, path, "layer") for path in paths]
+
+    def _plain_groups(self, o: Optimizer) -> list[dict[str, Any]]:
+        """Groups of a model that no scheme has numbers for."""
+        by_muon = {id(p) for layer in self.layers for p in layer.parameters() if p.ndim == 2 and o.name == "muon"}
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for p in self.module.parameters():
+            if p.requires_grad:
+                groups.setdefault((p.ndim > 1, id(p) in by_muon), []).append(p)
+        return [
+            {"params": found, "weight_decay": o.weight_decay if decays else 0.0}
+            | ({"lr": o.learning_rate} if muon else {"lr": o.rest_rate or o.learning_rate, "eps": o.eps})
+            | ({"use_muon": muon} if o.name == "muon" else {})
+            for (decays, muon), found in groups.items()
+        ]
 
     def _tables(self) -> set[int]:
         """Identities of the embedding tables' parameters."""
@@ -101,12 +126,6 @@ class Network:
         found = [x for x in tables if isinstance(x, (nn.Module, nn.Parameter))]
         found += [self.base.get_submodule(x) for x in tables if isinstance(x, str)]
         return {id(p) for x in found for p in ([x] if isinstance(x, nn.Parameter) else x.parameters())}
-
-
-def _plain_groups(module: nn.Module, lr: float, weight_decay: float, eps: float) -> list[dict[str, Any]]:
-    trained = [p for p in module.parameters() if p.requires_grad]
-    kinds = [([p for p in trained if p.ndim > 1], weight_decay), ([p for p in trained if p.ndim <= 1], 0.0)]
-    return [{"params": ps, "lr": lr, "weight_decay": decay, "eps": eps} for ps, decay in kinds if ps]
 
 
 def _with_embedding_rate(groups: list[dict[str, Any]], tables: set[int], rate: float) -> list[dict[str, Any]]:

@@ -167,15 +167,18 @@ class Optimizer(Value):
     """How weights follow their gradients.
 
     Attributes:
-        name: `adamw`, `adam` (no decay of its own) or `sgd` (`betas[0]` is its momentum).
-        learning_rate: the peak; factors of a scheme multiply it.
+        name: `adamw`, `adam` (no decay of its own), `sgd` (`betas[0]` is its momentum) or `muon` (for the layers'
+            matrices, and AdamW for all else).
+        learning_rate: the peak; factors of a scheme multiply it. rest_rate: AdamW's beside Muon, whose own is about ten
+            times as large; default: `learning_rate`.
         embedding_rate: of token, position and segment tables, where it differs (SPA appendix H).
         betas, eps, weight_decay: decay is for matrices only. clip: of the gradient's norm; none: no clipping.
         label_smoothing: share of the targets' weight that all classes get.
     """
 
-    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
+    rest_rate: float | None = Field(None, gt=0)
     embedding_rate: float | None = Field(None, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
@@ -187,6 +190,12 @@ class Optimizer(Value):
     @classmethod
     def _lists(cls, data: Any) -> Any:
         return _with_tuples(data, "betas")
+
+    @model_validator(mode="after")
+    def _beside_muon(self) -> Self:
+        if self.rest_rate is not None and self.name != "muon":
+            raise ValueError(f"rest_rate is AdamW's beside Muon; {self.name} has learning_rate alone")
+        return self
 
 
 class Schedule(Value):

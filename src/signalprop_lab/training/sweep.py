@@ -25,7 +25,9 @@ from typing import Any, Protocol
 from signalprop.errors import InputError, printable
 from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
+from signalprop_lab.training.callbacks import read_lines
 from signalprop_lab.training.claims import Claim, Entry, Runs
+from signalprop_lab.training.course import course_of
 from signalprop_lab.training.grid import Grid, Point, load_sweep
 from signalprop_lab.training.ladder import best_rung, rungs, wanted_of_cells
 from signalprop_lab.training.recipe import Recipe
@@ -176,12 +178,14 @@ def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
 
 
 def row_of(result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A run's result, and where it comes from: versions, machine, git revision."""
+    """A run's result, the course of its loss, and where it comes from: versions, machine, git revision."""
     row: dict[str, Any] = {key: value for key, value in finite(dict(result)).items() if key != "schema"}
     try:
         environment = read_json(folder / "environment.json")
     except InputError:
         environment = {}  # the run is what counts
+    if (course := course_of(read_lines(folder / "metrics.jsonl"), result["steps"])) is not None:
+        row["course"] = course
     row["revision"] = environment.get("git")
     row["environment"] = {key: environment[key] for key in ("versions", "machine", "device") if key in environment}
     return row

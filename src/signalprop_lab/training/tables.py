@@ -29,10 +29,14 @@ from signalprop_lab.training.cells import (
     summaries,
 )
 from signalprop_lab.training.claims import Entry
+from signalprop_lab.training.course import PARTS, course_rows
 from signalprop_lab.training.grid import SEPARATOR, Check, Grid, Point, Sweep
 from signalprop_lab.training.verdicts import claim_of, foresight, overall, same_functions, verdicts
 
 SCHEMA = "signalprop/results/1"
+COURSE = """\
+Above 0: as claimed. Mean ± standard error over the seeds, paired; every column is the mean over a fifth of the steps. A
+difference that fades is a faster start, not a better model."""
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -78,11 +82,11 @@ def _row(grid: Grid, point: Point, result: Row) -> dict[str, Any]:
 
 
 def flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows without nesting, all with the same columns: a score `x` is a column `score_x`."""
+    """Rows without nesting, all with the same columns: a score `x` is a column `score_x`; `course` is left out."""
     found = []
     for row in rows:
         scores = row.get("scores") or {}
-        plain = {key: value for key, value in row.items() if key != "scores"}
+        plain = {key: value for key, value in row.items() if key not in ("scores", "course")}
         found.append(plain | {f"score_{key}": value for key, value in scores.items()})
     columns = list(dict.fromkeys(key for row in found for key in row))
     return [{column: row.get(column) for column in columns} for row in found]
@@ -255,6 +259,10 @@ def page(store: Store) -> str:
         parts.append(wrapped("The same function, equal to the last digit at every seed: " + "; ".join(same) + "."))
     if found:
         parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(map(_verdict_line, found))]
+    rows = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    if rows:
+        header = ["training loss, difference", *(f"to {(i + 1) / PARTS:.0%} of the steps" for i in range(PARTS))]
+        parts += ["## Over the steps", wrapped(COURSE), markdown_table(header, rows)]
     if sweep.tune is not None and store["rows"]:
         which = "mean over the seeds" if sweep.seeds_at == "all" else f"seed {sweep.seeds[0]}"
         parts += [f"## Every {sweep.tune.column.replace('_', ' ')}", f"{sweep.score}, {which}:", rates_table(store)]

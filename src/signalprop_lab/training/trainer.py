@@ -23,11 +23,11 @@ require("transformers", "training", at_least=(5, 3))
 
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from signalprop.attachment.mapping import find  # noqa: E402
 from signalprop_lab.training import checkpoints  # noqa: E402
 from signalprop_lab.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
 from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
 from signalprop_lab.training.networks import Network  # noqa: E402
+from signalprop_lab.training.optimizers import make_optimizer  # noqa: E402
 from signalprop_lab.training.position import Position  # noqa: E402
 from signalprop_lab.training.processes import first, told  # noqa: E402
 from signalprop_lab.training.recipe import Recipe, Schedule  # noqa: E402
@@ -274,21 +274,6 @@ def _scored(score: Callable[..., dict[str, float]]) -> Callable[[Any], dict[str,
     return lambda seen: score(np.asarray(seen.predictions), np.asarray(seen.label_ids))
 
 
-def make_optimizer(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of a recipe on parameter groups."""
-    o = recipe.optimizer
-    if o.name == "sgd":
-        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.betas[0])
-    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
-    plain = all(
-        p.device.type in ("cpu", "cuda") and type(p) in (nn.Parameter, Tensor) for g in groups for p in g["params"]
-    )
-    made: torch.optim.Optimizer = kinds[o.name](
-        groups, lr=o.learning_rate, betas=o.betas, eps=o.eps, fused=plain or None
-    )
-    return made
-
-
 def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Network) -> TrainingArguments:
     """A recipe in the Trainer's words.
 
@@ -360,15 +345,10 @@ def recompute_layers(network: Network) -> None:
     """Have the layers compute their activations again in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
-    for layer in _layers(network):
+    for layer in network.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _layer_classes(network: Network) -> list[str]:
     """Names of the classes that FSDP shards as units: those of the layers."""
-    return sorted({type(layer).__name__ for layer in _layers(network)})
-
-
-def _layers(network: Network) -> list[nn.Module]:
-    paths = [path for item in network.mapping.layers for path in (item if isinstance(item, tuple) else (item,))]
-    return [find(network.base, path, "layer") for path in paths]
+    return sorted({type(layer).__name__ for layer in network.layers})

@@ -6,9 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from signalprop.cli import run as run_command
 from signalprop.errors import InputError
+from signalprop_lab.training.optimizers import make_optimizer
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Schedule, load_recipe
 from signalprop_lab.training.run import Result, train
@@ -16,6 +19,10 @@ from signalprop_lab.training.trainer import rate_factor
 
 SMALL = ("model.architecture.n_layers=1", "schedule.kind=constant", "schedule.final=0", "schedule.warmup=1",
          "cadence.signal=0", "cadence.save=2", "cadence.validation_examples=8")  # fmt: skip
+LLAMA = (
+    "{model_type: llama, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2, "
+    "num_key_value_heads: 2}"
+)
 
 
 def run(folder: Path, *settings: str, resume: bool = False) -> Result:
@@ -33,6 +40,43 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, four: Result) ->
     assert (longer.steps, longer.eval_loss) == (4, four.eval_loss)
     with pytest.raises(InputError, match="budget"):
         run(tmp_path / "run", "budget.steps=3", resume=True)
+
+
+def test_muon_takes_the_layers_matrices_and_adamw_the_rest() -> None:
+    recipe = load_recipe(
+        "bytes-decoder", ["optimizer.name=muon", "optimizer.rest_rate=1e-3", "optimizer.weight_decay=0.1"]
+    )
+    torch.manual_seed(0)
+    both = [nn.Parameter(torch.randn(shape)) for shape in ((4, 6), (6, 4), (5, 4), (4,))]
+    apart = [nn.Parameter(p.detach().clone()) for p in both]
+    numbers = {"lr": 0.01, "weight_decay": 0.1}
+    one = make_optimizer([{"params": both[i : i + 2], "use_muon": i == 0} | numbers for i in (0, 2)], recipe)
+    two = [
+        torch.optim.Muon(apart[:2], **numbers),
+        torch.optim.AdamW(apart[2:], betas=recipe.optimizer.betas, **numbers),
+    ]
+    for _ in range(3):
+        for optimizer, parameters in ((one, both), *((other, apart) for other in two)):
+            optimizer.zero_grad()
+            sum((p**3).sum() for p in parameters).backward()  # type: ignore[union-attr]
+            optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(both, apart, strict=True))
+
+
+@pytest.mark.parametrize(
+    "scheme", [(), ("model.architecture=null", "model.scheme=null", "model.ends=null", f"model.huggingface={LLAMA}")]
+)
+def test_a_run_by_muon_goes_on_where_it_was(tmp_path: Path, scheme: tuple[str, ...]) -> None:
+    muon = ("optimizer.name=muon", "optimizer.learning_rate=0.02", "optimizer.rest_rate=1e-3", *scheme)
+    whole = run(tmp_path / "whole", "budget.steps=4", *muon)
+    run(tmp_path / "run", "budget.steps=2", *muon)
+    assert run(tmp_path / "run", "budget.steps=4", *muon, resume=True).eval_loss == whole.eval_loss
+    assert whole.eval_loss != run(tmp_path / "other", "budget.steps=4", *muon, "optimizer.rest_rate=2e-3").eval_loss
+
+
+def test_a_rate_beside_muon_needs_muon() -> None:
+    with pytest.raises(InputError, match="rest_rate"):
+        load_recipe("bytes-decoder", ["optimizer.rest_rate=1e-3"])
 
 
 def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

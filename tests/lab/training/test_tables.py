@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
+from signalprop_lab.training.course import course_of, course_rows
 from signalprop_lab.training.grid import Point, Sweep, grid_of
 from signalprop_lab.training.tables import (
     as_csv,
@@ -138,6 +139,29 @@ def test_what_a_sweep_cannot_see_is_said_before_and_after() -> None:
     assert f"2 seeds can see: {smallest_visible(0.2, 2):.2g}" in text
     assert "the paper's 0.05 cannot be seen" in text
     assert "the paper's 0.05 could not have been seen: the smallest that could is 0.4" in text
+
+
+def test_a_lead_is_followed_over_the_steps() -> None:
+    rng = np.random.default_rng(0)
+    courses = {cell: rng.uniform(1, 3, (4, 5)) for cell in (ONE, TWO)}
+    sweep = sweep_of(seeds=[0, 1, 2, 3], verdict=[{"less": [TWO, ONE]}, {"trains": [ONE]}])
+    entries = [
+        entry(sweep, cell, seed, 2.0, course=courses[cell][seed].tolist()) for cell in (ONE, TWO) for seed in range(4)
+    ]
+    store = store_of(grid_of(sweep, BASE), entries)
+    (row,) = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    difference = courses[ONE] - courses[TWO]
+    means, errors = difference.mean(0), difference.std(0, ddof=1) / 2
+    assert row == [f"{TWO} ends below {ONE}", *(f"{m:+.4f} ± {e:.4f}" for m, e in zip(means, errors, strict=True))]
+    assert f"| {row[3]} " in page(store)
+    assert "course" not in as_csv(store["rows"])
+
+
+def test_the_course_of_a_run_is_its_mean_loss_by_fifths() -> None:
+    lines = [{"step": step, "loss": float(step)} for step in range(1, 21)]
+    assert course_of([*lines, {"step": 20, "eval_loss": 1.0}], 20) == [2.5, 6.5, 10.5, 14.5, 18.5]
+    assert course_of(lines[:16], 20) is None
+    assert course_of([*lines[:19], {"step": 20, "loss": math.nan}], 20) is None
 
 
 def test_one_function_under_two_names_is_named() -> None:

@@ -1,0 +1,58 @@
+"""The optimizer of a recipe, on the parameter groups that the network's scheme asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop_lab.training.recipe import Recipe
+
+Group = dict[str, Any]
+
+
+def make_optimizer(groups: list[Group], recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of a recipe on parameter groups."""
+    o = recipe.optimizer
+    if o.name == "sgd":
+        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=o.betas[0])
+    plain = all(
+        p.device.type in ("cpu", "cuda") and type(p) in (nn.Parameter, Tensor) for g in groups for p in g["params"]
+    )
+    numbers: dict[str, Any] = {"betas": o.betas, "eps": o.eps, "fused": plain or None}
+    if o.name == "muon":
+        return MuonWithAdamW(groups, **numbers)
+    kind: Any = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[o.name]
+    made: torch.optim.Optimizer = kind(groups, lr=o.learning_rate, **numbers)
+    return made
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch.optim.Muon on the groups with `use_muon` (momentum .95, Nesterov), AdamW on the others: one optimizer.
+
+    Muon is for matrices alone (Jordan et al. 2024), so that vectors, embeddings and the head need another rule beside
+    it. Both keep their state in this one's, which is saved, loaded and scheduled as a single optimizer's.
+    """
+
+    def __init__(self, groups: Sequence[Group], **adamw: Any) -> None:
+        """groups: each with `lr`, `weight_decay` and `use_muon`. adamw: AdamW's `betas`, `eps` and `fused`."""
+        kinds: dict[bool, Callable[[list[Group]], torch.optim.Optimizer]] = {
+            True: torch.optim.Muon,
+            False: lambda mine: torch.optim.AdamW(mine, **adamw),
+        }
+        self._parts = {by_muon: kind(mine) for by_muon, kind in kinds.items() if (mine := _of(groups, by_muon=by_muon))}
+        super().__init__([group for part in self._parts.values() for group in part.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Both do a step."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for by_muon, part in self._parts.items():
+            part.param_groups, part.state = _of(self.param_groups, by_muon=by_muon), self.state
+            part.step()
+        return loss
+
+
+def _of(groups: Sequence[Group], *, by_muon: bool) -> list[Group]:
+    return [group for group in groups if group["use_muon"] is by_muon]
