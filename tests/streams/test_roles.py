@@ -81,7 +81,12 @@ def test_a_class_token_that_is_nearly_zero_is_found() -> None:
 
 STRANGERS: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"num_local_experts": 4},
-    "hyperclovax": {"use_post_norm": False, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
+    "hyperclovax": {
+        "use_post_norm": False,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+    },
     "gptj": {"n_embd": 32, "n_layer": 3, "n_head": 4, "rotary_dim": 4},
     "bloom": {"n_layer": 3, "n_head": 4},
 }
