@@ -38,6 +38,7 @@ CONFIGS = {
     "deepseek_v3": "DeepseekV3Config", "granite": "GraniteConfig", "granitemoe": "GraniteMoeConfig",
     "granite_swa": "GraniteSWAConfig",
     "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
+    "gpt_oss": "GptOssConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
