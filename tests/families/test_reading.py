@@ -269,6 +269,7 @@ class TestBadInput:
         ("fields", "message"),
         [
             ({"model_type": "deberta-v2"}, "'deberta-v2' is not supported: its disentangled attention"),
+            ({"model_type": "phimoe"}, r"'phimoe' is not supported: its router \(SparseMixer\)"),
             ({"model_type": "gemma3"}, "'gemma3' is not supported: it reads images .*gemma3_text"),
             ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional attention"),
             ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping bounds"),
