@@ -123,15 +123,51 @@ def known(pages: dict[str, str], first_steps: str) -> str:
 
 def plateau(results: dict[str, Any]) -> str:
     """When networks of every depth leave the plateau at chance: the first of the rates and warm-ups that were run."""
-    scores: dict[tuple[str, str], list[float | None]] = {}
+    methods: dict[str, dict[str, list[float | None]]] = {}
     for row in results["rows"]:
-        scores.setdefault((row["method"], row["layers"]), []).append(row["score"])
+        methods.setdefault(row["method"], {}).setdefault(row["layers"], []).append(row["score"])
     lines = []
-    for (method, layers), found in scores.items():
-        left = [x for x in found if x is not None]
-        said = f"after {min(left):.0f} steps" if left else "not within the budget"
-        lines.append(f"{method}, {layers} layers: {said} ({len(left)} of {len(found)} runs leave it)")
-    return "**Leaving the plateau at chance** ([page](depth-postln.md)): " + "; ".join(lines) + "."
+    for method, depths in methods.items():
+        fastest = {layers: min((x for x in found if x is not None), default=None) for layers, found in depths.items()}
+        left = [f"{steps:.0f} ({layers} layers)" for layers, steps in fastest.items() if steps is not None]
+        stayed = [layers for layers, steps in fastest.items() if steps is None]
+        runs = sum(len(depths[layers]) for layers in stayed)
+        lines.append(
+            f"- {method}: after {', '.join(left) or 'no number of'} steps"
+            + (f"; never at {', '.join(stayed)} layers ({runs} runs)" if stayed else "")
+        )
+    shown = "![steps until the plateau is left, against depth](plateau.svg)"
+    title = (
+        "**Leaving the plateau at chance** ([page](depth-postln.md)), at the best rate, warm-up and seed of each depth:"
+    )
+    return "\n\n".join([title, "\n".join(lines), shown])
+
+
+def plateau_picture(results: dict[str, Any]) -> None:
+    """plateau.svg: a point per run, a line through the fastest of every depth; runs that never left it at the top."""
+    import matplotlib.pyplot as plt
+
+    plt.rcParams["svg.hashsalt"] = "plateau"
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    most = max(row["steps"] for row in results["rows"])
+    for number, method in enumerate(dict.fromkeys(row["method"] for row in results["rows"])):
+        runs = [(int(row["layers"]), row["score"]) for row in results["rows"] if row["method"] == method]
+        left = [(layers, score) for layers, score in runs if score is not None]
+        stayed = [layers for layers, score in runs if score is None]
+        style: dict[str, Any] = {"color": f"C{number}", "linestyle": "none", "markersize": 5}
+        axes.plot([x for x, _ in left], [y for _, y in left], marker="o", fillstyle="none", **style)
+        axes.plot(stayed, [most] * len(stayed), marker="^", **style)
+        fastest = {layers: min(y for x, y in left if x == layers) for layers, _ in sorted(left)}
+        axes.plot(list(fastest), list(fastest.values()), color=f"C{number}", label=method)
+    depths = sorted({int(row["layers"]) for row in results["rows"]})
+    axes.set(xscale="log", yscale="log", xlabel="layers", ylabel="steps until the plateau is left")
+    axes.set_xticks(depths, map(str, depths), minor=False)
+    axes.minorticks_off()
+    ticks = [t for t in (100, 200, 500, 1000) if t < most]
+    axes.set_yticks([*ticks, most], [*map(str, ticks), f"not within {most}"])
+    figure.legend(loc="outside upper center", ncols=2)
+    figure.savefig(FOLDER / "plateau.svg", metadata={"Date": None})
+    plt.close(figure)
 
 
 CAUTION = """\
@@ -147,7 +183,9 @@ def index(found: list[tuple[str, str, str]]) -> str:
     texts = {f"{name}.md": (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name, _, _ in found}
     steps, depths = FOLDER.parent / "first-steps.md", FOLDER / "depth-postln.json"
     now = known(texts, steps.read_text(encoding="utf-8") if steps.is_file() else "")
-    now += f"\n\n{plateau(read_json(depths))}" if depths.is_file() else ""
+    if depths.is_file():
+        plateau_picture(read_json(depths))
+        now += f"\n\n{plateau(read_json(depths))}"
     return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n\n{now}\n"
 
 

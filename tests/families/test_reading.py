@@ -35,7 +35,9 @@ CONFIGS = {
     "cohere2": "Cohere2Config", "gemma2": "Gemma2Config", "glm": "GlmConfig", "glm4": "Glm4Config",
     "modernbert": "ModernBertConfig", "phi3": "Phi3Config",
     "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",
-    "deepseek_v3": "DeepseekV3Config",
+    "deepseek_v3": "DeepseekV3Config", "granite": "GraniteConfig", "granitemoe": "GraniteMoeConfig",
+    "granite_swa": "GraniteSWAConfig",
+    "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),

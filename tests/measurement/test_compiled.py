@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import watched_processes
@@ -88,6 +90,29 @@ def profiled(model: nn.Module, called: nn.Module | None = None, parts: int = 1, 
         profile = probe.profile()
     assert profile is not None
     return profile
+
+
+@pytest.mark.slow
+def test_checkpointed_layers_are_computed_again_from_their_own_inputs() -> None:
+    kept: list[int] = []
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        (outputs,) = graph.graph.output_node().args
+        kept.append(sum(node.meta["val"].shape == (*IDS.shape, 32) for node in outputs if node.op != "placeholder"))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    model = vanilla("gpt2", attn_implementation="eager").train()
+    for block in model.transformer.h:
+        block.gradient_checkpointing = True
+        block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    with Probe(model, compiled=True):
+        torch.compile(model, backend=backend, fullgraph=True)(input_ids=IDS, use_cache=False).logits.sum().backward()
+    assert kept == [2]
 
 
 @pytest.mark.parametrize("kind", [OwnGPT, pytest.param(Checkpointed, marks=pytest.mark.slow)])

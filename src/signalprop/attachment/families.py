@@ -163,6 +163,7 @@ def _sublayer(
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
         weights=weights,
+        multiplier=a.branch_scale,
         score_scale=a.score_scale / (index + 1) if row.by_depth and _get(layer, row.by_depth) else None,
         query_norm=f"{place}.{row.query_norm}" if qk_norm else None,
         key_norm=f"{place}.{row.key_norm}" if qk_norm else None,
@@ -202,7 +203,7 @@ def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, 
     if a.head == "classes":
         found = [path for path in paths.classifiers if hasattr(_get(model, path), "weight")]
         return HeadMap(weight=found[0] if found else None)
-    scale = 1.0
+    scale = a.head_scale
     config: Any = getattr(model, "config", None)
     tied = getattr(config, "tie_word_embeddings", False)
     if family.tied_head_scale and getattr(config, "scale_decoder_outputs", tied):

@@ -268,9 +268,9 @@ class HuggingFaceDefault(Scheme):
         tables = drawn.tables * a.init_scale
         embedding = same_embedding(a, tables)
         own = {"transform": drawn.transform(a) * a.init_scale} if drawn.transform and a.head_transform else {}
-        scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else 1.0
+        scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else a.head_scale
         return replace(
-            fill(a, self, {role: std * a.init_scale for role, std in drawn.weights(a).items()}),
+            fill(a, self, {role: std * a.init_scale for role, std in drawn.weights(a).items()}, branch=a.branch_scale),
             embedding=_with_positions(a, embedding, drawn.positions),
             head=Head(**head_of(a, tables, embedding, scale).model_dump() | own),
         )

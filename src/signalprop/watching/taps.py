@@ -16,10 +16,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError
@@ -70,21 +73,43 @@ class Seen:
         self.read = Read()
 
 
+_LIBRARY = torch.library.Library("signalprop", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("kept(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+@torch.library.impl(_LIBRARY, "kept", "CompositeImplicitAutograd")
+def _kept(x: Tensor) -> Tensor:
+    """The tensor, which a compiled graph keeps for the backward pass.
+
+    Between two checkpointed layers it keeps the stream, and computes a layer again from there. What stands there is
+    then this; a view, which is never kept, would have it compute all layers again from the first one's input.
+    """
+    tracing = get_proxy_mode()
+    before = 0 if tracing is None else len(tracing.tracer.graph.nodes)
+    out = x.clone()
+    if tracing is not None:
+        nodes = tracing.tracer.graph.nodes
+        for node in islice(reversed(nodes), len(nodes) - before):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return out
+
+
 class _Tap(torch.autograd.Function):
-    """x, and the sums of x and of its gradient as the gradient of `leaf` (2, 9)."""
+    """x, and the sums of x and of its gradient as the gradient of `leaf` (2, 9). between: x is between layers."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, keep: Tensor | None, skip: int, group: Any, between: bool) -> Tensor:
         ctx.skip, ctx.group, ctx.masked = skip, group, keep is not None
         found = _sums(x, keep, skip, group)
         ctx.save_for_backward(found, *([] if keep is None else [keep]))
-        return x.view_as(x)
+        out: Tensor = torch.ops.signalprop.kept(x) if between else x.view_as(x)
+        return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         found, *mask = ctx.saved_tensors
         own = _sums(gradient, mask[0] if ctx.masked else None, ctx.skip, ctx.group)
-        return gradient, torch.stack([found, own]), None, None, None
+        return gradient, torch.stack([found, own]), None, None, None, None
 
 
 def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
@@ -116,7 +141,7 @@ def _whole(x: Tensor) -> Tensor:
 # --- hooks: traced into the graph -----------------------------------------------------------------------------------
 
 
-def _tapped(x: Tensor | None, leaf: Tensor, seen: Seen) -> Tensor | None:
+def _tapped(x: Tensor | None, leaf: Tensor, seen: Seen, between: bool = False) -> Tensor | None:
     """The tensor behind its tap; None where there is nothing to see."""
     if x is None or not seen.on or not torch.is_grad_enabled() or x.ndim != 3 or not x.requires_grad:
         return None
@@ -125,13 +150,15 @@ def _tapped(x: Tensor | None, leaf: Tensor, seen: Seen) -> Tensor | None:
         keep, skip = seen.mask != 0, 0
         if x.shape[1] > 2 * seen.skip_first > 0:
             keep = keep & (keep.cumsum(1) > seen.skip_first)
-    out: Tensor = _Tap.apply(x, leaf, keep, skip, seen.group)  # type: ignore[no-untyped-call]
+    out: Tensor = _Tap.apply(x, leaf, keep, skip, seen.group, between)  # type: ignore[no-untyped-call]
     return out
 
 
 def _argument(module: Any, args: Any, kwargs: Any) -> Any:
     """A layer's first argument, which all inside it read."""
-    return replaced(args, kwargs, _tapped(read_by(args, kwargs), module._signalprop_in, module._signalprop_seen))
+    return replaced(
+        args, kwargs, _tapped(read_by(args, kwargs), module._signalprop_in, module._signalprop_seen, between=True)
+    )
 
 
 def _rebound(module: Any, args: Any, kwargs: Any) -> None:

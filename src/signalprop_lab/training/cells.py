@@ -150,6 +150,11 @@ def error_of_difference(one: Summary, other: Summary, pooled: float | None) -> f
     return math.sqrt(max(known) / len(differences)) if known and differences else None
 
 
+def number(value: float, sign: str = "") -> str:
+    """A score: losses to four decimals, counts of steps to one. sign: `+` writes that of a positive one too."""
+    return f"{value:{sign}.{4 if abs(value) < 10 else 1}f}"
+
+
 def counted(item: Summary) -> str:
     """How many runs of a cell did what."""
     counts = Counter(item.states)
@@ -162,7 +167,7 @@ def result_text(item: Summary) -> str:
     words = [state if n == len(item.rows) else f"{n} of {len(item.rows)} {state}" for state, n in bad.items()]
     if not item.scores:
         return ", ".join(words) or "-"
-    text = f"{item.mean:.4f}" + (f" ± {item.error:.4f}" if item.error is not None else "")
+    text = number(item.mean) + (f" ± {number(item.error)}" if item.error is not None else "")
     if len(item.scores) == 1:
         words.append("1 seed")
     return f"{text} ({', '.join(words)})" if words else text

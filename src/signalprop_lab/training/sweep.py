@@ -26,6 +26,7 @@ from signalprop.errors import InputError, printable
 from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
 from signalprop_lab.training.callbacks import read_lines
+from signalprop_lab.training.cells import number
 from signalprop_lab.training.claims import Claim, Entry, Runs
 from signalprop_lab.training.course import course_of
 from signalprop_lab.training.grid import Grid, Point, load_sweep
@@ -205,12 +206,12 @@ def progress_line(grid: Grid, entries: Sequence[Entry], point: Point, row: Mappi
     n_left = sum(left.values())
     rest = f", about {duration(expected_seconds(entries, left) / jobs)} left" if n_left else ""
     score = sweep.score_of(row)
-    text = row["status"] if score is None else f"{sweep.score} {score:.4f}"
+    text = row["status"] if score is None else f"{sweep.score} {number(score)}"
     own = found[point.cell]
     best = best_rung(sweep.tune, sweep.seeds, sweep.seeds_at, own)
     cost = own.get((best, sweep.seeds[0]), math.inf)
     if sweep.tune is not None and math.isfinite(cost):
-        text += f"; best of the cell {abs(cost):.4f} at {best:g}"
+        text += f"; best of the cell {number(abs(cost))} at {best:g}"
     return f"{done}/{done + n_left} runs{rest}: {shown(grid, point)}: {text}"
 
 

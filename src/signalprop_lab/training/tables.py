@@ -24,6 +24,7 @@ from signalprop_lab.training.cells import (
     Store,
     Summary,
     error_of_difference,
+    number,
     pooled_variance,
     result_text,
     summaries,
@@ -189,7 +190,7 @@ def _from_best(item: Summary, best: Summary | None, pooled: float | None) -> str
     if item is best:
         return "best"
     error = error_of_difference(item, best, pooled)
-    text = f"{item.mean - best.mean:+.4f}"
+    text = number(item.mean - best.mean, "+")
     return text if error is None or abs(item.mean - best.mean) > 2 * error else f"{text} ≈"
 
 
@@ -227,7 +228,7 @@ def rates_rows(store: Store) -> Cells | None:
         cells = []
         for rate in rates:
             cost = item.tried.get(rate)
-            cells.append("" if cost is None else f"{abs(cost):.4f}" if math.isfinite(cost) else none)
+            cells.append("" if cost is None else number(abs(cost)) if math.isfinite(cost) else none)
         lines.append([item.name, *cells])
     return [sweep.tune.column, *(f"{rate:g}" for rate in rates)], lines
 
@@ -336,7 +337,9 @@ def legend(store: Store, sweep: Sweep) -> str:
     pooled = pooled_variance(summaries(store))
     text += "≈: less than two standard errors of the difference, paired by seed"
     if pooled is not None:
-        text += f" (its standard deviation between seeds counts as at least {math.sqrt(pooled):.4f}, pooled over cells)"
+        text += (
+            f" (its standard deviation between seeds counts as at least {number(math.sqrt(pooled))}, pooled over cells)"
+        )
     return text + "."
 
 

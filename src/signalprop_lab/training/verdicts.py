@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from signalprop_lab.training.cells import (
     PLATEAU,
@@ -13,6 +14,7 @@ from signalprop_lab.training.cells import (
     Summary,
     counted,
     error_of_difference,
+    number,
     paired,
     pooled_variance,
     result_text,
@@ -63,7 +65,7 @@ def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: floa
     if error is None:
         return NONE, f"the spread between seeds is not known; {told}"
     difference = statistics.fmean(paired(other, one))
-    told += f"; difference {difference:+.4f}, standard error {error:.4f}"
+    told += f"; difference {number(difference, '+')}, standard error {number(error)}"
     if check.effect is not None and 2 * error > check.effect:
         told += f"; the paper's {check.effect:g} could not have been seen: the smallest that could is {2 * error:.2g}"
     least = 2 * error if check.by == "spread" else max(2 * error, check.by)
@@ -95,11 +97,12 @@ def foresight(sweep: Sweep) -> list[str]:
 
 
 def same_functions(items: Sequence[Summary]) -> list[str]:
-    """Cells whose scores are equal to the last digit at every seed: the same function under two names."""
-    found: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    """Cells whose losses are equal to the last digit at every seed: the same function under two names."""
+    found: dict[tuple[Any, ...], list[str]] = {}
     for item in items:
-        if item.scores and sum(len({*other.by_seed.items()} & {*item.by_seed.items()}) > 0 for other in items) > 1:
-            found.setdefault(tuple(item.by_seed.items()), []).append(item.name)
+        losses = tuple((row["seed"], row.get("train_loss"), row.get("eval_loss")) for row in item.rows)
+        if item.scores and not item.failed:
+            found.setdefault(losses, []).append(item.name)
     return [" and ".join(names) for names in found.values() if len(names) > 1]
 
 

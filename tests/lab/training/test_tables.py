@@ -170,6 +170,12 @@ def test_one_function_under_two_names_is_named() -> None:
     assert "equal to the last digit" not in page(stored({ONE: [2.0, 2.2], TWO: [2.0, 2.3]}))
 
 
+def test_equal_scores_of_other_losses_are_not_one_function() -> None:
+    sweep = sweep_of(score="accuracy")
+    entries = [entry(sweep, cell, 0, loss, scores={"accuracy": 0.5}) for cell, loss in ((ONE, 2.0), (TWO, 2.1))]
+    assert "equal to the last digit" not in page(store_of(grid_of(sweep, BASE), entries))
+
+
 def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> None:
     grid, entries = tuned
     store = json.loads(json.dumps(store_of(grid, entries)))
@@ -361,9 +367,10 @@ def test_when_networks_leave_the_plateau() -> None:
     from benchmarks import results
 
     rows = [{"method": "a", "layers": n, "score": x} for n, x in (("6", 90), ("6", 70), ("6", None), ("24", None))]
+    rows += [{"method": "b", "layers": "24", "score": None}]
     said = results.plateau({"rows": rows})
-    assert "a, 6 layers: after 70 steps (2 of 3 runs leave it)" in said
-    assert "a, 24 layers: not within the budget (0 of 1 runs leave it)" in said
+    assert "- a: after 70 (6 layers) steps; never at 24 layers (1 runs)" in said
+    assert "- b: after no number of steps; never at 24 layers (1 runs)" in said
 
 
 @settings(max_examples=50)
