@@ -48,6 +48,10 @@ SIZES = (
     ("state_size", 64),
     ("n_groups", 1),
     ("full_attn_idxs", list(range(2, LAYERS, 3))),
+    ("embedding_multiplier", 12.0),  # this and the next three: of Granite 3
+    ("residual_multiplier", 0.22),
+    ("attention_multiplier", 1 / 64),
+    ("logits_scaling", 8.0),
 )
 # what is written about a row that misses, and the columns: quantity, heading, largest median error
 BOUNDS = (

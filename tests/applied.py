@@ -119,7 +119,7 @@ def double_norms() -> Iterator[None]:
              "exaone4": "Exaone4RMSNorm", "seed_oss": "SeedOssRMSNorm", "cwm": "CwmRMSNorm",
              "eurobert": "EuroBertRMSNorm", "gemma2": "Gemma2RMSNorm", "phi3": "Phi3RMSNorm",
              "lfm2": "Lfm2RMSNorm", "qwen2_moe": "Qwen2MoeRMSNorm", "glm4_moe": "Glm4MoeRMSNorm",
-             "flex_olmo": "FlexOlmoRMSNorm"}  # fmt: skip
+             "flex_olmo": "FlexOlmoRMSNorm", "granite": "GraniteRMSNorm"}  # fmt: skip
     there = [name for name in names if find_spec(f"transformers.models.{name}") is not None]  # in this release
     found = {n: getattr(import_module(f"transformers.models.{n}.modeling_{n}"), names[n]) for n in there}
     changed = [(cls, offset if name.startswith("gemma") else plain) for name, cls in found.items()]

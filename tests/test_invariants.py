@@ -31,8 +31,9 @@ from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
-from signalprop_lab.training.recipe import load_recipe, parse, shipped
-from signalprop_lab.training.run import Result
+from signalprop_lab.training.recipe import load_recipe, parse
+from signalprop_lab.training.recipe_files import shipped
+from signalprop_lab.training.result import Result
 from strategies import LARGEST_DROPOUT, architectures, schemes, statistics, table_or_none
 
 ROOT = Path(__file__).resolve().parent.parent

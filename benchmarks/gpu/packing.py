@@ -13,8 +13,8 @@ from benchmarks.gpu.trained import sweep_of
 from benchmarks.page import ROOT
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, write_json, write_text
+from signalprop_lab.training.environment import environment
 from signalprop_lab.training.grid import Point
-from signalprop_lab.training.run import environment
 from signalprop_lab.training.tasks import prepare
 
 LARGEST = 60 << 20  # bytes

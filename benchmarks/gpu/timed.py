@@ -20,7 +20,7 @@ import torch
 
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, read_json, write_json
-from signalprop_lab.training.run import environment
+from signalprop_lab.training.environment import environment
 
 SAME = ("device", "git", "versions")  # of all rows of a file
 

@@ -21,9 +21,10 @@ from signalprop.network.inputs import from_tokens
 from signalprop.schemes import scheme
 from signalprop.sublayers.feed_forward import moments as feed_forward
 from signalprop.theory import logs
+from signalprop.theory.branches import returned
 from signalprop.theory.embedding import activated
 from signalprop.theory.head import coincidences
-from signalprop.theory.network import predict_moments, returned
+from signalprop.theory.network import predict_moments
 from signalprop.theory.softmax import exact_softmax_moments
 
 Function = Callable[[np.ndarray], np.ndarray]

@@ -35,7 +35,10 @@ CONFIGS = {
     "cohere2": "Cohere2Config", "gemma2": "Gemma2Config", "glm": "GlmConfig", "glm4": "Glm4Config",
     "modernbert": "ModernBertConfig", "phi3": "Phi3Config",
     "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",
-    "deepseek_v3": "DeepseekV3Config",
+    "deepseek_v3": "DeepseekV3Config", "granite": "GraniteConfig", "granitemoe": "GraniteMoeConfig",
+    "granite_swa": "GraniteSWAConfig",
+    "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
+    "gpt_oss": "GptOssConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
@@ -266,6 +269,7 @@ class TestBadInput:
         ("fields", "message"),
         [
             ({"model_type": "deberta-v2"}, "'deberta-v2' is not supported: its disentangled attention"),
+            ({"model_type": "phimoe"}, r"'phimoe' is not supported: its router \(SparseMixer\)"),
             ({"model_type": "gemma3"}, "'gemma3' is not supported: it reads images .*gemma3_text"),
             ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional attention"),
             ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping bounds"),

@@ -23,8 +23,9 @@ from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop_lab.training import checkpoints, tokenizers
-from signalprop_lab.training.checkpoints import MARKER, PROCESS, STATE, load_tensors, problem_of
+from signalprop_lab.training.checkpoint_checks import MARKER, problem_of
 from signalprop_lab.training.networks import network_of
+from signalprop_lab.training.weight_files import PROCESS, STATE, load_tensors
 
 FEW, MANY = 5, 150
 

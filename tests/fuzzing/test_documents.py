@@ -25,7 +25,8 @@ from signalprop.report.html import document, render
 from signalprop.report.html.reading import read
 from signalprop.report.kernel_tables import to_json
 from signalprop_lab.training.grid import load_sweep
-from signalprop_lab.training.recipe import load_recipe, read_recipe, read_yaml
+from signalprop_lab.training.recipe import load_recipe
+from signalprop_lab.training.recipe_files import read_recipe, read_yaml
 
 FEW, MANY = 8, 400
 ARCHITECTURE = {

@@ -18,7 +18,7 @@ from signalprop.network.moments import Moments
 from signalprop.sublayers.attention.moments import SelfAttention
 from signalprop.sublayers.cross_attention.moments import CrossAttention
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
-from signalprop.theory import attention, elements, embedding, network, softmax
+from signalprop.theory import attention, elements, embedding, network, reading, softmax
 from signalprop.theory.elements import Branch, BranchBackward, Sent
 from signalprop.theory.softmax import SoftmaxMoments
 from signalprop_lab.verification.components import Case
@@ -128,7 +128,7 @@ MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (elements, "activated", larger, "relu"),
     (elements, "activated_back", larger, "gelu"),
     (elements, "normed", larger_log, "layer norm"),
-    (network, "read_normed", larger, "rms norm"),
+    (reading, "read_normed", larger, "rms norm"),
     (embedding, "embed", larger, "embedding"),
     (embedding, "activated", larger, "relu"),
     (softmax, "softmax_moments", larger, "softmax"),

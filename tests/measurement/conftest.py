@@ -83,6 +83,9 @@ _GEMMA3 = {
 # angles of another base are not the same to the last bit; in transformers 5, and before
 _BASE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rope_theta": 10_000.0}
 _OLMO3 = {"sliding_window": 9, "rope_parameters": _BASE["rope_parameters"], "rope_theta": 10_000.0}
+_GRANITE = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 8.0,
+}  # fmt: skip
 _EXAONE4 = {"sliding_window": 9, "sliding_window_pattern": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", "BertConfig", _common(**_DROP)),
@@ -164,7 +167,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         _common(**_GQA, head_dim=6, query_pre_attn_scalar=9, sliding_window=9, attn_logit_softcapping=2.0,
                 final_logit_softcapping=None),
     ),
-    "cohere": ("CohereForCausalLM", "CohereConfig", _common(**_GQA, logit_scale=1.0)),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", _common(**_GQA, **_GRANITE)),
+    "cohere": ("CohereForCausalLM", "CohereConfig", _common(**_GQA, logit_scale=0.5)),
     "cohere2": ("Cohere2ForCausalLM", "Cohere2Config", _common(**_GQA, logit_scale=1.0, sliding_window=9)),
     "glm": ("GlmForCausalLM", "GlmConfig", _common(**_GQA, head_dim=8)),
     "glm4": ("Glm4ForCausalLM", "Glm4Config", _common(**_GQA, head_dim=8)),

@@ -13,7 +13,7 @@ from torch import nn
 
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
-from signalprop.attachment.mapping import find, find_any, split
+from signalprop.attachment.mapping import find, find_any, number, split
 from signalprop.hooks import first_tensor
 from signalprop.measurement import measure
 from signalprop.models import build as build_model
@@ -178,7 +178,8 @@ def test_the_points_are_where_the_residual_stream_runs(build: Any, name: str) ->
 
     def added(row: int) -> torch.Tensor:
         kept = tensors["branch", row]
-        return torch.as_tensor(kept.value) if kept.dropped is None else kept.dropped
+        branch = torch.as_tensor(kept.value) if kept.dropped is None else kept.dropped
+        return branch * number(mapping.sublayers[row].multiplier)
 
     for row in range(len(rows.kind)):
         entering, leaving = tensors["stream_in", row], tensors.get(("stream_out", row))

@@ -29,7 +29,7 @@ NAMES = [name for name in NAMES if name not in OTHER_PAIRS | ONE_NORM_LESS]  # b
 LIKE = (  # the page has no column of them; the tests below run for them
     "xlm-roberta", "camembert", "mt5", "smollm3", "internlm3", "arcee", "ministral", "hunyuan_v1_dense", "olmo3",
     "exaone4", "seed_oss", "jais2", "starcoder2", "cwm", "eurobert", "ernie", "data2vec-text", "mbart",
-    "qwen2_moe", "glm4_moe", "flex_olmo",
+    "qwen2_moe", "glm4_moe", "flex_olmo", "granite",
 )  # fmt: skip
 COLUMNS = [name for name in NAMES if name not in LIKE]
 BOUND = 1e-9

@@ -62,7 +62,7 @@ class TestEveryFamily:
             item.norm and find(model, item.norm) for item in mapping.sublayers
         ]
         assert [each.parallel for each in found] == rows.parallel.tolist()
-        assert {each.multiplier.value for each in found} == {1.0}
+        assert {each.multiplier.value for each in found} == {mapping.architecture.branch_scale}
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "gpt_neox", "vit"])

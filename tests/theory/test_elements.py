@@ -9,7 +9,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Embedding
 from signalprop.network.inputs import InputStatistics
 from signalprop.theory.embedding import embed
-from signalprop.theory.network import read_normed
+from signalprop.theory.reading import read_normed
 
 
 def test_layer_norm_errata() -> None:

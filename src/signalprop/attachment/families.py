@@ -154,7 +154,9 @@ def _sublayer(
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
     for path, roles in row.blocks.items():
         ends = np.cumsum([0, *(fan(a, role)[1] for role in roles)]).tolist()
-        weights |= {role: (f"{place}.{path}", slice(*two)) for role, two in zip(roles, pairwise(ends), strict=True)}
+        turns = (slice(j, None, len(roles)) for j in range(len(roles)))
+        cuts = turns if row.interleaved else (slice(*two) for two in pairwise(ends))
+        weights |= {role: (f"{place}.{path}", cut) for role, cut in zip(roles, cuts, strict=True)}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
@@ -163,6 +165,7 @@ def _sublayer(
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
         weights=weights,
+        multiplier=a.branch_scale,
         score_scale=a.score_scale / (index + 1) if row.by_depth and _get(layer, row.by_depth) else None,
         query_norm=f"{place}.{row.query_norm}" if qk_norm else None,
         key_norm=f"{place}.{row.key_norm}" if qk_norm else None,
@@ -202,7 +205,7 @@ def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, 
     if a.head == "classes":
         found = [path for path in paths.classifiers if hasattr(_get(model, path), "weight")]
         return HeadMap(weight=found[0] if found else None)
-    scale = 1.0
+    scale = a.head_scale
     config: Any = getattr(model, "config", None)
     tied = getattr(config, "tie_word_embeddings", False)
     if family.tied_head_scale and getattr(config, "scale_decoder_outputs", tied):

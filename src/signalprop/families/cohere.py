@@ -1,7 +1,6 @@
 """Cohere (Command R): attention and feed-forward in parallel after one LayerNorm.
 
-Neighbouring features rotate together. `logit_scale`, a factor on the logits, is read as 1: it multiplies the gradient
-at the top, and nothing else.
+Neighbouring features rotate together.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ def fields(c: Config) -> dict[str, Any]:
         raise InputError(f"Cohere with LayerNorms on queries and keys is not supported; {BY_HAND}")
     return llama.decoder({**c, "rms_norm_eps": c["layer_norm_eps"]}) | {
         "norm": "layernorm", "bias": bool(c["attention_bias"]), "parallel": True, "shared_norm": True,
+        "head_scale": c["logit_scale"],
     }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ FAMILY = replace(
     defaults={
         **llama.FAMILY.defaults, "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
         "num_hidden_layers": 40, "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
-        "tie_word_embeddings": True, "rope_theta": 500_000.0,
+        "tie_word_embeddings": True, "rope_theta": 500_000.0, "logit_scale": 0.0625,
     },
     fields=fields,
     paths=llama.paths(feed_forward=replace(llama.FEED_FORWARD, norm="input_layernorm")),

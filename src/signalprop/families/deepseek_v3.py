@@ -15,25 +15,44 @@ from signalprop.families import _experts, glm4_moe, llama
 from signalprop.families.base import BY_HAND, Config
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def decoder(c: Config) -> dict[str, Any]:
+    """Fields of a dense decoder whose heads are as wide as those of latent attention.
+
+    Raises:
+        InputError: its maps have biases.
+    """
     if c["attention_bias"]:
-        raise InputError(f"DeepSeek-V3 with attention_bias is not supported; {BY_HAND}")
+        raise InputError(f"{c['model_type']} with attention_bias is not supported; {BY_HAND}")
     d_head = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
     stretched = c.get("rope_parameters") or c.get("rope_scaling") or {}
     factor = 0.1 * stretched.get("mscale_all_dim", 0) * math.log(max(stretched.get("factor", 1), 1)) + 1
-    made = llama.decoder({**c, "head_dim": d_head, "num_key_value_heads": c["num_attention_heads"]}) | {
-        "attention_scale": factor**2 / math.sqrt(d_head)
-    }
-    dense = _experts.first(c["first_k_dense_replace"], c["num_hidden_layers"])
-    sparse = _experts.sparse(made, dense, **glm4_moe.routed(c))
-    latent = {
+    made = llama.decoder({**c, "head_dim": d_head, "num_key_value_heads": c["num_attention_heads"]})
+    return made | {"attention_scale": factor**2 / math.sqrt(d_head)}
+
+
+def latent(c: Config, made: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The fields with latent attention where they have attention.
+
+    Args:
+        settings: of latent attention, beside its widths.
+    """
+    widths = {
         "rank": c["kv_lora_rank"], "query_rank": c.get("q_lora_rank") or 0, "d_rotary": c["qk_rope_head_dim"],
         "d_value": c["v_head_dim"],
     }  # fmt: skip
-    kinds = [("latent_attention", "feed_forward" if one else "experts") for one in dense]
-    experts = {name: value for name, value in sparse["settings"].items() if name != "attention"}
-    return sparse | {"branches": tuple(kinds), "settings": {**experts, "latent_attention": latent}}
+    branches = made.get("branches", ("attention", "feed_forward"))
+    layers = branches if isinstance(branches[0], tuple) else [branches] * c["num_hidden_layers"]
+    others = {name: value for name, value in made["settings"].items() if name != "attention"}
+    return made | {
+        "branches": tuple(("latent_attention", last) for _, last in layers),
+        "settings": {**others, "latent_attention": widths | settings},
+    }
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    dense = _experts.first(c["first_k_dense_replace"], c["num_hidden_layers"])
+    return latent(c, _experts.sparse(decoder(c), dense, **glm4_moe.routed(c)))
 
 
 ATTENTION = replace(

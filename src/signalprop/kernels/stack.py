@@ -21,7 +21,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.logs import HELD, within
-from signalprop.theory.network import LARGEST_MEMORY
+from signalprop.theory.reading import LARGEST_MEMORY
 
 
 class BranchKernel(Protocol):

@@ -86,7 +86,8 @@ class Architecture(Value):
             after a head_transform, where linear maps have biases.
         family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
             standard deviations drawn (initializer_range, init_std, initializer_factor) over the family's default; read
-            by scheme `huggingface` alone.
+            by scheme `huggingface` alone, as are `branch_scale` and `head_scale`: fixed factors that the model's own
+            code has on every branch (Granite's residual_multiplier) and on the head's input.
     """
 
     kind: Kind = "encoder"
@@ -142,6 +143,8 @@ class Architecture(Value):
     head_bias: bool | None = None
     family: str | None = None
     init_scale: float = Field(1.0, ge=1e-30, le=1e30)
+    branch_scale: float = Field(1.0, ge=1e-30, le=1e30)
+    head_scale: float = Field(1.0, ge=1e-30, le=1e30)
 
     @model_validator(mode="before")
     @classmethod

@@ -34,6 +34,8 @@ _IN_THE_TABLE = {
     "embedding_scale",
     "family",
     "init_scale",
+    "branch_scale",
+    "head_scale",
 }
 _ATTENTION: dict[str, tuple[str, ...]] = {
     "scores (query x key)": ("query", "key"),

@@ -21,9 +21,10 @@ from signalprop.network.layout import PLACEMENTS, layer_starts
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
+from signalprop.theory.branches import Returned, returned
 from signalprop.theory.elements import BranchBackward
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add
-from signalprop.theory.network import Returned, is_shaped, returned
+from signalprop.theory.network import is_shaped
 
 PRE, POST = PLACEMENTS.index("pre"), PLACEMENTS.index("post")
 __all__ = ["variance_range"]

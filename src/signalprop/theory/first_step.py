@@ -20,7 +20,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.results.profile import Profile
-from signalprop.theory.network import branches_of, made_of, met_by, placed
+from signalprop.theory.branches import branches_of, made_of, met_by, placed
 
 StepOptimizer = Literal["adam", "sgd", "muon"]
 # measured over `change` of Xavier before norms, 6 and 24 layers (Muon: 6) of width 64, two seeds: what a real step is

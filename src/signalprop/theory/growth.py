@@ -18,8 +18,8 @@ from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
+from signalprop.theory.branches import branches_of
 from signalprop.theory.elements import BranchMoments
-from signalprop.theory.network import branches_of
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
 

@@ -9,36 +9,24 @@ so that 100,000 layers neither over- nor underflow. TGS section 2.3 and v1 appen
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import Array, FloatArray, Moments, ratio
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
+from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH, back_through, step, step_back, through
 from signalprop.results.profile import POINTS, Profile, Series
-from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset, normed, squashed
+from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, placed
+from signalprop.theory.elements import normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
-from signalprop.theory.logs import (
-    HELD,
-    NO_SIGNAL,
-    at,
-    correlation,
-    exp,
-    log,
-    log_add,
-    plain,
-    row,
-    safe_exp,
-    within,
-)
+from signalprop.theory.logs import NO_SIGNAL, at, correlation, exp, log, log_add, plain, within
+from signalprop.theory.reading import LARGEST_MEAN, read_memory, read_normed, read_raw
 
 Stream = tuple[Array, Array, Array]  # log variance, token correlation, mean
 Gradient = tuple[Array, Array]  # log variance, token correlation
@@ -155,11 +143,6 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
     steps = steps + np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
-
-
-def placed(p: Parametrization, where: frozenset[str]) -> Any:
-    """Which sublayers have a placement of a set, as `signalprop.network.residual` names them, (sublayers,)."""
-    return np.isin(p.placement, [PLACEMENTS.index(name) for name in PLACEMENTS if name in where])
 
 
 class Ahead:
@@ -289,89 +272,10 @@ class Ahead:
         }
 
 
-def branches_of(p: Parametrization) -> list[BranchMoments]:
-    """The branch of every sublayer: one object per kind and stack."""
-    out: list[BranchMoments] = []
-    made: dict[tuple[int, int], BranchMoments] = {}
-    for i, key in enumerate(zip(p.stack.tolist(), p.kind.tolist(), strict=True)):
-        if key not in made:
-            made[key] = kind_of(p, i).part("moments").of(p, key[0])
-        out.append(made[key])
-    return out
-
-
 def _start(moments: Moments, lead: tuple[int, ...]) -> Stream:
     log_v = log(float(moments.variance))
     values = (log_v, float(moments.token_correlation), float(moments.mean))
     return tuple(np.full(lead, v) if lead else v for v in values)  # type: ignore[return-value]
-
-
-LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
-LARGEST_MEMORY = 200.0  # log of a memory's variance up to which its products with others fit a double
-
-
-def read_normed(
-    a: Architecture, gain2: Array, slope: Array, log_v: Array, r: Array, mean: Array
-) -> tuple[Array, Array, Array, Array]:
-    """What a branch reads after a norm: second moment, its correlation; log of what the norm divides by, and its turn.
-
-    `slope` is of an activation that stands in for a norm. `turn` as of `Ahead`.
-    """
-    log_mean2 = log(mean**2)
-    if a.squash:
-        log_second = log_add(log_v, log_mean2)
-        second, r_read, back, shared = squashed(
-            a.squash, slope, safe_exp(log_second), _with_mean(log_second, log_mean2, r)
-        )
-        return plain(second * gain2), r_read, -log(back), log(shared) - log(back)
-    if a.norm == "layernorm":
-        log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
-    log_second = log_add(log_v, log_mean2)
-    out, divisor = normed(log_second, log(float(a.norm_eps)))
-    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor, divisor * 0.0
-
-
-def read_raw(a: Architecture, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:
-    """What a branch reads without a norm: second moment, its correlation; and log of what it was divided by.
-
-    A stream of extreme size is held at e^+-HELD, and the branch scaled: there the activations that can be reached are
-    homogeneous of degree 1 or bounded (squared ReLU and gated blocks are not: their growth is a lower bound, and no
-    double holds their streams anyway).
-    """
-    log_mean2 = log(mean**2)
-    log_second = log_add(log_v, log_mean2)
-    held = within(log_second, HELD)
-    return plain(safe_exp(held)), _with_mean(log_second, log_mean2, r), log_second - held
-
-
-def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
-    """Correlation of second moments: a mean is shared by all tokens."""
-    share = exp(log_mean2 - log_second)
-    return share + (1 - share) * r
-
-
-def read_memory(p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
-    """What a decoder reads of the encoder's last stream: second moment, correlation; and what its norm divides by."""
-    a = p.architecture
-    if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
-        return (safe_exp(within(log_v, LARGEST_MEMORY)), r), log_v * 0.0
-    out, divisor = normed(log_v, log(float(a.norm_eps)))
-    return (safe_exp(out) * p.head.final_norm_gain**2, r), divisor
-
-
-@dataclass(frozen=True)
-class Met:
-    """What branches and norms met on the way forward, as their backward maps need it; arrays (..., sublayers).
-
-    Attributes: as of `Ahead`.
-    """
-
-    second: FloatArray
-    r_read: FloatArray
-    norm: FloatArray
-    turn: FloatArray
-    raw_branch: FloatArray
-    memory: tuple[Array, Array] | None
 
 
 class Back:
@@ -462,133 +366,7 @@ class Back:
         out[0][i], out[1][i] = gradient
 
 
-def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBackward:
-    """Maps of whole branches, from the gradient at the sum to the stream: multiplier and norms included."""
-    norm_gain = log(p.norm_output**2) - f.norm
-    inner = log(p.branch**2) + np.where(placed(p, NORM_BEFORE), norm_gain, 0.0)
-    sandwich = p.placement == PLACEMENTS.index("sandwich")
-    on_branch = log(np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2)
-    on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
-    inner = inner + np.where(placed(p, NORM_ON_BRANCH), on_branch, 0.0)
-    scale = safe_exp(inner)
-    shared = scale * safe_exp(f.turn)
-    return BranchBackward(scale * maps.vv, scale * maps.vc, shared * maps.cv, shared * maps.cc)
-
-
-def backward_maps(
-    p: Parametrization, branches: list[BranchMoments], f: Met
-) -> tuple[BranchBackward, BranchBackward | None]:
-    """Backward maps of all sublayers, (..., n); and to the encoder's output, None where nothing reads it."""
-    shape = p.skip.shape
-    maps = BranchBackward(*(np.zeros(shape) for _ in range(4)))
-    to_memory: BranchBackward | None = None
-    for branch, where in _groups(branches):
-        second, r = f.second[..., where], f.r_read[..., where]
-        sent = branch.backward(where, (second, r), _spread(f.memory, second))
-        for column, value in zip(maps, sent.stream, strict=True):
-            column[..., where] = value
-        if sent.memory is not None:
-            to_memory = to_memory or BranchBackward(*(np.zeros(shape) for _ in range(4)))
-            for column, value in zip(to_memory, sent.memory, strict=True):
-                column[..., where] = value
-    return maps, to_memory
-
-
-def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
-    """Variance and token covariance of what every branch of a table makes of what branches of another one read."""
-    variance, covariance = np.zeros(p.skip.shape), np.zeros(p.skip.shape)
-    for branch, where in _groups(branches_of(p)):
-        second = f.second[..., where]
-        made = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
-        variance[..., where], covariance[..., where] = made
-    return variance, covariance
-
-
-def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
-    """Every object once, with its rows."""
-    rows: dict[int, list[int]] = {}
-    for i, branch in enumerate(branches):
-        rows.setdefault(id(branch), []).append(i)
-    return [(branches[members[0]], np.array(members, np.intp)) for members in rows.values()]
-
-
-def _spread(memory: tuple[Array, Array] | None, like: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-    """One memory for many sublayers."""
-    if memory is None:
-        return None
-    second, r = (np.broadcast_to(np.asarray(m)[..., None], like.shape) for m in memory)
-    return second, r
-
-
 def _added(state: Gradient, log_v: Array, r: Array) -> Gradient:
     total = log_add(state[0], log_v)
     share = exp(log_v - total)
     return total, share * r + (1 - share) * state[1]
-
-
-class Returned(NamedTuple):
-    """How gradients come back through every sublayer, arrays (..., sublayers).
-
-    Attributes:
-        maps: from the gradient at the sublayer's output to what its branch sends to the stream that it reads.
-        skip: the factor on the gradient along the skip path; a norm after the sum is in both.
-        skip_share: of the skip path in the variance of the sum.
-    """
-
-    maps: BranchBackward
-    skip: FloatArray
-    skip_share: FloatArray
-
-
-def returned(parametrization: Parametrization, profile: Profile) -> Returned:
-    """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
-    p = parametrization
-    branches = branches_of(p)
-    f = met_by(p, branches, profile)[0]
-    maps = from_the_sum(p, f, backward_maps(p, branches, f)[0])
-    skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its first row
-    log_skip = log(skip**2) + np.maximum(profile.forward["stream_in"].log_variance, NO_SIGNAL)
-    log_branch = log(p.branch**2) + np.maximum(profile.forward["branch"].log_variance, NO_SIGNAL)
-    log_sum = np.logaddexp(log_skip, log_branch)
-    norm = np.logaddexp(log_sum, log(float(p.architecture.norm_eps)))
-    after = safe_exp(np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - norm, 0.0))
-    return Returned(
-        maps=BranchBackward(*(after * column for column in maps)),
-        skip=np.sqrt(after) * skip,
-        skip_share=np.exp(log_skip - log_sum),
-    )
-
-
-def met_by(
-    p: Parametrization, branches: list[BranchMoments], profile: Profile
-) -> tuple[Met, tuple[FloatArray, FloatArray]]:
-    """What branches and norms met in the forward pass of a profile, norms after the sum apart; and what branches gave.
-
-    That is the log variance before a norm on it, and the token correlation.
-    """
-    a = p.architecture
-    if a.streams is not None:
-        raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
-    stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
-    log_v = np.maximum(stream.log_variance, NO_SIGNAL)
-    second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))
-    memory = None
-    if a.kind == "encoder-decoder":
-        last = next(stacks_of(p))[1][-1]
-        memory, _ = read_memory(p, after.log_variance[..., last], after.token_correlation[..., last])
-    for branch, members in _groups(branches):
-        for placement in sorted(set(p.placement[members].tolist())):
-            i = members[p.placement[members] == placement]
-            name = PLACEMENTS[placement]
-            met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
-            beyond: Array = 0.0
-            if name in NORM_BEFORE:
-                numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i)
-                second[..., i], r_read[..., i], norm[..., i], turn[..., i] = read_normed(a, *numbers, *met)
-            else:
-                second[..., i], r_read[..., i], beyond = read_raw(a, *met)
-            read = second[..., i], r_read[..., i]
-            made = branch.forward(i, read, _spread(memory, read[0]))
-            raw[..., i] = log(np.asarray(made.variance)) + beyond
-            made_r[..., i] = correlation(np.asarray(made.covariance), np.asarray(made.variance))
-    return Met(second=second, r_read=r_read, norm=norm, turn=turn, raw_branch=raw, memory=memory), (raw, made_r)

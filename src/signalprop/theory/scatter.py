@@ -20,8 +20,9 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile, Series
+from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, met_by, placed
 from signalprop.theory.elements import BranchBackward, BranchMoments
-from signalprop.theory.network import Met, backward_maps, branches_of, from_the_sum, is_shaped, met_by, placed
+from signalprop.theory.network import is_shaped
 
 _STEP = 1e-4  # of the differences that stand for derivatives of moments
 _TERMS = 24  # of Hermite's series of squared activations

@@ -91,7 +91,8 @@ def train(
 
 def _list(json_file: str | None) -> None:
     """What comes with the package: where it reads, whether it is of a size for GPUs, how much, and what it is for."""
-    from signalprop_lab.training.recipe import SCHEMA, load_recipe, read_yaml, shipped
+    from signalprop_lab.training.recipe import SCHEMA, load_recipe
+    from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
 
     recipes = {name: load_recipe(name) for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA}
@@ -117,7 +118,7 @@ def _list(json_file: str | None) -> None:
 
 
 def _print(result: object, folder: Path) -> None:
-    from signalprop_lab.training.run import Result
+    from signalprop_lab.training.result import Result
 
     assert isinstance(result, Result)
     told = {

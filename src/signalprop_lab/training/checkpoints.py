@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import math
 import random
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -25,29 +21,23 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.live_model import unwrapped
-from signalprop.errors import InputError, require
-from signalprop.files.storage import (
-    check_regular,
-    is_below,
-    make_folder,
-    opened,
-    read_json,
-    read_text,
-    sync,
-    sync_names,
-    sync_tree,
-    write_json,
-)
+from signalprop.errors import InputError
+from signalprop.files.storage import read_json, sync, sync_names, sync_tree, write_json
 from signalprop.repair.initialisation import fill, whole
+from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, TRAINER_STATE, digest_of, step_of, within
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import first, gathered
+from signalprop_lab.training.weight_files import (
+    OPTIMIZER,
+    PROCESS,
+    STATE,
+    WEIGHTS,
+    fill_weights,
+    load_tensors,
+    save_tensors,
+)
 
-SCHEMA = "signalprop/checkpoint/1"
-MARKER = "complete.json"
-WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors", "training.json", "process-{}.json"
 STREAM, STREAM_IDS = "stream.json", "stream.safetensors"  # where a stream of text was
-_TRAINER_STATE = "trainer_state.json"  # the Trainer reads it by this name
-_BLOCK = 1 << 20
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -84,92 +74,6 @@ class Training(Protocol):
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def last_good(folder: Path) -> Path | None:
-    """The newest checkpoint in a directory of them that is whole, or None; one line on stderr for each that is not."""
-    for item in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
-        problem = problem_of(item)
-        if problem is None:
-            return item
-        print(f"signalprop: the checkpoint {item} is not used: {problem}", file=sys.stderr)
-    return None
-
-
-def step_of(folder: Path) -> int:
-    """The step that a checkpoint's name says; -1 for another name."""
-    number = folder.name.removeprefix("checkpoint-")
-    return int(number) if number.isdecimal() else -1
-
-
-def problem_of(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None: all its files are there, as they were written."""
-    marker = folder / MARKER
-    if not marker.is_file():
-        return f"it has no {MARKER}, so it was not written to its end"
-    try:
-        data = read_json(marker)
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA or data.get("step") != step_of(folder):
-            return f"its {MARKER} is not that of a checkpoint of this step ({SCHEMA})"
-        for name, known in data["files"].items():
-            if not is_below(name):
-                return f"its {MARKER} names {name!r:.80}, which is not in it"
-            size = (folder / name).stat().st_size
-            if size != known["bytes"]:
-                return f"{name} has {size} bytes; {known['bytes']} were written"
-            if _digest(folder / name) != known["sha256"]:
-                return f"{name} is not what was written (its SHA-256 sum differs)"
-        return _problem_of_state(folder, data["step"], data["files"])
-    except OSError as error:
-        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
-    except InputError as error:
-        return str(error)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return f"its {MARKER} is damaged"
-
-
-def _problem_of_state(folder: Path, step: int, files: dict[str, Any]) -> str | None:
-    """What the Trainer would be told that is not of this step; sums that agree do not make it what a run writes."""
-    from transformers import TrainerState
-
-    if _TRAINER_STATE not in files:
-        return f"it has no {_TRAINER_STATE}"
-    try:
-        state = json.loads(read_text(folder / _TRAINER_STATE))  # what was logged may hold NaN
-    except (InputError, ValueError, RecursionError):
-        return f"its {_TRAINER_STATE} is not JSON"
-    if not isinstance(state, dict) or state.keys() - {item.name for item in fields(TrainerState)}:
-        return f"its {_TRAINER_STATE} is not that of a Trainer"
-    wrong = [name for name, holds in _STATE.items() if not holds(state.get(name), step)]
-    if wrong:
-        return f"its {_TRAINER_STATE} is not that of step {step} ({wrong[0]} is {state.get(wrong[0])!r:.60})"
-    return None
-
-
-def _is_log(value: Any, step: int) -> bool:
-    """Whether these are lines that were logged up to a step."""
-    return isinstance(value, list) and all(isinstance(x, dict) and _within(x.get("step"), step) for x in value)
-
-
-def _within(value: Any, last: int) -> bool:
-    return type(value) is int and 0 <= value <= last
-
-
-def _number(value: Any, _: int) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf
-
-
-# What the Trainer goes by, of its state: field, and whether a value can be that of a step.
-_STATE: dict[str, Callable[[Any, int], bool]] = {
-    "global_step": lambda value, step: type(value) is int and value == step,
-    "max_steps": lambda value, step: type(value) is int and value >= step,
-    "log_history": _is_log,
-    "epoch": _number,
-    "total_flos": _number,
-    "num_input_tokens_seen": _number,
-    "train_batch_size": lambda value, _: value is None or (type(value) is int and value > 0),
-    "stateful_callbacks": lambda value, _: isinstance(value, dict),
-}
-
-
 def clear_leftovers(folder: Path) -> None:
     """Remove what a process that was killed had begun to write in a directory."""
     for item in folder.glob(".*.tmp"):
@@ -177,11 +81,6 @@ def clear_leftovers(folder: Path) -> None:
             shutil.rmtree(item, ignore_errors=True)
         else:
             item.unlink(missing_ok=True)
-
-
-def _digest(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -216,7 +115,7 @@ def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
             if (position := trainer.position) is not None:
                 write_json(beside / STREAM, position.values())
                 save_tensors({k: torch.from_numpy(v) for k, v in position.arrays().items()}, beside / STREAM_IDS)
-            trainer.state.save_to_json(str(beside / _TRAINER_STATE))
+            trainer.state.save_to_json(str(beside / TRAINER_STATE))
 
     def commit() -> None:
         if first():
@@ -265,7 +164,7 @@ def mark(folder: Path, step: int) -> None:
     files = {}
     sync_tree(folder)
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest_of(path)}
     write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
 
 
@@ -281,61 +180,6 @@ def thin_out(folder: Path, keep: int, step: int) -> None:
             shutil.rmtree(item, ignore_errors=True)
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write tensors by name, a file of safetensors."""
-    require("safetensors", "models")
-    from safetensors.torch import save_file
-
-    apart = {name: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for name, t in tensors.items()}
-    save_file(apart, path, metadata={"format": "pt"})
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of safetensors.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
-    require("safetensors", "models")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    check_regular(path)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The weights and buffers by their names in memory, on the CPU: a shared one once, and of a model with adapters
-    only what is trained. Every process calls it; the first one gets them, the others an empty dictionary."""
-    out = {}
-    for name, tensor in _state(model).items():
-        value = whole(tensor.detach())
-        if first():
-            out[name] = value.cpu().contiguous()
-    return out
-
-
-def fill_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> None:
-    """Put weights as `weights_of` gave them into a model; every process calls it with all of them.
-
-    Raises:
-        InputError: they are of another model.
-    """
-    own = _state(model)
-    other = own.keys() ^ weights.keys() or {n for n, tensor in own.items() if tensor.shape != weights[n].shape}
-    if other:
-        raise InputError(f"{source} is of another model: it differs in {min(other)}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            fill(tensor, weights[name])
-
-
 def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
     """Put a checkpoint's weights into a model: the network of the run's recipe.
 
@@ -344,24 +188,6 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
     """
     path = Path(checkpoint) / WEIGHTS
     fill_weights(model, load_tensors(path), path)
-
-
-def not_finite(weights: dict[str, Tensor]) -> str | None:
-    """The first of these that holds NaN or infinite values."""
-    return next((name for name, t in weights.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors themselves by state-dict name, a shared one by its first."""
-    inner = unwrapped(model)
-    adapters = hasattr(inner, "peft_config")
-    found: dict[int, str] = {}
-    out: dict[str, Tensor] = {}
-    for name, tensor in inner.state_dict(keep_vars=True).items():
-        frozen = adapters and isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        if isinstance(tensor, Tensor) and not frozen and found.setdefault(id(tensor), name) == name:
-            out[name] = tensor
-    return out
 
 
 # --- optimizer, schedule, random states -------------------------------------------------------------------------------
@@ -509,7 +335,7 @@ def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float,
     same = len(losses) == processes
     loss = losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1)
     last = read_json(checkpoint / STATE)["last_logged"]
-    if not math.isfinite(loss) or not _within(last, step_of(checkpoint)):
+    if not math.isfinite(loss) or not within(last, step_of(checkpoint)):
         raise ValueError(f"the loss {loss} that waits to be logged since step {last!r}")
     return float(loss), last
 
@@ -543,28 +369,3 @@ def _hex(state: Tensor) -> str:
 
 def _bytes(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-
-# --- one process at a time --------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold a run's directory; the system lets go of it when the process ends, however it ends.
-
-    Raises:
-        InputError: another process holds it.
-    """
-    filelock = require("filelock", "training")
-    lock = filelock.FileLock(folder / ".lock", timeout=0)
-    try:
-        make_folder(folder)
-        lock.acquire()
-    except filelock.Timeout:
-        raise InputError(f"another process is training in {folder}; wait for it, or choose a new directory") from None
-    except OSError as error:
-        raise InputError(f"cannot write in {folder}: {error.strerror or error}; choose another directory") from None
-    try:
-        yield
-    finally:
-        lock.release()

@@ -18,7 +18,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from signalprop.errors import InputError, unknown
 from signalprop.files.validation import Value
-from signalprop_lab.training.recipe import Recipe, parse, put, read_recipe, read_yaml, shipped
+from signalprop_lab.training.recipe import Recipe, parse
+from signalprop_lab.training.recipe_files import put, read_recipe, read_yaml, shipped
 
 SCHEMA = "signalprop/sweep/1"
 SEPARATOR = " / "  # between the labels in the name of a cell

@@ -22,11 +22,12 @@ from signalprop.errors import InputError
 from signalprop.measurement.measuring import lent_gradients
 from signalprop.measurement.result import not_finite, tables
 from signalprop.watching.recording import Recorder
-from signalprop_lab.training.checkpoints import Training, fill_weights, pending_loss, weights_of
+from signalprop_lab.training.checkpoints import Training, pending_loss
 from signalprop_lab.training.examples import Prepared
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.processes import anywhere, first, gathered, sharded, told
 from signalprop_lab.training.recipe import Recipe
+from signalprop_lab.training.weight_files import fill_weights, weights_of
 
 # A scale of float16's loss below which gradients still overflow: they would in any case.
 _SMALLEST_SCALE = 1.0

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from signalprop.errors import InputError, require, unknown
-from signalprop.files.storage import read_text
+from signalprop.errors import InputError, require
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
+from signalprop_lab.training.recipe_files import read_recipe, with_settings
 
 __all__ = ["Recipe", "load_recipe"]
 
@@ -25,8 +22,6 @@ Task = Literal[
     "masked-lm", "causal-lm", "image-classification", "speech-to-text", "translation", "sequence-classification"
 ]
 SCHEMA = "signalprop/recipe/1"
-_SHIPPED = "signalprop_lab.training.recipes"
-_LONGEST, _DEEPEST = 100_000, 30  # characters and levels of a recipe or a sweep
 
 
 class LoRA(Value):
@@ -318,161 +313,6 @@ class Recipe(Value):
         yaml = require("yaml", "training")
         text: str = yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True, width=110)
         return text
-
-
-def shipped() -> list[str]:
-    """Names of the recipes and sweeps that come with the package."""
-    folder = resources.files(_SHIPPED)
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-
-
-def read_yaml(source: str | Path) -> dict[str, Any]:
-    """A YAML mapping: of a file, or of a recipe that comes with the package, by its name.
-
-    Raises:
-        InputError: no such file or recipe, no YAML, or no mapping.
-    """
-    yaml = require("yaml", "training")
-    path = Path(source)
-    if path.suffix in (".yaml", ".yml", ".json") or path.exists():
-        text, shown = read_text(path), str(path)
-    else:
-        item = resources.files(_SHIPPED) / f"{source}.yaml"
-        if not item.is_file():
-            raise unknown("recipe", str(source), (name for name in shipped() if not name.startswith("sweep-")))
-        text, shown = item.read_text("utf-8"), f"recipe {source}"
-    return _parsed(yaml, text, shown)
-
-
-def read_recipe(source: str | Path) -> dict[str, Any]:
-    """A recipe's mapping, with what it changes put into the recipe that it names as its `base`.
-
-    `base` is a file (looked for beside this one first) or a recipe that comes with the package. Mappings are merged key
-    by key; anything else, null included, takes the place of what the base has. `name` and `description` are a recipe's
-    own: they do not come from its base.
-
-    Raises:
-        InputError: as `read_yaml`, or bases that lead back to one another.
-    """
-    return _read_recipe(source, ())
-
-
-def _read_recipe(source: str | Path, above: tuple[str, ...]) -> dict[str, Any]:
-    here = os.path.realpath(source) if Path(source).is_file() else str(source)
-    if here in above:
-        raise InputError(f"the recipes {' -> '.join((*above, here))} are based on one another")
-    data = read_yaml(source)
-    base = data.pop("base", None)
-    if base is None:
-        return data
-    if not isinstance(base, str):
-        raise InputError(f"{source}: base is {base!r:.60}; expected the name of a recipe, or a YAML file")
-    beside = Path(source).parent / base
-    below = _read_recipe(beside if Path(base).suffix and beside.is_file() else base, (*above, here))
-    return _merged({key: value for key, value in below.items() if key not in ("name", "description")}, data)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        known = merged.get(key)
-        merged[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _parsed(yaml: Any, text: str, shown: str) -> dict[str, Any]:
-    data = _value(yaml, text, shown)
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise InputError(f"{shown} holds no mapping of names to values; see docs/training.md")
-    return data
-
-
-def _value(yaml: Any, text: str, shown: str) -> Any:
-    """What a YAML text says, of the kinds that JSON has too: no dates, sets, bytes or tagged objects.
-
-    Raises:
-        InputError: no YAML; more of it, or deeper, than a recipe ever is: PyYAML's time grows with the square of the
-            depth, and a few lines of aliases can stand for gigabytes.
-    """
-    if len(text) > _LONGEST:
-        raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two, {_LONGEST} at most")
-    try:
-        depth = 0
-        for event in yaml.parse(text):
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"{shown} has YAML aliases (*name); write the values out")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise InputError(f"{shown} is nested more than {_DEEPEST} levels deep, as no recipe is")
-        data = yaml.load(text, Loader=_loader(yaml))
-        _check_plain(data, shown)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: no such day, thousands of digits
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{shown} is not YAML: {' '.join(str(error).split()):.200}") from None
-    return data
-
-
-def _check_plain(value: Any, shown: str) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_plain(key, shown)
-            _check_plain(item, shown)
-    elif isinstance(value, list):
-        for item in value:
-            _check_plain(item, shown)
-    elif isinstance(value, str):
-        value.encode()  # half a character, which only an escape can write, is a ValueError
-    elif isinstance(value, int):
-        str(value)  # likewise one of thousands of digits, written in hexadecimal
-    elif not isinstance(value, (float, type(None))):
-        raise InputError(f"{shown} holds {value!s:.40}, a {type(value).__name__}; put it in quotation marks")
-
-
-def _loader(yaml: Any) -> Any:
-    """YAML 1.1 takes 1e-3 for a string; here it is the number that it looks like."""
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        pass
-
-    Loader.yaml_implicit_resolvers = copy.deepcopy(yaml.SafeLoader.yaml_implicit_resolvers)
-    number = re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
-    return Loader
-
-
-def with_settings(data: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """A recipe's mapping with `key=value` put into it; keys have dots, values are YAML.
-
-    Raises:
-        InputError: no `=`, or a key that goes through something that is not a mapping.
-    """
-    yaml = require("yaml", "training")
-    changed: dict[str, Any] = copy.deepcopy(dict(data))
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"--set {setting!r} is not key=value, such as optimizer.learning_rate=1e-3")
-        value = _value(yaml, text, f"the value of --set {setting!r:.80}") if text.strip() else None
-        put(changed, key.strip(), value)
-    return changed
-
-
-def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set `data[a][b][c]` for the key "a.b.c", in place, making mappings on the way.
-
-    Raises:
-        InputError: on the way stands something that is not a mapping.
-    """
-    *path, last = key.split(".")
-    place = data
-    for i, name in enumerate(path):
-        if place.get(name) is None:
-            place[name] = {}
-        place = place[name]
-        if not isinstance(place, dict):
-            raise InputError(f"{key}: {'.'.join(path[: i + 1])} is {place!r}, not a mapping")
-    place[last] = value
 
 
 def parse(data: Mapping[str, Any]) -> Recipe:

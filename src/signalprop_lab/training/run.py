@@ -4,98 +4,45 @@ from __future__ import annotations
 
 import copy
 import errno
-import importlib.metadata
 import math
 import os
-import platform
 import shutil
-import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from signalprop.errors import InputError
-from signalprop.files.storage import make_folder, read_json, read_text, write_json, write_text, written_whole
+from signalprop.files.storage import make_folder, write_json, write_text, written_whole
 from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
 from signalprop_lab.training.callbacks import KeepGoing, Lines, Metrics, Progress, Signal, Veto, read_lines
-from signalprop_lab.training.checkpoints import alone, clear_leftovers, fill_weights, last_good, step_of, weights_of
+from signalprop_lab.training.checkpoint_checks import last_good, step_of
+from signalprop_lab.training.checkpoints import clear_leftovers
+from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, Prepared, as_batch, collate
 from signalprop_lab.training.guard import Diverged, Guard, Interrupts
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.plateau import EndsWhenLearning, left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told
-from signalprop_lab.training.recipe import Recipe, load_recipe, parse, read_yaml
+from signalprop_lab.training.recipe import Recipe, load_recipe
+from signalprop_lab.training.result import Result
+from signalprop_lab.training.run_folder import alone, begun_earlier
 from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.trainer import RecipeTrainer, recompute_layers, training_arguments
+from signalprop_lab.training.weight_files import fill_weights, weights_of
 
 __all__ = ["Result", "train"]
 
-RUN_SCHEMA = "signalprop/run/1"
 _SIGNAL_EXAMPLES = 4  # sequences on which the signal is measured through training
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_PACKAGES = ("signalprop", "torch", "transformers", "accelerate", "numpy", "peft", "datasets", "tokenizers")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        name: of the recipe.
-        status: `finished`; `diverged` (a loss or gradient was not finite); `stopped` (by a signal; resume it);
-            `pruned` (by a sweep). reason: why it did not finish.
-        steps: that were done. train_loss: mean over the last tenth of them; eval_loss: after the last one; in nats.
-        chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
-        parameters, trained_parameters: counts. seconds: of training, over all restarts.
-        throughput: tokens (or images, ...) per second, median over the logged stretches. unit: of what.
-        scores: what else was measured on validation data, and `plateau_steps`, the step at which the run had left the
-            plateau at chance (None: not yet; `plateau.left_at`). folded: why there is no folded checkpoint, or "".
-    """
-
-    name: str
-    status: str
-    reason: str | None
-    steps: int
-    train_loss: float | None
-    eval_loss: float | None
-    chance: float
-    parameters: int
-    trained_parameters: int
-    seconds: float
-    throughput: float | None
-    unit: str
-    scores: dict[str, float | None] = field(default_factory=dict)
-    folded: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As in result.json."""
-        return {"schema": RUN_SCHEMA} | asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Any) -> Result:
-        """A result that `to_json` made (`data`).
-
-        Raises:
-            InputError: something else.
-        """
-        if not isinstance(data, dict) or data.get("schema") != RUN_SCHEMA:
-            raise InputError(f"this is not the result of a run; expected schema {RUN_SCHEMA}")
-        try:
-            return cls(**{key: value for key, value in data.items() if key != "schema"})
-        except TypeError as error:
-            raise InputError(f"this is not the result of a run: {error}") from None
 
 
 @typed
@@ -130,10 +77,10 @@ def train(
     with ExitStack() as held:
 
         def take() -> Result | None:
-            earlier = _open(folder, chosen, resume)
+            earlier = begun_earlier(folder, chosen, resume)
             if earlier is None:
                 held.enter_context(alone(folder))
-                earlier = _open(folder, chosen, resume)  # another process may have just ended here
+                earlier = begun_earlier(folder, chosen, resume)  # another process may have just ended here
             return earlier
 
         earlier = by_first(take)
@@ -142,51 +89,6 @@ def train(
         prepared = prepare(chosen)
         network = network_of(chosen, prepared)
         return _Run(chosen, folder, prepared, network, keep_going, progress, final).go()
-
-
-def _open(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
-    """Refuse a directory of something else; the result, where the run is over."""
-    if folder.is_file():
-        raise InputError(f"{folder} is a file; expected a directory, or a path for a new one")
-    written = folder / "recipe.yaml"
-    if written.is_file():
-        if not resume:
-            raise InputError(f"{folder} holds a run already; go on with --resume, or choose a new directory")
-        before = parse(read_yaml(written))
-        if _prolongs(before, recipe):
-            if last_good(folder / "checkpoints") is None:
-                raise InputError(f"{folder} has no checkpoint that {recipe.budget.steps} steps could go on from")
-            return None
-        if before != recipe:
-            raise InputError(
-                f"{folder} holds a run of another recipe ({_difference(before, recipe)}); choose a new one"
-            )
-        if (folder / "result.json").is_file():
-            result = Result.from_json(read_json(folder / "result.json"))
-            if result.status in ("finished", "diverged", "pruned"):
-                return result
-    elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
-        raise InputError(f"{folder} holds files that are not a run; choose a new directory")
-    return None
-
-
-def _prolongs(before: Recipe, now: Recipe) -> bool:
-    """Whether two recipes differ in nothing but that the second one takes more steps."""
-    longer = now.budget.steps > before.budget.steps
-    return longer and before.model_copy(update={"budget": now.budget}) == now
-
-
-def _difference(one: Recipe, other: Recipe) -> str:
-    """The first fields in which two recipes differ."""
-    a, b = _flat(one.to_json()), _flat(other.to_json())
-    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-    return ", ".join(f"{name}: {a.get(name)!r}, now {b.get(name)!r}" for name in names[:3])
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(data, dict):
-        return {prefix: data}
-    return {k: v for name, item in data.items() for k, v in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
 
 
 class _Run:
@@ -468,50 +370,3 @@ def _quiet(trainer: Any) -> None:
 
     for kind in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(kind)
-
-
-def environment() -> dict[str, Any]:
-    """Where a run happened: versions, machine, command, git revision."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "versions": versions,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores",
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "command": sys.argv,
-        "git": _revision(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-def _revision() -> str | None:
-    """The git revision of the signalprop that runs, with `-dirty` where its files have been changed since; None: it is
-    installed, not a clone. The current directory may be a user's own repository, and does not count."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True, timeout=10)
-        if tracked.returncode:
-            return None  # it lies in somebody's repository, as a virtual environment may
-        described = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-        done = subprocess.run(described, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
-def _processor() -> str:
-    """The processor's own name, where the system tells it."""
-    with suppress(InputError):
-        for line in read_text("/proc/cpuinfo").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

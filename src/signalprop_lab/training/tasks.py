@@ -31,7 +31,8 @@ from signalprop_lab.training.examples import (
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
 from signalprop_lab.training.position import Position
-from signalprop_lab.training.recipe import Data, Recipe, architecture_of, shipped
+from signalprop_lab.training.recipe import Data, Recipe, architecture_of
+from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import Classified, classified, training_place
 from signalprop_lab.training.tokenized import Ids, tokenized

@@ -23,7 +23,8 @@ require("transformers", "training", at_least=(5, 3))
 
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
-from signalprop_lab.training import checkpoints  # noqa: E402
+from signalprop_lab.training import checkpoints, weight_files  # noqa: E402
+from signalprop_lab.training.checkpoint_checks import step_of  # noqa: E402
 from signalprop_lab.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
 from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
 from signalprop_lab.training.networks import Network  # noqa: E402
@@ -213,8 +214,8 @@ class RecipeTrainer(Trainer):
         return self._earlier_seconds + time.perf_counter() - self._begun
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        weights = checkpoints.weights_of(self.live)
-        bad = told(checkpoints.not_finite(weights))
+        weights = weight_files.weights_of(self.live)
+        bad = told(weight_files.not_finite(weights))
         if bad is not None:
             raise Diverged(f"parameter {bad} is not finite after step {self.state.global_step}")
         checkpoints.write(self, weights, self.recipe.cadence.keep)
@@ -231,7 +232,7 @@ class RecipeTrainer(Trainer):
         found = checkpoints.position_of(checkpoint)
         data = self.train_dataset
         if found is not None and isinstance(data, Streamed):
-            if found.given != checkpoints.step_of(checkpoint) * self.recipe.budget.batch_size:
+            if found.given != step_of(checkpoint) * self.recipe.budget.batch_size:
                 raise InputError(f"{checkpoint} is of a run with another budget.batch_size; start the run anew")
             data.begins = found
             self.args.ignore_data_skip = True

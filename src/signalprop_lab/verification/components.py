@@ -16,7 +16,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, segment_correlation, zipf_token_correlation
 from signalprop.network.moments import Array, Moments
 from signalprop.network.parametrization import Embedding
-from signalprop.theory import elements, embedding, network
+from signalprop.theory import elements, embedding, reading
 from signalprop.theory.logs import exp, log
 from signalprop.theory.softmax import softmax, softmax_backward
 
@@ -333,7 +333,7 @@ def _predict_dropout(case: Case) -> list[Moments]:
 def _predict_norm(case: Case, *, norm: Literal["layernorm", "rmsnorm"]) -> list[Moments]:
     fields: dict[str, Any] = {"n_layers": 1, "d_model": case["width"], "n_heads": 1, "norm": norm, "norm_eps": 0.0}
     a = Architecture(**fields)
-    read, r, divisor, _ = network.read_normed(a, 1.0, 1.0, log(case["variance"]), case["r"], case["mean"])
+    read, r, divisor, _ = reading.read_normed(a, 1.0, 1.0, log(case["variance"]), case["r"], case["mean"])
     return [Moments(0.0, read, r), Moments(0.0, case["g_variance"] * exp(-divisor), case["g_r"])]
 
 

@@ -22,8 +22,11 @@ from signalprop.models import build
 from signalprop.network.architecture import Architecture
 from signalprop.repair import apply
 from signalprop.schemes import scheme
-from signalprop_lab.training import checkpoints
-from signalprop_lab.training.checkpoints import MARKER, OPTIMIZER, STATE, WEIGHTS, last_good, mark, problem_of, thin_out
+from signalprop_lab.training import checkpoints, weight_files
+from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, last_good, problem_of
+from signalprop_lab.training.checkpoints import mark, thin_out
+from signalprop_lab.training.run_folder import alone
+from signalprop_lab.training.weight_files import OPTIMIZER, STATE, WEIGHTS
 
 TRAINER = "trainer_state.json"
 
@@ -32,7 +35,7 @@ def written(folder: Path, step: int) -> Path:
     """A small whole checkpoint."""
     target = folder / f"checkpoint-{step}"
     target.mkdir(parents=True)
-    checkpoints.save_tensors({"a": torch.arange(8.0) + step}, target / WEIGHTS)
+    weight_files.save_tensors({"a": torch.arange(8.0) + step}, target / WEIGHTS)
     (target / STATE).write_text('{"seconds": 1.0}')
     logged = [{"step": k, "loss": math.nan if k == 1 else 1.0} for k in range(1, step + 1)]
     TrainerState(global_step=step, max_steps=200, log_history=logged).save_to_json(str(target / TRAINER))
@@ -72,7 +75,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "empty marker": (MARKER, lambda path: path.write_text("")),
     "half a marker": (MARKER, lambda path: path.write_text(path.read_text()[:30])),
     "marker of a list": (MARKER, lambda path: path.write_text("[]")),
-    "marker without files": (MARKER, lambda path: path.write_text(f'{{"schema": "{checkpoints.SCHEMA}", "step": 5}}')),
+    "marker without files": (MARKER, lambda path: path.write_text(json.dumps({"schema": SCHEMA, "step": 5}))),
     "marker of another step": (MARKER, other_step),
     "truncated weights": (WEIGHTS, lambda path: os.truncate(path, 40)),
     "one bit of the weights": (WEIGHTS, flip),
@@ -181,7 +184,7 @@ class TestWeights:
     @pytest.mark.parametrize("make", [built, applied, adapted])
     def test_bit_by_bit(self, make: Callable[[int], nn.Module], tmp_path: Path) -> None:
         one, other = make(1), make(2)
-        checkpoints.save_tensors(checkpoints.weights_of(one), tmp_path / WEIGHTS)
+        weight_files.save_tensors(weight_files.weights_of(one), tmp_path / WEIGHTS)
         before = [p for p in one.parameters() if p.requires_grad]
         assert any(not torch.equal(p, q) for p, q in zip(before, other.parameters(), strict=False))
         checkpoints.load_weights(other, tmp_path)
@@ -190,25 +193,25 @@ class TestWeights:
 
     def test_a_tied_table_is_stored_once_and_stays_tied(self, tmp_path: Path) -> None:
         model = built(1)
-        names = model.state_dict().keys() - checkpoints.weights_of(model).keys()
+        names = model.state_dict().keys() - weight_files.weights_of(model).keys()
         assert len(names) == 1
-        checkpoints.save_tensors(checkpoints.weights_of(built(2)), tmp_path / WEIGHTS)
+        weight_files.save_tensors(weight_files.weights_of(built(2)), tmp_path / WEIGHTS)
         checkpoints.load_weights(model, tmp_path)
         assert model.decoder.embedding.token.weight is model.head.weight  # type: ignore[union-attr]
 
     def test_with_adapters_the_frozen_rest_is_not_stored(self) -> None:
-        stored = checkpoints.weights_of(adapted(1))
+        stored = weight_files.weights_of(adapted(1))
         assert stored and all("lora" in name for name in stored)
 
     def test_another_model(self, tmp_path: Path) -> None:
-        checkpoints.save_tensors(checkpoints.weights_of(built(1)), tmp_path / WEIGHTS)
+        weight_files.save_tensors(weight_files.weights_of(built(1)), tmp_path / WEIGHTS)
         with pytest.raises(InputError, match="is of another model: it differs in"):
             checkpoints.load_weights(applied(1), tmp_path)
 
     def test_not_finite(self) -> None:
         weights = {"a": torch.ones(2), "ids": torch.arange(3), "b": torch.tensor([1.0, float("nan")])}
-        assert checkpoints.not_finite(weights) == "b"
-        assert checkpoints.not_finite({"a": torch.ones(2)}) is None
+        assert weight_files.not_finite(weights) == "b"
+        assert weight_files.not_finite({"a": torch.ones(2)}) is None
 
 
 class TestOfATraining:
@@ -241,19 +244,19 @@ class TestOfATraining:
 class TestAlone:
     def test_a_second_one_is_refused_and_a_third_after_the_end_is_not(self, tmp_path: Path) -> None:
         with (
-            checkpoints.alone(tmp_path),
+            alone(tmp_path),
             pytest.raises(InputError, match="another process is training"),
-            checkpoints.alone(tmp_path),
+            alone(tmp_path),
         ):
             raise AssertionError
-        with checkpoints.alone(tmp_path):
+        with alone(tmp_path):
             pass
 
     def test_no_directory_can_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
-        with pytest.raises(InputError, match="cannot write in"), checkpoints.alone(tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match="cannot write in"), alone(tmp_path / "file" / "run"):
             raise AssertionError
 
     def test_an_error_of_the_run_stays_what_it_is(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError), checkpoints.alone(tmp_path):
+        with pytest.raises(FileNotFoundError), alone(tmp_path):
             (tmp_path / "missing").read_text()

@@ -14,16 +14,8 @@ from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
 from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
-from signalprop_lab.training.recipe import (
-    SCHEMA,
-    Recipe,
-    architecture_of,
-    load_recipe,
-    parse,
-    read_recipe,
-    read_yaml,
-    shipped,
-)
+from signalprop_lab.training.recipe import SCHEMA, Recipe, architecture_of, load_recipe, parse
+from signalprop_lab.training.recipe_files import read_recipe, read_yaml, shipped
 from signalprop_lab.training.run import train
 
 RECIPES = [name for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA]

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 import trained
 from signalprop_lab.training.callbacks import Lines
-from signalprop_lab.training.checkpoints import WEIGHTS
 from signalprop_lab.training.recipe import parse
 from signalprop_lab.training.run import train
+from signalprop_lab.training.weight_files import WEIGHTS
 from trained import checkpoint_steps, finish, recipe_of, result_of, run, same_course, start, stderr_of, stop, wait_for
 
 

@@ -14,7 +14,8 @@ from signalprop.errors import InputError
 from signalprop_lab.training.optimizers import make_optimizer
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Schedule, load_recipe
-from signalprop_lab.training.run import Result, train
+from signalprop_lab.training.result import Result
+from signalprop_lab.training.run import train
 from signalprop_lab.training.trainer import rate_factor
 
 SMALL = ("model.architecture.n_layers=1", "schedule.kind=constant", "schedule.final=0", "schedule.warmup=1",

@@ -18,7 +18,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.sublayers.experts.kernel import ExpertsKernel
 from signalprop.sublayers.experts.moments import ExpertsMoments
-from signalprop.theory.network import branches_of, met_by
+from signalprop.theory.branches import branches_of, met_by
 from signalprop.theory.routing import load_variation
 
 

@@ -21,12 +21,15 @@ class Settings(Value):
         rank: of the latent vector that keys and values are mapped from, after an RMSNorm. query_rank: the same of
             queries; 0: they are mapped from the stream. d_rotary: features of a key that all heads share, mapped from
             the stream, and turned with those of the queries. d_value: features of a value head.
+        selects: keys that an indexer leaves to a token at most (DeepSeek-V3.2); 0: all. Only what no more tokens than
+            that do is derived.
     """
 
     rank: int = Field(512, ge=1, le=10_000_000)
     query_rank: int = Field(0, ge=0, le=10_000_000)
     d_rotary: int = Field(8, ge=1, le=10_000_000)
     d_value: int = Field(64, ge=1, le=10_000_000)
+    selects: int = Field(0, ge=0, le=10_000_000)
 
 
 _DEFAULTS = Settings.model_validate({})
@@ -36,11 +39,16 @@ def settings_of(a: Architecture) -> Settings:
     """Of an architecture, or the usual ones.
 
     Raises:
-        InputError: keys without features of their own.
+        InputError: keys without features of their own; more tokens than an indexer selects.
     """
     found = cast(Settings, a.settings.get("latent_attention") or _DEFAULTS)
     if found.d_rotary >= a.d_head and "latent_attention" in a.settings:
         raise InputError(f"latent_attention.d_rotary is {found.d_rotary}; expected less than d_head {a.d_head}")
+    if 0 < found.selects < a.seq_len:
+        raise InputError(
+            f"attention to the {found.selects} tokens that an indexer selects of {a.seq_len} is not derived; "
+            f"give seq_len of at most {found.selects}"
+        )
     return found
 
 

@@ -1,0 +1,28 @@
+"""Granite: Llama, with fixed factors on embeddings, branches, scores and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import llama
+from signalprop.families.base import Config
+
+
+def multiplied(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture that hold its factors; logits are divided by theirs."""
+    return {
+        "embedding_scale": c["embedding_multiplier"], "branch_scale": c["residual_multiplier"],
+        "attention_scale": c["attention_multiplier"], "head_scale": 1 / c["logits_scaling"],
+    }  # fmt: skip
+
+
+MULTIPLIERS = dict.fromkeys(
+    ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0
+)
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="granite",
+    defaults={**llama.FAMILY.defaults, **MULTIPLIERS},
+    fields=lambda c: llama.fields(c) | multiplied(c),
+)

@@ -1,0 +1,32 @@
+"""Granite with windows, a sink per head that starts at zero, and a rotary base per layer, 0 for no rotations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import granite, llama
+from signalprop.families.base import Config, every, rotary, seeing
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    usual = rotary(c, "rope_theta", 10_000.0)
+    bases = c.get("layer_rope_theta") or [usual] * c["num_hidden_layers"]
+    turns = [float(base or usual) for base in bases]
+    return granite.FAMILY.fields(c) | seeing(
+        c, every(4, c, first=True), sink=0.0, rotates=[bool(base) for base in bases], rotary_base=turns
+    )
+
+
+FAMILY = replace(
+    granite.FAMILY,
+    model_type="granite_swa",
+    defaults={
+        **granite.FAMILY.defaults, "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192,
+        "num_hidden_layers": 24, "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "sliding_window": 128,
+    },
+    fields=fields,
+    paths=llama.paths(replace(llama.ATTENTION, attention="")),
+)  # fmt: skip

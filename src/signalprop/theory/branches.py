@@ -1,0 +1,176 @@
+"""The branches of a table, all at once: what they make of what they read, and how gradients come back through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import stacks_of
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
+from signalprop.results.profile import Profile
+from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset
+from signalprop.theory.logs import NO_SIGNAL, correlation, log, row, safe_exp
+from signalprop.theory.reading import read_memory, read_normed, read_raw
+
+
+def placed(p: Parametrization, where: frozenset[str]) -> Any:
+    """Which sublayers have a placement of a set, as `signalprop.network.residual` names them, (sublayers,)."""
+    return np.isin(p.placement, [PLACEMENTS.index(name) for name in PLACEMENTS if name in where])
+
+
+def branches_of(p: Parametrization) -> list[BranchMoments]:
+    """The branch of every sublayer: one object per kind and stack."""
+    out: list[BranchMoments] = []
+    made: dict[tuple[int, int], BranchMoments] = {}
+    for i, key in enumerate(zip(p.stack.tolist(), p.kind.tolist(), strict=True)):
+        if key not in made:
+            made[key] = kind_of(p, i).part("moments").of(p, key[0])
+        out.append(made[key])
+    return out
+
+
+@dataclass(frozen=True)
+class Met:
+    """What branches and norms met on the way forward, as their backward maps need it; arrays (..., sublayers).
+
+    Attributes: as of `Ahead`.
+    """
+
+    second: FloatArray
+    r_read: FloatArray
+    norm: FloatArray
+    turn: FloatArray
+    raw_branch: FloatArray
+    memory: tuple[Array, Array] | None
+
+
+def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBackward:
+    """Maps of whole branches, from the gradient at the sum to the stream: multiplier and norms included."""
+    norm_gain = log(p.norm_output**2) - f.norm
+    inner = log(p.branch**2) + np.where(placed(p, NORM_BEFORE), norm_gain, 0.0)
+    sandwich = p.placement == PLACEMENTS.index("sandwich")
+    on_branch = log(np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2)
+    on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
+    inner = inner + np.where(placed(p, NORM_ON_BRANCH), on_branch, 0.0)
+    scale = safe_exp(inner)
+    shared = scale * safe_exp(f.turn)
+    return BranchBackward(scale * maps.vv, scale * maps.vc, shared * maps.cv, shared * maps.cc)
+
+
+def backward_maps(
+    p: Parametrization, branches: list[BranchMoments], f: Met
+) -> tuple[BranchBackward, BranchBackward | None]:
+    """Backward maps of all sublayers, (..., n); and to the encoder's output, None where nothing reads it."""
+    shape = p.skip.shape
+    maps = BranchBackward(*(np.zeros(shape) for _ in range(4)))
+    to_memory: BranchBackward | None = None
+    for branch, where in _groups(branches):
+        second, r = f.second[..., where], f.r_read[..., where]
+        sent = branch.backward(where, (second, r), _spread(f.memory, second))
+        for column, value in zip(maps, sent.stream, strict=True):
+            column[..., where] = value
+        if sent.memory is not None:
+            to_memory = to_memory or BranchBackward(*(np.zeros(shape) for _ in range(4)))
+            for column, value in zip(to_memory, sent.memory, strict=True):
+                column[..., where] = value
+    return maps, to_memory
+
+
+def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
+    """Variance and token covariance of what every branch of a table makes of what branches of another one read."""
+    variance, covariance = np.zeros(p.skip.shape), np.zeros(p.skip.shape)
+    for branch, where in _groups(branches_of(p)):
+        second = f.second[..., where]
+        made = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
+        variance[..., where], covariance[..., where] = made
+    return variance, covariance
+
+
+def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
+    """Every object once, with its rows."""
+    rows: dict[int, list[int]] = {}
+    for i, branch in enumerate(branches):
+        rows.setdefault(id(branch), []).append(i)
+    return [(branches[members[0]], np.array(members, np.intp)) for members in rows.values()]
+
+
+def _spread(memory: tuple[Array, Array] | None, like: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """One memory for many sublayers."""
+    if memory is None:
+        return None
+    second, r = (np.broadcast_to(np.asarray(m)[..., None], like.shape) for m in memory)
+    return second, r
+
+
+class Returned(NamedTuple):
+    """How gradients come back through every sublayer, arrays (..., sublayers).
+
+    Attributes:
+        maps: from the gradient at the sublayer's output to what its branch sends to the stream that it reads.
+        skip: the factor on the gradient along the skip path; a norm after the sum is in both.
+        skip_share: of the skip path in the variance of the sum.
+    """
+
+    maps: BranchBackward
+    skip: FloatArray
+    skip_share: FloatArray
+
+
+def returned(parametrization: Parametrization, profile: Profile) -> Returned:
+    """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
+    p = parametrization
+    branches = branches_of(p)
+    f = met_by(p, branches, profile)[0]
+    maps = from_the_sum(p, f, backward_maps(p, branches, f)[0])
+    skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its first row
+    log_skip = log(skip**2) + np.maximum(profile.forward["stream_in"].log_variance, NO_SIGNAL)
+    log_branch = log(p.branch**2) + np.maximum(profile.forward["branch"].log_variance, NO_SIGNAL)
+    log_sum = np.logaddexp(log_skip, log_branch)
+    norm = np.logaddexp(log_sum, log(float(p.architecture.norm_eps)))
+    after = safe_exp(np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - norm, 0.0))
+    return Returned(
+        maps=BranchBackward(*(after * column for column in maps)),
+        skip=np.sqrt(after) * skip,
+        skip_share=np.exp(log_skip - log_sum),
+    )
+
+
+def met_by(
+    p: Parametrization, branches: list[BranchMoments], profile: Profile
+) -> tuple[Met, tuple[FloatArray, FloatArray]]:
+    """What branches and norms met in the forward pass of a profile, norms after the sum apart; and what branches gave.
+
+    That is the log variance before a norm on it, and the token correlation.
+    """
+    a = p.architecture
+    if a.streams is not None:
+        raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
+    stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
+    log_v = np.maximum(stream.log_variance, NO_SIGNAL)
+    second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))
+    memory = None
+    if a.kind == "encoder-decoder":
+        last = next(stacks_of(p))[1][-1]
+        memory, _ = read_memory(p, after.log_variance[..., last], after.token_correlation[..., last])
+    for branch, members in _groups(branches):
+        for placement in sorted(set(p.placement[members].tolist())):
+            i = members[p.placement[members] == placement]
+            name = PLACEMENTS[placement]
+            met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
+            beyond: Array = 0.0
+            if name in NORM_BEFORE:
+                numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i)
+                second[..., i], r_read[..., i], norm[..., i], turn[..., i] = read_normed(a, *numbers, *met)
+            else:
+                second[..., i], r_read[..., i], beyond = read_raw(a, *met)
+            read = second[..., i], r_read[..., i]
+            made = branch.forward(i, read, _spread(memory, read[0]))
+            raw[..., i] = log(np.asarray(made.variance)) + beyond
+            made_r[..., i] = correlation(np.asarray(made.covariance), np.asarray(made.variance))
+    return Met(second=second, r_read=r_read, norm=norm, turn=turn, raw_branch=raw, memory=memory), (raw, made_r)

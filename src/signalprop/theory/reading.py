@@ -1,0 +1,63 @@
+"""What a branch reads of a stream, through a norm or as it is, held where a double holds it."""
+
+from __future__ import annotations
+
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import Array
+from signalprop.network.parametrization import Parametrization
+from signalprop.theory.elements import normed, squashed
+from signalprop.theory.logs import HELD, NO_SIGNAL, exp, log, log_add, plain, safe_exp, within
+
+LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
+
+
+LARGEST_MEMORY = 200.0  # log of a memory's variance up to which its products with others fit a double
+
+
+def read_normed(
+    a: Architecture, gain2: Array, slope: Array, log_v: Array, r: Array, mean: Array
+) -> tuple[Array, Array, Array, Array]:
+    """What a branch reads after a norm: second moment, its correlation; log of what the norm divides by, and its turn.
+
+    `slope` is of an activation that stands in for a norm. `turn` as of `Ahead`.
+    """
+    log_mean2 = log(mean**2)
+    if a.squash:
+        log_second = log_add(log_v, log_mean2)
+        second, r_read, back, shared = squashed(
+            a.squash, slope, safe_exp(log_second), _with_mean(log_second, log_mean2, r)
+        )
+        return plain(second * gain2), r_read, -log(back), log(shared) - log(back)
+    if a.norm == "layernorm":
+        log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
+    log_second = log_add(log_v, log_mean2)
+    out, divisor = normed(log_second, log(float(a.norm_eps)))
+    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor, divisor * 0.0
+
+
+def read_raw(a: Architecture, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:
+    """What a branch reads without a norm: second moment, its correlation; and log of what it was divided by.
+
+    A stream of extreme size is held at e^+-HELD, and the branch scaled: there the activations that can be reached are
+    homogeneous of degree 1 or bounded (squared ReLU and gated blocks are not: their growth is a lower bound, and no
+    double holds their streams anyway).
+    """
+    log_mean2 = log(mean**2)
+    log_second = log_add(log_v, log_mean2)
+    held = within(log_second, HELD)
+    return plain(safe_exp(held)), _with_mean(log_second, log_mean2, r), log_second - held
+
+
+def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
+    """Correlation of second moments: a mean is shared by all tokens."""
+    share = exp(log_mean2 - log_second)
+    return share + (1 - share) * r
+
+
+def read_memory(p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
+    """What a decoder reads of the encoder's last stream: second moment, correlation; and what its norm divides by."""
+    a = p.architecture
+    if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
+        return (safe_exp(within(log_v, LARGEST_MEMORY)), r), log_v * 0.0
+    out, divisor = normed(log_v, log(float(a.norm_eps)))
+    return (safe_exp(out) * p.head.final_norm_gain**2, r), divisor

@@ -1,0 +1,82 @@
+"""The directory of a run: what is in it already, and one process at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from signalprop.errors import InputError, require
+from signalprop.files.storage import make_folder, read_json
+from signalprop_lab.training.checkpoint_checks import last_good
+from signalprop_lab.training.recipe import Recipe, parse
+from signalprop_lab.training.recipe_files import read_yaml
+from signalprop_lab.training.result import Result
+
+
+def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
+    """Refuse a directory of something else; the result, where the run is over."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; expected a directory, or a path for a new one")
+    written = folder / "recipe.yaml"
+    if written.is_file():
+        if not resume:
+            raise InputError(f"{folder} holds a run already; go on with --resume, or choose a new directory")
+        before = parse(read_yaml(written))
+        if _prolongs(before, recipe):
+            if last_good(folder / "checkpoints") is None:
+                raise InputError(f"{folder} has no checkpoint that {recipe.budget.steps} steps could go on from")
+            return None
+        if before != recipe:
+            raise InputError(
+                f"{folder} holds a run of another recipe ({_difference(before, recipe)}); choose a new one"
+            )
+        if (folder / "result.json").is_file():
+            result = Result.from_json(read_json(folder / "result.json"))
+            if result.status in ("finished", "diverged", "pruned"):
+                return result
+    elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
+        raise InputError(f"{folder} holds files that are not a run; choose a new directory")
+    return None
+
+
+def _prolongs(before: Recipe, now: Recipe) -> bool:
+    """Whether two recipes differ in nothing but that the second one takes more steps."""
+    longer = now.budget.steps > before.budget.steps
+    return longer and before.model_copy(update={"budget": now.budget}) == now
+
+
+def _difference(one: Recipe, other: Recipe) -> str:
+    """The first fields in which two recipes differ."""
+    a, b = _flat(one.to_json()), _flat(other.to_json())
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    return ", ".join(f"{name}: {a.get(name)!r}, now {b.get(name)!r}" for name in names[:3])
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {k: v for name, item in data.items() for k, v in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a run's directory; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        InputError: another process holds it.
+    """
+    filelock = require("filelock", "training")
+    lock = filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        make_folder(folder)
+        lock.acquire()
+    except filelock.Timeout:
+        raise InputError(f"another process is training in {folder}; wait for it, or choose a new directory") from None
+    except OSError as error:
+        raise InputError(f"cannot write in {folder}: {error.strerror or error}; choose another directory") from None
+    try:
+        yield
+    finally:
+        lock.release()
