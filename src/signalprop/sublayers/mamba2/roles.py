@@ -122,4 +122,6 @@ KIND = Kind(
     short="mamba",
     line="-.",
     settings=Settings,
+    longest=128,
+    beyond="of Mamba-2 they are means over the first 64, and token correlations were 7 % off",
 )
