@@ -9,7 +9,11 @@ import torch
 import transformers
 
 import signalprop as sp
+from signalprop.attachment.attached import attach
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.parametrization_of import tensors_of
 from signalprop.results.cost import count_parameters
+from signalprop.sublayers.experts.module import ExpertsModule
 
 _SIZE = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 300,
@@ -28,9 +32,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "granitemoe": {**_GRANITE, "num_local_experts": 4, "initializer_range": 0.1},
     "deepseek_v2": {**_LATENT, **_MOE, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
     "glm_moe_dsa": {**_LATENT, **_MOE, "index_head_dim": 8, "index_n_heads": 2},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 16, "sliding_window": 8, "intermediate_size": 64},
     "minicpm3": {**_LATENT, "dim_model_base": 16, "scale_emb": 3},
 }  # fmt: skip
 NOT_COUNTED = {"glm_moe_dsa": "indexer"}
+
+
+def made(family: str) -> Any:
+    config = transformers.AutoConfig.for_model(family, **{**_SIZE, **MODELS[family]})
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 def table_row(model: Any, word: int) -> torch.Tensor:
@@ -40,8 +50,7 @@ def table_row(model: Any, word: int) -> torch.Tensor:
 @pytest.mark.parametrize("family", MODELS)
 def test_a_fresh_model_is_what_its_configuration_says(family: str) -> None:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(family, **{**_SIZE, **MODELS[family]})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = made(family)
     architecture = sp.Architecture.from_hf(model)
     beside = NOT_COUNTED.get(family, "\0")
     assert count_parameters(architecture)["total"] == sum(
@@ -65,3 +74,23 @@ def test_more_tokens_than_an_indexer_selects_are_refused() -> None:
     assert a.seq_len == 64
     with pytest.raises(sp.InputError, match="64 tokens that an indexer selects of 65 is not derived"):
         sp.predict(sp.scheme("huggingface")(a.replace(seq_len=65)))
+
+
+def test_experts_that_are_stored_transposed_and_by_turns() -> None:
+    """GPT-OSS: the reference module with the weights and biases that the mapping names is transformers' own."""
+    torch.manual_seed(0)
+    model: Any = made("gpt_oss")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    architecture = sp.Architecture.from_hf(model)
+    roles = dict.fromkeys(("router", "expert_gate", "expert_up", "expert_down"), True)
+    mine: Any = ExpertsModule(architecture, roles, torch.float32)
+    held = attach(model, mapping_of(model)).rows[1].weights
+    with torch.no_grad():
+        for role in roles:
+            weight, bias = tensors_of(held[role], role)
+            own = getattr(mine, role)
+            own.weight.copy_(weight.mT if held[role].transposed else weight)
+            own.bias.copy_(bias)
+        x = torch.randn(2, 5, 64) / 4
+        torch.testing.assert_close(mine(x, None), model.model.layers[0].mlp(x)[0], rtol=1e-4, atol=1e-5)

@@ -38,6 +38,7 @@ CONFIGS = {
     "deepseek_v3": "DeepseekV3Config", "granite": "GraniteConfig", "granitemoe": "GraniteMoeConfig",
     "granite_swa": "GraniteSWAConfig",
     "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
+    "gpt_oss": "GptOssConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),
@@ -268,6 +269,7 @@ class TestBadInput:
         ("fields", "message"),
         [
             ({"model_type": "deberta-v2"}, "'deberta-v2' is not supported: its disentangled attention"),
+            ({"model_type": "phimoe"}, r"'phimoe' is not supported: its router \(SparseMixer\)"),
             ({"model_type": "gemma3"}, "'gemma3' is not supported: it reads images .*gemma3_text"),
             ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional attention"),
             ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping bounds"),

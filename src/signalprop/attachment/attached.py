@@ -25,7 +25,8 @@ class Held:
     """A weight: what holds it, and its output features there (None: all); or another part that few things need.
 
     Attributes:
-        copies: it holds several maps, (copies, outputs, inputs).
+        copies: it holds several maps, (copies, outputs, inputs), or `turned`: (copies, inputs, outputs).
+        beside: the bias that stands beside a bare parameter, (copies, outputs).
         found: the module, or a bare parameter. problem: why there is none, where there is none.
     """
 
@@ -33,6 +34,8 @@ class Held:
     rows: slice | Sequence[int] | None = None
     problem: str = ""
     copies: bool = False
+    turned: bool = False
+    beside: Tensor | None = None
 
     @property
     def holder(self) -> Any:
@@ -53,12 +56,12 @@ class Held:
     @property
     def bias(self) -> Any:
         """The whole bias; None where there is none."""
-        return None if isinstance(self.holder, Tensor) else getattr(self.holder, "bias", None)
+        return self.beside if isinstance(self.holder, Tensor) else getattr(self.holder, "bias", None)
 
     @property
     def transposed(self) -> bool:
         """Whether the weight is stored as (inputs, outputs), as transformers' Conv1D does."""
-        return is_transposed(self.holder)
+        return self.turned or is_transposed(self.holder)
 
     def module(self, where: str) -> nn.Module:
         """The module that holds it.
@@ -290,7 +293,13 @@ def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> He
     source, rows = split(reference)
     copies = role in ROLE and ROLE[role].copies is not None
     try:
-        return Held(find_any(model, source, where), rows, copies=copies)
+        found = find_any(model, source, where)
+        if not (copies and isinstance(found, Tensor) and isinstance(source, str)):
+            return Held(found, rows, copies=copies)
+        place, _, name = source.rpartition(".")  # transformers says of experts how their parameters are stored
+        owner = find_any(model, place, where)
+        turned = getattr(owner, "is_transposed", False) is True
+        return Held(found, rows, copies=True, turned=turned, beside=getattr(owner, f"{name}_bias", None))
     except InputError as error:  # said where the weight is needed
         return Held(None, rows, str(error), copies)
 

@@ -154,7 +154,9 @@ def _sublayer(
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
     for path, roles in row.blocks.items():
         ends = np.cumsum([0, *(fan(a, role)[1] for role in roles)]).tolist()
-        weights |= {role: (f"{place}.{path}", slice(*two)) for role, two in zip(roles, pairwise(ends), strict=True)}
+        turns = (slice(j, None, len(roles)) for j in range(len(roles)))
+        cuts = turns if row.interleaved else (slice(*two) for two in pairwise(ends))
+        weights |= {role: (f"{place}.{path}", cut) for role, cut in zip(roles, cuts, strict=True)}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",

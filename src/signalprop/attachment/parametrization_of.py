@@ -134,7 +134,7 @@ def slope(norm: nn.Module | None) -> float:
 def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
     holder, rows = with_adapters_merged(held.holder), held.rows
-    weight, bias = numbers_of(holder), None if isinstance(holder, Tensor) else getattr(holder, "bias", None)
+    weight, bias = numbers_of(holder), held.beside if isinstance(holder, Tensor) else getattr(holder, "bias", None)
     bias = None if bias is None else numbers_of(bias)
     if weight is None:
         what = type(held.holder).__name__

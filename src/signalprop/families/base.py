@@ -29,10 +29,10 @@ class SublayerPaths:
     `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
     is the module that holds query, key and value together; `blocks`, of other modules that hold several weights, these
-    one after the other. `by_depth`: path of a flag that divides the scores by the layer's number. A norm that is
-    nn.Identity counts as none, and so does a `scaling` that the installed transformers does not have; `reads` of "" is
-    the layer itself. No `attention`: the family computes it in a way that no other function can replace (windows, a
-    bias).
+    one after the other, or by turns (`interleaved`). `by_depth`: path of a flag that divides the scores by the layer's
+    number. A norm that is nn.Identity counts as none, and so does a `scaling` that the installed transformers does not
+    have; one that is not the whole factor is left out. `reads` of "" is the layer itself. No `attention`: the family
+    computes it in a way that no other function can replace (windows, a bias).
     """
 
     norm: str
@@ -40,6 +40,7 @@ class SublayerPaths:
     weights: Mapping[str, str]
     fused: str = ""
     blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    interleaved: bool = False
     call: int = 0
     calls: int = 1
     by_depth: str = ""
@@ -107,10 +108,11 @@ class ModelPaths:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """What the family's `_init_weights` draws at its default settings: normal, biases zero.
+    """What the family's `_init_weights` draws at its default settings: normal, nearly all biases zero.
 
     Attributes:
         weights: standard deviation of every role, of an Architecture.
+        biases: likewise, of the roles whose biases are not zero.
         tables: of embeddings, convolutions and an own head.
         transform: of the dense layer before the head, of an Architecture, where it is another.
         positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
@@ -119,6 +121,7 @@ class Initialisation:
 
     weights: Callable[[Architecture], Mapping[str, float]]
     tables: float = 0.02
+    biases: Mapping[str, float] = field(default_factory=dict)
     positions: float | None = None
     transform: Callable[[Architecture], float] | None = None
     setting: str = "initializer_range"

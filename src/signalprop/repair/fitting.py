@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, is_transposed, require_roles
+from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
 from signalprop.attachment.live_model import evaluating
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, default_batch, shortened
@@ -329,9 +329,9 @@ class _Fitting:
         holder = held.holder
         if hasattr(holder, "base_layer"):
             raise InputError(f"{where}: there is an adapter beside a map; fit before adapters are added")
-        axis = 1 if is_transposed(holder) else int(held.copies)
-        self._scale(held.weight, weight, axis, held.rows, where)
-        self._scale(held.bias, bias, 0, held.rows, where)
+        copies = int(held.copies)
+        self._scale(held.weight, weight, copies + held.transposed, held.rows, where)
+        self._scale(held.bias, bias, copies, held.rows, where)
 
     def _norm(self, norm: Any, factor: float, where: str) -> None:
         weight = getattr(norm, "weight", None)

@@ -212,7 +212,8 @@ class _Folding:
             return
         for held in last:
             if isinstance(held.holder, Tensor):
-                self.bare.append(Change(held.holder, weight, int(held.copies), 0.0))
+                self.bare.append(Change(held.holder, weight, held.copies + held.transposed, 0.0))
+                self.bare += [] if held.bias is None else [Change(held.bias, bias, int(held.copies), 0.0)]
             else:
                 self.several |= {id(held.holder)} if held.copies else set()
                 self._of(_with_weight(held.holder, where)).scale(weight, bias)

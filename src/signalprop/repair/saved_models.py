@@ -300,8 +300,8 @@ def _read_record(folder: Path) -> tuple[dict[str, Any], _Document]:
         if not folder.is_dir():
             raise InputError(f"there is no directory {folder}; expected one that signalprop.save wrote")
         raise InputError(
-            f"{folder} has no {RECORD}, so it is a plain checkpoint; load it with transformers, and give "
-            "signalprop.apply the scheme"
+            f"{folder} has no {RECORD}, so it is a plain checkpoint, without a scheme that could be loaded or folded; "
+            "load it with transformers, or give it a scheme with `signalprop apply` first"
         )
     data = read_json(path)
     if not isinstance(data, dict) or not str(data.get("schema")).startswith("signalprop/applied/"):

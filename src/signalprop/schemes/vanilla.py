@@ -245,8 +245,9 @@ class HuggingFaceDefault(Scheme):
 
     Each family's file in `signalprop.families` says it (`initialisation`): normal 0.02 everywhere, convolutions too,
     for all but a few (a truncation 100 standard deviations out counts for nothing). Sinusoidal positions are plain
-    sines and cosines, of mean square 1/2. Biases are zero. The standard deviation that a configuration sets
-    (initializer_range, init_std, initializer_factor) comes with the architecture, as its `init_scale`.
+    sines and cosines, of mean square 1/2. Biases are zero where a family does not say otherwise. The standard deviation
+    that a configuration sets (initializer_range, init_std, initializer_factor) comes with the architecture, as its
+    `init_scale`.
 
     Raises:
         InputError: the architecture has no family, or one whose initialisation is not known here.
@@ -269,8 +270,10 @@ class HuggingFaceDefault(Scheme):
         embedding = same_embedding(a, tables)
         own = {"transform": drawn.transform(a) * a.init_scale} if drawn.transform and a.head_transform else {}
         scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else a.head_scale
+        biases = {f"bias__{role}": std * a.init_scale for role, std in drawn.biases.items()}
+        weights = {role: std * a.init_scale for role, std in drawn.weights(a).items()}
         return replace(
-            fill(a, self, {role: std * a.init_scale for role, std in drawn.weights(a).items()}, branch=a.branch_scale),
+            fill(a, self, weights, branch=a.branch_scale, **biases),
             embedding=_with_positions(a, embedding, drawn.positions),
             head=Head(**head_of(a, tables, embedding, scale).model_dump() | own),
         )

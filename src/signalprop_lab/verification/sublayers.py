@@ -23,7 +23,7 @@ _SEQUENCES = 48  # that pass one draw of weights, so that its directions average
 # What an architecture says of kinds that have settings: one of these by chance.
 _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "experts": [
-        {"n_experts": 16, "top_k": 4, "width": 128},
+        {"n_experts": 16, "top_k": 4, "width": 128, "up_shift": 1.0},
         {"n_experts": 16, "top_k": 2, "width": 128, "normalised": False, "shared_width": 256, "shared_gated": True},
         {"n_experts": 16, "top_k": 3, "width": 128, "scores": "sigmoid", "scale": 2.5, "n_groups": 4, "top_groups": 2,
          "shared_width": 128},

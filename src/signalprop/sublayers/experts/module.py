@@ -38,10 +38,11 @@ class Copies(nn.Module):
 class ChosenExperts(nn.Module):
     """Every token through the experts that it has chosen; who watches the load of experts sees them here."""
 
-    def __init__(self, num_experts: int, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, num_experts: int, activation: Callable[[Tensor], Tensor], up_shift: float = 0.0) -> None:
         super().__init__()
         self.num_experts = num_experts
         self.activation = activation
+        self.up_shift = up_shift
 
     def forward(self, x: Tensor, index: Tensor, weight: Tensor, maps: list[Copies]) -> Tensor:
         """(tokens, features) -> the same; `index` and `weight` are (tokens, k); maps: (gate,) up, down."""
@@ -50,7 +51,8 @@ class ChosenExperts(nn.Module):
             token, place = torch.where(index == expert)
             hidden = maps[-2].of(expert, x[token])
             gated = len(maps) == 3
-            hidden = self.activation(maps[0].of(expert, x[token])) * hidden if gated else self.activation(hidden)
+            gate = self.activation(maps[0].of(expert, x[token]) if gated else hidden)
+            hidden = gate * (hidden + self.up_shift) if gated else gate
             out = out.index_add(0, token, maps[-1].of(expert, hidden) * weight[token, place, None])
         return out
 
@@ -67,7 +69,7 @@ class ExpertsModule(nn.Module):
             made = Linear(*fan(a, role), **options) if copies is None else Copies(copies(a), *fan(a, role), **options)
             setattr(self, role, made)
         self.roles = tuple(biases)
-        self.experts = ChosenExperts(self.settings.n_experts, torch_activation(a.activation))
+        self.experts = ChosenExperts(self.settings.n_experts, torch_activation(a.activation), self.settings.up_shift)
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape; the tokens do not meet."""

@@ -10,7 +10,7 @@ import numpy as np
 from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.experts.roles import settings, width
-from signalprop.sublayers.feed_forward.moments import FeedForwardMoments, of_roles
+from signalprop.sublayers.feed_forward.moments import FeedForwardMoments, Row, of_roles
 from signalprop.theory.elements import (
     Branch,
     BranchBackward,
@@ -103,9 +103,12 @@ def of(p: Parametrization, stack: int) -> ExpertsMoments:
     """The experts of a table; those of all stacks are alike."""
     a, s = p.architecture, settings(p.architecture)
     roles = ("shared_gate", "shared_up", "shared_down")
+    expert = of_roles(p, ("expert_gate", "expert_up", "expert_down"), width(a), 0.0)
+    if a.gated:
+        expert.table[Row._fields.index("up_bias")] += s.up_shift**2  # as a bias: the same for all tokens
     return ExpertsMoments(
         p,
-        of_roles(p, ("expert_gate", "expert_up", "expert_down"), width(a), 0.0),
+        expert,
         of_roles(p, roles, s.shared_width, 0.0) if s.shared_width else None,
         Router(s.n_experts, s.top_k, s.scores, s.normalised, s.n_groups, s.top_groups),
         s.scale,

@@ -23,7 +23,7 @@ class Settings(Value):
             divided by their sum (as a softmax over the chosen alone). scale: factor on what all of them give.
         n_groups, top_groups: experts stand in groups, and only those of the best groups can be chosen; a group is as
             good as its best expert (softmax) or its best two together (sigmoid), as in DeepSeek-V2 and V3.
-        router_bias: the router has a bias.
+        router_bias: the router has a bias. up_shift: added to what an expert's gate multiplies (GPT-OSS: 1).
         shared_width: hidden features of the feed-forward that every token has beside its experts; 0: none.
         shared_gated: its output is multiplied with a sigmoid of a map of the token (Qwen2-MoE).
     """
@@ -37,6 +37,7 @@ class Settings(Value):
     n_groups: int = Field(1, ge=1, le=100_000)
     top_groups: int = Field(1, ge=1, le=100_000)
     router_bias: bool = False
+    up_shift: float = Field(0.0, ge=-1e3, le=1e3)
     shared_width: int = Field(0, ge=0, le=1_000_000_000)
     shared_gated: bool = False
 
@@ -53,6 +54,8 @@ class Settings(Value):
             raise ValueError(f"experts: top_k {self.top_k} is more than {self.top_groups} groups hold")
         if self.n_groups > 1 and self.scores == "sigmoid" and self.n_experts < 2 * self.n_groups:
             raise ValueError("experts: groups are as good as their best two; expected at least two experts each")
+        if self.up_shift and self.shared_width:
+            raise ValueError("experts: up_shift beside shared experts is not defined; leave one of them out")
         if self.shared_gated and not self.shared_width:
             raise ValueError("experts: shared_gated needs a shared_width")
         return self
