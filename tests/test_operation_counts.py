@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import signalprop as sp
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.shaping import ESPA
-from signalprop.models.shaping import Positions, shaped_attention, torch_shape
+from signalprop.models.shaping import shaped_attention, torch_shape
+from signalprop.models.token_positions import Positions
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments

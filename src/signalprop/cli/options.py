@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from signalprop.data.batches import shortened
-from signalprop.errors import InputError, first_line, require
+from signalprop.errors import InputError, first_line, require, unknown
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
@@ -180,7 +180,7 @@ def _known(changed: dict[str, Any]) -> dict[str, Any]:
         place[kind] = (before if isinstance(before, dict) else {}) | {setting: changed.pop(field)}
     for field in changed:
         if field not in Architecture.model_fields:
-            raise InputError(f"an architecture has no field {field!r}; fields: {', '.join(Architecture.model_fields)}")
+            raise unknown("architecture field", field, Architecture.model_fields)
     return changed
 
 
@@ -303,7 +303,14 @@ def _file(source: str) -> dict[str, Any] | None:
     path = Path(source)
     if is_directory(source) or not (path.suffix == ".json" or path.exists()):
         return None
-    data = read_json(path)
+    try:
+        data = read_json(path)
+    except InputError:
+        if path.suffix == ".json":
+            raise
+        raise InputError(
+            f"{source} holds no architecture in JSON; expected such a file, a preset's name or a Hugging Face directory"
+        ) from None
     if not isinstance(data, dict):
         raise InputError(f"{source} holds a {type(data).__name__}; expected an object with the architecture's fields")
     return data
