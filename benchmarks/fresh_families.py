@@ -27,6 +27,7 @@ from signalprop.files.storage import read_json, write_json, write_text
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 256, 128, 2000, 4
 WINDOW = TOKENS // 4  # of layers that have one
+OWN = {"mamba2": {"num_heads": 2 * WIDTH // 64}}  # whose heads are those of twice the width
 SIZES = (
     ("hidden_size d_model n_embd", WIDTH),
     ("num_hidden_layers n_layer encoder_layers decoder_layers num_layers num_decoder_layers", LAYERS),
@@ -44,6 +45,8 @@ SIZES = (
     ("moe_intermediate_size", WIDTH),
     ("n_shared_experts first_k_dense_replace", 1),
     ("shared_expert_intermediate_size", 2 * WIDTH),
+    ("state_size", 64),
+    ("n_groups", 1),
     ("full_attn_idxs", list(range(2, LAYERS, 3))),
     ("embedding_multiplier", 12.0),  # this and the next three: of Granite 3
     ("residual_multiplier", 0.22),
@@ -73,6 +76,7 @@ def configuration(family: str) -> Any:
     small = {
         name: i for i, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if hasattr(config, name)
     }
+    values |= OWN.get(family, {})
     made: Any = type(config)
     return made(**values, **small, decoder_start_token_id=2)
 

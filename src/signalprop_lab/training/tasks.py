@@ -30,11 +30,12 @@ from signalprop_lab.training.examples import (
     token_accuracy,
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
+from signalprop_lab.training.pairs_and_labels import Classified, classified
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
-from signalprop_lab.training.sources import Classified, classified, training_place
+from signalprop_lab.training.sources import training_place
 from signalprop_lab.training.tokenized import Ids, tokenized
 from signalprop_lab.training.tokenizers import begin_of, pad_of, separator, special_ids
 from signalprop_lab.training.writing import speech_to_text, translation
