@@ -214,7 +214,7 @@ class TestSeries:
 
     def test_checkpoints_of_other_models_are_refused(self, steps: list[str], tmp_path: Path) -> None:
         written(tmp_path, other=torch.ones(4, 4))
-        with pytest.raises(InputError, match="no tensor is in all of .*; give checkpoints of one training"):
+        with pytest.raises(InputError, match=r"no tensor is in all of .*; give checkpoints of one training"):
             read_series([steps[0], tmp_path])
 
     def test_zeros_that_stay_are_no_growth(self) -> None:
