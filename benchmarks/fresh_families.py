@@ -27,7 +27,10 @@ from signalprop.files.storage import read_json, write_json, write_text
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 256, 128, 2000, 4
 WINDOW = TOKENS // 4  # of layers that have one
-OWN = {"mamba2": {"num_heads": 2 * WIDTH // 64}}  # whose heads are those of twice the width
+OWN = {
+    "mamba2": {"num_heads": 2 * WIDTH // 64},  # of twice the width
+    "bamba": {"mamba_n_heads": 2 * WIDTH // 64, "mamba_d_state": 64, "attn_layer_indices": [5, 11]},
+}
 SIZES = (
     ("hidden_size d_model n_embd", WIDTH),
     ("num_hidden_layers n_layer encoder_layers decoder_layers num_layers num_decoder_layers", LAYERS),

@@ -22,11 +22,20 @@ from signalprop.network.parametrization import ROLES
 _USUAL = 0.1
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def check(c: Config) -> None:
+    """Refuse a scan with another activation, or with limits on its steps.
+
+    Raises:
+        InputError: it has.
+    """
     limits = [x["__float__"] if isinstance(x, dict) else x for x in c["time_step_limit"]]  # as transformers saves them
     if activation_name(c["hidden_act"]) != "silu" or [*map(float, limits)] != [0.0, math.inf]:
         raise InputError(f"an activation other than silu, and a time_step_limit, are not supported; {BY_HAND}")
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    check(c)
     return {
         "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"], "n_heads": c["num_heads"],
         "d_head": c["head_dim"], "branches": ("mamba2",), "norm": "rmsnorm", "norm_placement": "pre",

@@ -1,0 +1,63 @@
+"""Bamba: Mamba-2 in most layers, attention in some, a gated feed-forward in all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import llama, mamba2
+from signalprop.families.base import Config, rotary
+
+_STEP = math.log1p(math.e)  # softplus of the 1 that every dt_bias is
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    mamba2.check(c)
+    n, attend = c["num_hidden_layers"], c.get("attn_layer_indices") or ()
+    kinds = ["attention" if i in attend else "mamba2" for i in range(n)]
+    heads = c["mamba_n_heads"]
+    scan = {
+        "n_heads": heads, "d_head": c["mamba_expand"] * c["hidden_size"] // heads, "n_groups": c["mamba_n_groups"],
+        "d_state": c["mamba_d_state"], "width": c["mamba_d_conv"], "conv_bias": bool(c["mamba_conv_bias"]),
+        "bias": bool(c["mamba_proj_bias"]), "rates": (1.0, float(heads)), "steps": (_STEP, _STEP),
+        "eps": c["rms_norm_eps"],
+    }  # fmt: skip
+    return llama.fields(c) | {
+        "rotary_fraction": rotary(c, "partial_rotary_factor", 0.5),
+        "branches": tuple((kind, "feed_forward") for kind in kinds),
+        "settings": {"mamba2": scan} if "mamba2" in kinds else {},
+    }  # fmt: skip
+
+
+FEED_FORWARD = replace(
+    llama.FEED_FORWARD,
+    norm="pre_ff_layernorm",
+    branch="feed_forward",
+    weights={role: f"feed_forward.{role}_proj" for role in ("gate", "up", "down")},
+    activation="feed_forward.act_fn",
+)
+SCAN = replace(
+    mamba2.MIXER,
+    norm="input_layernorm",
+    branch="mamba",
+    weights={"scan_filter": "mamba.conv1d", "scan_out": "mamba.out_proj"},
+    blocks={"mamba.in_proj": mamba2.MIXER.blocks["mixer.in_proj"]},
+)
+(PATHS,) = llama.paths(llama.ATTENTION, FEED_FORWARD)
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="bamba",
+    defaults={
+        "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+        "attention_dropout": 0.0, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+        "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": (0.0, math.inf),
+    },
+    fields=fields,
+    paths=(
+        replace(PATHS, stacks=(replace(PATHS.stacks[0], final_norm="final_layernorm", kinds={"mamba2": SCAN}),)),
+    ),
+)  # fmt: skip
