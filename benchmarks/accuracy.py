@@ -30,7 +30,8 @@ from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
 from signalprop.results.comparison import r_squared, relative_errors, rms, scores
-from signalprop.results.profile import POINTS, Profile, Series, average
+from signalprop.results.profile import POINTS, Profile, average
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
 STORE = Path("docs/accuracy.json")

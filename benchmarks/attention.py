@@ -19,7 +19,8 @@ import signalprop as sp
 from benchmarks.timing import compared, take_turns
 from signalprop.kernels import schedules
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, kernel_step, uniform_kernel
-from signalprop.models.shaping import Positions, shaped_attention, torch_shape
+from signalprop.models.shaping import shaped_attention, torch_shape
+from signalprop.models.token_positions import Positions
 from signalprop.network.parametrization import Shaping
 
 HEADS, WIDTH, TOKENS = 8, 64, 2048

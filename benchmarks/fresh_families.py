@@ -29,6 +29,7 @@ RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 32, 256, 128, 2000, 4
 IN_DEPTH = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe", "olmoe", "gemma2", "lfm2", "modernbert")
 WINDOW = TOKENS // 4  # of layers that have one
+OWN = {"mamba2": {"num_heads": 2 * WIDTH // 64}}  # whose heads are those of twice the width
 SIZES = (
     ("hidden_size d_model n_embd", WIDTH),
     ("num_attention_heads n_head encoder_attention_heads decoder_attention_heads num_heads", 4),
@@ -44,6 +45,8 @@ SIZES = (
     ("moe_intermediate_size", WIDTH),
     ("n_shared_experts first_k_dense_replace", 1),
     ("shared_expert_intermediate_size", 2 * WIDTH),
+    ("state_size", 64),
+    ("n_groups", 1),
     ("embedding_multiplier", 12.0),  # this and the next three: of Granite 3
     ("residual_multiplier", 0.22),
     ("attention_multiplier", 1 / 64),
@@ -76,6 +79,7 @@ def configuration(family: str, layers: int = LAYERS) -> Any:
     small = {
         name: i for i, name in enumerate(("pad_token_id", "bos_token_id", "eos_token_id")) if hasattr(config, name)
     }
+    values |= OWN.get(family, {})
     made: Any = type(config)
     return made(**values, **small, decoder_start_token_id=2)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
-from signalprop_lab.training.grid import Sweep, load_sweep, shipped_sweeps
+from signalprop_lab.training.grid import load_sweep, shipped_sweeps
+from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import SCHEMA, markdown_table, write_results_page
 
 FOLDER = Path("docs/results")

@@ -14,7 +14,8 @@ from signalprop.files.storage import write_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
 HOSTILE = (

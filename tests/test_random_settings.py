@@ -12,7 +12,8 @@ from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
 # Words of notes that warn; the others say which fidelity was taken and why.

@@ -151,7 +151,7 @@ ALLOWED = {
     ("signalprop/files/limits.py", "read_text"): 4,  # of the system
     ("signalprop/files/storage.py", "open"): 1,  # `opened` itself
     ("signalprop/files/storage.py", "np.load"): 1,  # opened
-    ("signalprop/monitoring/monitor.py", "open"): 1,  # written to
+    ("signalprop/monitoring/logs.py", "open"): 1,  # written to
     ("signalprop/report/findings.py", "read_text"): 1,  # of the package
     ("signalprop/report/html/kernels.py", "np.load"): 1,  # opened
     ("signalprop/report/html/page.py", "read_bytes"): 1,  # of the package

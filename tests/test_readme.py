@@ -131,8 +131,9 @@ class Reader:
             assert any(found == pytest.approx(numbers(line), rel=1e-6) for found in alike), f"{self.page}: {line}"
 
     def yaml(self, text: str) -> None:
-        from signalprop_lab.training.grid import SCHEMA, load_sweep
+        from signalprop_lab.training.grid import load_sweep
         from signalprop_lab.training.recipe import load_recipe
+        from signalprop_lab.training.sweep_definition import SCHEMA
 
         file = Path("block.yaml")
         file.write_text(text, encoding="utf-8")

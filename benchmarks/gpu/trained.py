@@ -8,10 +8,11 @@ from typing import Any
 
 from benchmarks.gpu.timed import begun, here
 from signalprop.files.storage import make_folder, write_json
-from signalprop_lab.training.grid import Grid, Point, Sweep, grid_of, load_sweep
+from signalprop_lab.training.grid import Grid, Point, grid_of, load_sweep
 from signalprop_lab.training.recipe_files import put, read_yaml
 from signalprop_lab.training.sweep import prepare, to_stderr, work
 from signalprop_lab.training.sweep import real_train as train_run
+from signalprop_lab.training.sweep_definition import Sweep
 
 HERE = Path(__file__).parent
 TINY = {"d_model": 32, "n_heads": 2, "d_ff": 64}

@@ -26,7 +26,8 @@ from signalprop.network.moments import Moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.comparison import Agreement, Comparison
-from signalprop.results.profile import Profile, Series, average
+from signalprop.results.profile import Profile, average
+from signalprop.results.series import Series
 from signalprop.schemes import SCHEMES, Scheme, scheme
 from signalprop.schemes.equivalence import Equivalence, equivalent
 

@@ -15,6 +15,7 @@ from signalprop.files.validation import typed
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kinds_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import EXPERT_LOAD, Profile
@@ -150,6 +151,9 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
     if _is_shaped(parametrization) and single and not a.causal:
         return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
+    for kind in kinds_where(lambda kind: kind.longest is not None and a.seq_len > kind.longest):
+        if a.causal and single and kind.of(parametrization).any():
+            return "moments", f"fidelity moments: beyond {kind.longest} tokens; {kind.beyond}"
     if a.causal and single:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:

@@ -15,7 +15,7 @@ from commandline import TINY, Command
 from signalprop import __version__
 from signalprop.cli import run
 from signalprop.cli.loading import model_batch
-from signalprop.data.batches import default_batch
+from signalprop.data.batches import LONGEST, default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import PRESETS
@@ -349,6 +349,11 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     assert noisy["sublayers"] != first["sublayers"]
     status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
     assert status == 0 and "input               sotu in the model's own tokens, 8 tokens" in out
+
+
+def test_measured_sequences_are_short_by_default(command: Command) -> None:
+    measured = result_of(command, "measure", "tgs", "--layers", "1", "--d-model", "16", "--vocab-size", "50")
+    assert measured["architecture"]["seq_len"] == LONGEST  # the architecture has 512, current models 131,072
 
 
 def test_a_truncating_tokenizer_reads_whole_sequences(command: Command, hf_directories: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import typer.main
 
 from signalprop.cli import all_commands, command_line, run
 from signalprop.files.storage import write_json
-from signalprop.repair.checks import Check
+from signalprop.repair.check_result import Check
 from signalprop_lab.verification.verify import VerificationReport
 
 SNAPSHOT = Path(__file__).with_name("interface.json")

@@ -16,8 +16,9 @@ from signalprop.errors import InputError, as_line, printable
 from signalprop.report.html import document, render
 from signalprop.report.html.reading import read
 from signalprop.results.profile import Profile
-from signalprop_lab.training.grid import Point, Sweep, grid_of
+from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.recipe_files import read_recipe
+from signalprop_lab.training.sweep_definition import Sweep
 
 ESCAPES = "\x1b[2J\x1b]0;gone\x07\x9b31m\u202etxt\r\x08"
 STRINGS = (

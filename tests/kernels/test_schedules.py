@@ -16,10 +16,8 @@ from signalprop.kernels.schedules import (
     decay_schedule,
     exact_behind_skip,
     exponential_behind_skip,
-    largest_exponential_skip,
-    largest_uniform_skip,
     rho_schedule,
-    smallest_gamma,
+    step_bound,
     uniform_behind_skip,
 )
 from signalprop.kernels.shaping import (
@@ -117,7 +115,6 @@ def test_uspa_beside_a_skip_is_exact_up_to_its_bound(rhos: list[float], skip: fl
 
 def test_largest_skips_of_uspa() -> None:
     for n_layers, bound in ((32, 0.9428), (36, 0.9487), (100, 0.9806)):
-        assert largest_uniform_skip(n_layers, 0.8) == pytest.approx(bound, abs=5e-5)
         rhos = rho_schedule(n_layers, 0.8)
         for before, after in pairwise(rhos):
             assert uniform_behind_skip(before, after, bound - 1e-4) < 1
@@ -147,12 +144,23 @@ def test_skips_of_the_papers_table_7_do_not_go_with_its_rho(skip: float, bound: 
 # --- skips: E-SPA --------------------------------------------------------------------------------------------------
 
 
+def smallest_gamma(n_layers: int, skip: float, *, exact: bool = False) -> float:
+    """By hand: of the schedule `diagonal` under the paper's rule, of `tanh` exactly."""
+    kept = skip ** (2 * n_layers)
+    return 2 * math.atanh(kept) if exact else -0.5 * math.log1p(-kept)
+
+
+def largest_skip(n_layers: int, gamma: float, *, exact: bool = False) -> float:
+    decay = decay_schedule(n_layers, gamma, "tanh" if exact else "diagonal")
+    return float(step_bound(decay[:-1], decay[1:], exact=exact).min())
+
+
 @pytest.mark.parametrize("n_layers", [32, 36])
 def test_smallest_gammas_of_the_papers_rule(n_layers: int) -> None:
     for skip, least in SMALLEST[n_layers].items():
         found = smallest_gamma(n_layers, skip)
         assert found == pytest.approx(least, abs=5e-4 if least > 0.01 else 5e-5)
-        assert largest_exponential_skip(n_layers, found) == pytest.approx(skip, rel=1e-9)
+        assert largest_skip(n_layers, found) == pytest.approx(skip, rel=1e-9)
         stack(n_layers, found * 1.001, skip, exact=False)
         with pytest.raises(InputError, match="or a larger last gamma"):
             stack(n_layers, found * 0.999, skip, exact=False)
@@ -161,12 +169,12 @@ def test_smallest_gammas_of_the_papers_rule(n_layers: int) -> None:
 
 
 def test_largest_skips_of_espa() -> None:
-    assert largest_exponential_skip(32, 0.005) == pytest.approx(0.9305, abs=5e-5)
-    assert largest_exponential_skip(36, 0.005) == pytest.approx(0.9380, abs=5e-5)
-    assert largest_exponential_skip(36, 0.005, exact=True) == pytest.approx(0.920, abs=5e-4)
+    assert largest_skip(32, 0.005) == pytest.approx(0.9305, abs=5e-5)
+    assert largest_skip(36, 0.005) == pytest.approx(0.9380, abs=5e-5)
+    assert largest_skip(36, 0.005, exact=True) == pytest.approx(0.920, abs=5e-4)
     for n_layers, skip in ((32, 0.98), (36, 0.9), (108, 0.99)):
         found = smallest_gamma(n_layers, skip, exact=True)
-        assert largest_exponential_skip(n_layers, found, exact=True) == pytest.approx(skip, rel=1e-9)
+        assert largest_skip(n_layers, found, exact=True) == pytest.approx(skip, rel=1e-9)
         stack(n_layers, found * 1.001, skip, exact=True)
         with pytest.raises(InputError, match="or a larger last gamma"):
             stack(n_layers, found * 0.999, skip, exact=True)

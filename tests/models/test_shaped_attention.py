@@ -30,7 +30,8 @@ from signalprop.kernels.transforms import dks
 from signalprop.measurement import measure
 from signalprop.measurement.simulation import simulate
 from signalprop.models import Transformer, build
-from signalprop.models.shaping import LOW, Positions, TorchShape, shaped_attention, torch_shape
+from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
+from signalprop.models.token_positions import Positions
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_named

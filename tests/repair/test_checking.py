@@ -24,7 +24,8 @@ from signalprop.models.weights import draw
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES, Parametrization, role_mask
 from signalprop.repair import apply
-from signalprop.repair.checks import Check, Row, check
+from signalprop.repair.check_result import Check, Row
+from signalprop.repair.checks import check
 from signalprop.repair.goodness_of_fit import KURTOSIS, Sample, fault, sample, shape_note, standard_error, std_bounds
 from signalprop.schemes import SCHEMES, scheme
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import signalprop as sp
 from signalprop.errors import InputError
-from signalprop.repair.checks import Check, check
+from signalprop.repair.check_result import Check
+from signalprop.repair.checks import check
 
 transformers = pytest.importorskip("transformers")
 HALF = [torch.bfloat16, torch.float16]

@@ -24,7 +24,7 @@ from signalprop.network.parametrization import layout
 from signalprop.repair.sites import carriers_of, confirm
 from signalprop.repair.tiny_pass import arguments_for
 from signalprop.schemes import scheme
-from signalprop.streams.anatomy import Branch
+from signalprop.streams.parts import Branch
 
 transformers = pytest.importorskip("transformers")
 

@@ -27,7 +27,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES, Parametrization, blank, fan, role_mask
 from signalprop.repair import apply
 from signalprop.repair import initialisation as drawing
-from signalprop.repair.checks import Check, check
+from signalprop.repair.check_result import Check
+from signalprop.repair.checks import check
 from signalprop.repair.goodness_of_fit import sample
 from signalprop.repair.sites import confirm
 from signalprop.schemes import scheme

@@ -19,7 +19,7 @@ from own_model import OwnGPT, own_ids, own_model
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.repair.record import the_record
-from signalprop.repair.saved_models import RECORD, TENSORS, WEIGHTS
+from signalprop.repair.saved_tensors import RECORD, TENSORS, WEIGHTS
 
 FAMILIES = tuple(MODELS)
 WARNING = "would silently leave out"
@@ -323,7 +323,10 @@ class TestDamage:
 
     def test_a_plain_checkpoint(self, tmp_path: Path) -> None:
         vanilla("gpt2").save_pretrained(tmp_path)
-        assert "plain checkpoint; load it with transformers" in self.refused(tmp_path)
+        assert (
+            "plain checkpoint, without a scheme that could be loaded or folded; load it with transformers"
+            in self.refused(tmp_path)
+        )
 
     @pytest.mark.parametrize(
         ("content", "says"),

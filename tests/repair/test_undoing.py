@@ -16,7 +16,7 @@ from applied import batch_of, vanilla
 from own_model import own_model
 from signalprop.errors import InputError
 from signalprop.repair import folds, initialisation, installation, saved_models, undoing, weight_changes
-from signalprop.repair.saved_models import RECORD
+from signalprop.repair.saved_tensors import RECORD
 
 
 class Stop(BaseException):

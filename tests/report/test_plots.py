@@ -15,7 +15,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report.plots import COLOURS, check_format, figure, save_plot
 from signalprop.results.comparison import compare
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
 

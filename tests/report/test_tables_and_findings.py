@@ -12,7 +12,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report import findings, tables
 from signalprop.results.comparison import compare
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
 

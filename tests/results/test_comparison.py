@@ -14,7 +14,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.comparison import compare, r_squared, relative_errors
-from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.results.profile import POINTS, Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
 

@@ -20,7 +20,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.results.profile import POINTS, Profile, Series, average
+from signalprop.results.profile import POINTS, Profile, average
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 from signalprop.theory.network import is_shaped
 from strategies import architectures, schemes, statistics, table_or_none

@@ -15,7 +15,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 from signalprop.schemes.residual import fan_in_std
 from signalprop.sublayers.attention import moments as attention

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from signalprop.network.architecture import Architecture
 from signalprop.schemes import scheme
 from signalprop.sublayers.attention.moments import of as moments_of
-from signalprop.theory import attention
+from signalprop.theory import attention, attention_scores
 
 Matrix = NDArray[np.float64]
 
@@ -136,8 +136,8 @@ def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignor
     options = {}
     if rotary:
         options = {
-            "omega": attention.rotary_coherence(256, 64, causal="pairs" if causal else None),
-            "omega_rows": attention.rotary_coherence(256, 64, causal="rows" if causal else None),
+            "omega": attention_scores.rotary_coherence(256, 64, causal="pairs" if causal else None),
+            "omega_rows": attention_scores.rotary_coherence(256, 64, causal="rows" if causal else None),
         }
     shape = (case["s0"], case["n_keys"], case["d"], case["head"], case["p"])
     predicted = [
@@ -154,7 +154,7 @@ def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> Non
     length, head, r_g = 64, 32, 0.4
     shape = {"n_keys": length, "head": head, "r_g": r_g, "causal": causal, "rotary": rotary}
     simulated, error = _simulate(200, skip=skip, gain=gain, **shape, **case)
-    omega = attention.rotary_coherence(length, head) if rotary else 1.0
+    omega = attention_scores.rotary_coherence(length, head) if rotary else 1.0
     args = (case["s0"], length, case["d"], head, case["p"])
     forward = attention.forward(case["r"], *args, causal=causal, omega=omega)
     backward = attention.backward(case["r"], r_g, *args, causal=causal, omega=omega)
@@ -308,10 +308,12 @@ def test_score_variance_and_bias_share() -> None:
         q += math.sqrt(vb) * rng.standard_normal(head)
         k = 1.5 * rng.standard_normal(d) @ rng.standard_normal((d, head)) * math.sqrt(vk)
         found.append(0.2 * q @ k)
-    expected = attention.score_variance(d, vq, vk, head, scale=0.2, key_second_moment=2.25, query_bias_variance=vb)
+    expected = attention_scores.score_variance(
+        d, vq, vk, head, scale=0.2, key_second_moment=2.25, query_bias_variance=vb
+    )
     assert expected == pytest.approx(np.var(found), rel=4 * math.sqrt(2 / 4000) * 1.5)
-    assert attention.score_variance(d, 1 / d, 1 / d, head) == pytest.approx(1.0)
-    assert attention.score_variance(d, vq, vk, head, qk_norm=(4.0, 0.25)) == pytest.approx(1.0)
+    assert attention_scores.score_variance(d, 1 / d, 1 / d, head) == pytest.approx(1.0)
+    assert attention_scores.score_variance(d, vq, vk, head, qk_norm=(4.0, 0.25)) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("length", "head", "fraction"), [(1, 64, 1.0), (256, 64, 1.0), (300, 64, 0.5), (50, 8, 0.0)])
@@ -322,14 +324,14 @@ def test_rotary_coherence_is_the_sum_it_replaces(length: int, head: int, fractio
     prefix = np.abs(np.cumsum(waves, axis=0) / np.arange(1, length + 1)[:, None]) ** 2
     per_row = 1 - fraction + fraction * (prefix.mean(axis=1) if rotated else 0.0)
     per_row = np.broadcast_to(per_row, (length,))
-    assert attention.rotary_coherence(length, head, fraction=fraction) == pytest.approx(per_row[-1])
+    assert attention_scores.rotary_coherence(length, head, fraction=fraction) == pytest.approx(per_row[-1])
     n = np.arange(1, length + 1)
-    pairs = attention.rotary_coherence(length, head, fraction=fraction, causal="pairs")
+    pairs = attention_scores.rotary_coherence(length, head, fraction=fraction, causal="pairs")
     assert pairs == pytest.approx(per_row.mean(), rel=5e-3)
     if length > 1:
         weight = (1 - 1 / n) / n
         expected = (weight * per_row).sum() / weight.sum()
-        rows = attention.rotary_coherence(length, head, fraction=fraction, causal="rows")
+        rows = attention_scores.rotary_coherence(length, head, fraction=fraction, causal="rows")
         assert rows == pytest.approx(expected, rel=5e-3)
 
 

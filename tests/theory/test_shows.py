@@ -12,7 +12,8 @@ from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 from signalprop.theory.growth import fixed_point
 from signalprop.theory.network import predict_moments

@@ -14,8 +14,8 @@ from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
-from signalprop.streams.anatomy import Branch, Layer, Multiplier, Placement, Seen, Stack
 from signalprop.streams.found import Anatomy, anatomy
+from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Stack
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")

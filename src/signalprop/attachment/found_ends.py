@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap
 from signalprop.network.activations import activation
-from signalprop.streams.anatomy import Seen, Stack
+from signalprop.streams.parts import Seen, Stack
 from signalprop.streams.proof import norm_of
 from signalprop.streams.roles import LIMIT, Proof, is_map
 

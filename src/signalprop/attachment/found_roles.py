@@ -17,11 +17,11 @@ from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import ROLES
-from signalprop.streams.anatomy import Branch, Stack
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
+from signalprop.streams.parts import Branch, Stack
 from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
 from signalprop.streams.replay import AttentionShape, Replayed

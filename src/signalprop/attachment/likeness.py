@@ -24,7 +24,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import KINDS, kind_of
 from signalprop.network.layout import entries, layer_starts, layout
 from signalprop.network.parametrization import fan
-from signalprop.streams.anatomy import Seen
+from signalprop.streams.parts import Seen
 
 LAYER = "{layer}"  # in a path: the layer's own
 _NOT_PATHS = ("fused_order",)

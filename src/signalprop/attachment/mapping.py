@@ -20,7 +20,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import layout
 from signalprop.network.parametrization import Layout, Shaping
-from signalprop.streams.anatomy import Seen
+from signalprop.streams.parts import Seen
 
 Module = str | nn.Module
 Weight = str | nn.Module | Tensor | tuple[str | nn.Module | Tensor, slice | Sequence[int]]

@@ -24,7 +24,7 @@ from signalprop.files.storage import read_json, write_json
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layer_starts, layout
-from signalprop.streams.anatomy import Seen
+from signalprop.streams.parts import Seen
 
 SCHEMA: Final = "signalprop/mapping/1"
 _USUAL = SublayerMap("")

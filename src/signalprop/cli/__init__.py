@@ -122,6 +122,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run with these arguments; the exit status."""
     warnings.showwarning = _one_line  # type: ignore[assignment]
+    named: list[Callable[..., None]] = []
     try:
         named = _named(arguments[0]) if arguments else []
         result = command_line(named or all_commands())(args=arguments, prog_name="signalprop", standalone_mode=False)
@@ -142,7 +143,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         usage = getattr(error, "format_message", None)  # of click, which typer may bring under a name of its own
         if usage is not None:
-            return _fail(f"{usage().rstrip('.')}; see {_command_of(error)} --help", 2)
+            return _fail(f"{usage().rstrip('.')}; see {_command_of(error, named)} --help", 2)
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps one that meets a class being made
             return _fail("interrupted", INTERRUPTED)
         if isinstance(error.__cause__, SystemExit) and error.__cause__.code == TERMINATED:
@@ -171,10 +172,10 @@ def _reader_left() -> int:
     return 0
 
 
-def _command_of(error: Exception) -> str:
-    """The command that a usage error is about, as the user types it."""
+def _command_of(error: Exception, named: list[Callable[..., None]]) -> str:
+    """The command that a usage error is about, as the user types it; the parser's errors do not know it."""
     context = getattr(error, "ctx", None)
-    return "signalprop" if context is None else str(context.command_path)
+    return " ".join(["signalprop", *(f.__name__ for f in named)]) if context is None else str(context.command_path)
 
 
 def _fail(message: str, status: int) -> int:

@@ -11,7 +11,7 @@ import typer
 from signalprop.cli import options as opt
 from signalprop.cli import output
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def check(

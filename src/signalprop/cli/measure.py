@@ -11,6 +11,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop.data.batches import LONGEST
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +30,9 @@ def measure(
     layers: opt.Layers = None,
     d_model: opt.DModel = None,
     heads: opt.Heads = None,
-    seq_len: opt.SeqLen = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")
+    ] = None,
     dropout: opt.Dropout = None,
     activation: opt.Activation = None,
     norm: opt.Norm = None,
@@ -89,7 +92,7 @@ def measure(
     if directory is None and (random_init or mapping or inside):
         name = "--random-init" if random_init else "--mapping" if mapping else "--inside"
         raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
-    p = None if directory is not None else opt.parametrization(model, changed, scheme, option, qk_scale)
+    p = None if directory else opt.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
     require("torch", "models")
     place = opt.usable(device)
     import torch
@@ -105,7 +108,7 @@ def measure(
         live = model_inside(whole, inside)
         given = mapping_of_file(live, mapping)
         label = "random init" if random_init else "as is"
-        return live, given, architecture_of(live, changed, mapping=given), label
+        return live, given, architecture_of(live, changed, LONGEST, given), label
 
     profiles = []
     with output.progress("measuring") as step:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from signalprop.data.batches import shortened
-from signalprop.errors import InputError, first_line, require
+from signalprop.errors import InputError, first_line, require, unknown
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
@@ -180,7 +180,7 @@ def _known(changed: dict[str, Any]) -> dict[str, Any]:
         place[kind] = (before if isinstance(before, dict) else {}) | {setting: changed.pop(field)}
     for field in changed:
         if field not in Architecture.model_fields:
-            raise InputError(f"an architecture has no field {field!r}; fields: {', '.join(Architecture.model_fields)}")
+            raise unknown("architecture field", field, Architecture.model_fields)
     return changed
 
 
@@ -269,6 +269,8 @@ def parametrization(
     Args:
         longest: tokens per sequence at most, where neither `changed` nor a finished parametrization says how many.
 
+    Without a scheme, a checkpoint that `signalprop.save` wrote has the one that it carries.
+
     Raises:
         InputError: nothing of that name, a bad value, or changes to a finished parametrization.
     """
@@ -278,10 +280,26 @@ def parametrization(
         if changed or scheme_name or options:
             raise InputError(f"{source} is a finished parametrization; it takes no changes and no --scheme")
         return _scaled(Parametrization.from_json(data), qk_scale)
+    carried = None if scheme_name or options else _carried(source)
+    if carried is not None and not changed and longest is None:
+        return _scaled(carried, qk_scale)
+    if carried is not None:
+        scheme_name, options = carried.scheme, dict(carried.options)
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
     return _scaled(parametrized(architecture, scheme_name or None, **options), qk_scale)
+
+
+def _carried(source: str) -> Parametrization | None:
+    """The table of the scheme that the checkpoint in a directory carries: configurations alone say nothing of it."""
+    record = Path(source) / "signalprop.json"
+    if not record.is_file():
+        return None
+    data = read_json(record)
+    if not isinstance(data, dict) or "parametrization" not in data:
+        raise InputError(f"{record} is not the record of an applied model; save the model again")
+    return Parametrization.from_json(data["parametrization"])
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:
@@ -303,7 +321,14 @@ def _file(source: str) -> dict[str, Any] | None:
     path = Path(source)
     if is_directory(source) or not (path.suffix == ".json" or path.exists()):
         return None
-    data = read_json(path)
+    try:
+        data = read_json(path)
+    except InputError:
+        if path.suffix == ".json":
+            raise
+        raise InputError(
+            f"{source} holds no architecture in JSON; expected such a file, a preset's name or a Hugging Face directory"
+        ) from None
     if not isinstance(data, dict):
         raise InputError(f"{source} holds a {type(data).__name__}; expected an object with the architecture's fields")
     return data

@@ -157,7 +157,8 @@ def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:
     """
     if ids.size < length:
         raise InputError(
-            f"the text has {ids.size} tokens, one sequence needs {length}; give a longer text or a smaller seq_len"
+            f"the text is too short: one sequence needs {length} tokens, it has {ids.size}; give a longer text, or a "
+            "smaller seq_len (--seq-len)"
         )
     starts = _generator(seed, 0, n, length).integers(0, ids.size - length + 1, n)
     return np.asarray(ids[starts[:, None] + np.arange(length)])

@@ -88,12 +88,6 @@ def _check_skip(skip: float) -> None:
         raise InputError(f"a normalised skip of {skip!r}; expected a number from 0 up to, but not, 1")
 
 
-def largest_uniform_skip(n_layers: int, last: float, first: float = 0.0) -> float:
-    """The normalised skip that a linear schedule of rho stays below: its last step binds."""
-    step = (last - first) / n_layers
-    return math.sqrt(1 - step / (1 - last + step))
-
-
 def step_bound(decay: ArrayLike, decay_out: ArrayLike, *, exact: bool) -> FloatArray:
     """The largest normalised skip for a step of E-SPA from one decay to another, of any shape.
 
@@ -152,18 +146,3 @@ def _too_large(decay: float, decay_out: float, skip: float, bound: str) -> str:
         f"E-SPA: a skip of {skip:.6g} is too large for the step from gamma {gamma_of(decay):.6g} to "
         f"{gamma_of(decay_out):.6g}; expected {bound}, more layers, or a larger last gamma"
     )
-
-
-def largest_exponential_skip(n_layers: int, gamma: float, *, exact: bool = False) -> float:
-    """The largest normalised skip that leads to `gamma`: by the paper's rule with its schedule `diagonal`, or exactly
-    with the schedule `tanh`."""
-    if exact:
-        return float(math.tanh(gamma / 2) ** (0.5 / n_layers))
-    return float((-math.expm1(-2 * gamma)) ** (0.5 / n_layers))
-
-
-def smallest_gamma(n_layers: int, skip: float, *, exact: bool = False) -> float:
-    """The smallest last gamma that a normalised skip allows; as `largest_exponential_skip`."""
-    if exact:
-        return 2 * math.atanh(skip ** (2 * n_layers))
-    return -0.5 * math.log1p(-(skip ** (2 * n_layers)))

@@ -29,7 +29,8 @@ from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
-from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.results.profile import POINTS, Profile
+from signalprop.results.series import Series
 from signalprop.theory.elements import squashed
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter

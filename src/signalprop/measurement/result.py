@@ -13,7 +13,8 @@ from signalprop.attachment.mapping import number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
-from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.results.profile import POINTS, Profile
+from signalprop.results.series import Series
 from signalprop.watching.passes import Pass
 from signalprop.watching.reduction import collect
 

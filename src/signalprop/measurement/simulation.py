@@ -28,17 +28,12 @@ from signalprop.models.connections import entered, left_back
 from signalprop.models.layerwise import Network, Passage, Scaled
 from signalprop.models.sublayers import torch_shapes
 from signalprop.models.synthetic import gaussian, synthetic_batch
-from signalprop.models.transformer import (
-    batch_tensors,
-    refuse_sweep,
-    rows_of,
-    stack_names,
-    surroundings,
-)
+from signalprop.models.transformer import batch_tensors, refuse_sweep, rows_of, stack_names, surroundings
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.parametrization import STACKS, Parametrization
-from signalprop.results.profile import POINTS, Profile, Series, average
+from signalprop.results.profile import POINTS, Profile, average
+from signalprop.results.series import Series
 from signalprop.theory.network import sensitivity_gain
 from signalprop.watching.reduction import Padding, collect
 from signalprop.watching.reduction import moments as reduced

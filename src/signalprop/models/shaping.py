@@ -10,10 +10,8 @@ section 3; numerics: `docs/theory/shaping.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,79 +21,15 @@ from torch import Tensor
 from signalprop.errors import InputError
 from signalprop.kernels.dense_shaping import ALiBi, BidirectionalUSPA, Calibrated
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
+from signalprop.models.shape_tables import CPU, NestedTables, Tables
+from signalprop.models.token_positions import Positions
 from signalprop.network.moments import FloatArray
 
 # Stands for log 0. A finite number: with -inf a row that sees nothing would be NaN.
 LOW = -1e30
-_CPU = torch.device("cpu")
 # Queries at a time, on a CPU: beside a bias PyTorch's kernel also works through the keys that a causal row hides. Of
 # blocks of 256 the fastest at 512 and 2,048 tokens; on a GPU they could leave it idle.
 _BLOCK = 256
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Where queries and keys stand in their sequences, from 0.
-
-    Attributes:
-        query: of every query, (b, q). key: of every key as each query sees it, (b, q or 1, k).
-        seen: True where a query may look, (b, 1, q, k); None: everywhere that the shape allows.
-        count: tokens in the sequence of every query, (b, q or 1). Only shapes without a mask read it.
-        start: where queries are start, start + 1, ... and keys 0, 1, ... up to the last query, which has short cuts.
-    """
-
-    query: Tensor
-    key: Tensor
-    seen: Tensor | None
-    count: Tensor
-    start: int | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether one sequence stands in order, from its first key to its last query."""
-        return self.start is not None
-
-    @property
-    def n_keys(self) -> int:
-        """Columns of a row of scores."""
-        return self.key.shape[-1]
-
-    @cached_property
-    def lengths(self) -> tuple[list[int], Tensor]:
-        """(the different counts, rising; which of them every query's is, (b, q or 1)). Waits for the device."""
-        counts, which = torch.unique(self.count, return_inverse=True)
-        return counts.tolist(), which
-
-    @staticmethod
-    def of_length(n: int, device: torch.device | str | None = None) -> Positions:
-        """One sequence of n tokens, for a batch of any size."""
-        index = torch.arange(n, device=device)[None]
-        return Positions(index, index[:, None], None, torch.full((1, 1), n, device=device), start=0)
-
-    def rows(self, first: int, last: int) -> Positions:
-        """Some queries of one whole causal sequence, and the keys that they see."""
-        return Positions(self.query[:, first:last], self.key[..., :last], None, self.count, start=first)
-
-    @staticmethod
-    def of_tokens(keep: Tensor, *, causal: bool) -> Positions:
-        """Sequences with padding anywhere: `keep` is True at real tokens, (b, n). A padding token sees itself."""
-        n = keep.shape[1]
-        place = (keep.cumsum(1) - 1).clamp_(min=0)
-        own = torch.eye(n, dtype=torch.bool, device=keep.device)
-        seen = keep[:, None, None, :] | own
-        return Positions(place, place[:, None], seen.tril() if causal else seen, keep.sum(1, keepdim=True).clamp(min=1))
-
-    @staticmethod
-    def of_mask(seen: Tensor, *, causal: bool) -> Positions:
-        """From a mask alone, True where a query may look, (b, 1, q, k): padding, packed sequences, caches, chunks.
-
-        Keys are counted from the first one that a query sees. In a causal row the last of them is its own; without a
-        causal mask query i's own key is key i. Windows that hide the start of a sequence have no right answer here.
-        """
-        place = seen[:, 0].cumsum(-1, dtype=torch.int32) - 1
-        last = place[..., -1]
-        query = last if causal else place.diagonal(dim1=1, dim2=2)
-        return Positions(query.clamp(min=0), place.clamp_(min=0), seen, (last + 1).clamp_(min=1))
 
 
 class TorchShape:
@@ -154,62 +88,15 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else LOW
 
 
-class _Tables:
-    """Numbers that are made in NumPy in float64, kept in every type and on every device that asks for them.
-
-    A shape's plain numbers are kept like this too: with floats, torch.compile would make a graph for every layer.
-
-    Attributes:
-        make: the arrays for so many tokens.
-    """
-
-    def __init__(self, make: Callable[[int], tuple[FloatArray, ...]], length: int, dtype: torch.dtype) -> None:
-        self.make = make
-        self._made: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, ...]] = {}
-        self._add(length, dtype)
-
-    def of(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-        """The arrays for n tokens."""
-        if (n, dtype, device) not in self._made:
-            if (n, dtype, _CPU) not in self._made:
-                self._add(n, dtype)
-            self._made[n, dtype, device] = tuple(x.to(device) for x in self._made[n, dtype, _CPU])
-        return self._made[n, dtype, device]
-
-    # NumPy stays out of graphs; what a model needs is made before its first pass
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _add(self, n: int, dtype: torch.dtype) -> None:
-        arrays = (torch.from_numpy(np.array(array, np.float64)) for array in self.make(n))
-        self._made[n, dtype, _CPU] = tuple(x.to(dtype) for x in arrays)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"make": self.make, "_made": {k: v for k, v in self._made.items() if k[2] == _CPU}}
-
-
-class _Nested:
-    """Tables whose first rows and columns do not depend on how many there are; made for `length` tokens, and for more
-    when a longer sequence comes."""
-
-    def __init__(self, make: Callable[[int], tuple[FloatArray, ...]], length: int, dtype: torch.dtype) -> None:
-        self.length = length
-        self.tables = _Tables(make, length, dtype)
-
-    def of(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-        """The arrays for at least n tokens."""
-        if n > self.length:
-            self.length = max(n, self.length + self.length // 4)  # a cache that grows token by token
-        return self.tables.of(self.length, dtype, device)
-
-
 class TorchESPA(TorchShape):
     """`ESPA` from the distance of two tokens; repeats take one table, of D."""
 
     causal = True
 
     def __init__(self, shape: ESPA, length: int) -> None:
-        self.numbers = _Tables(partial(_exponential_numbers, shape), 1, torch.float32)
+        self.numbers = Tables(partial(_exponential_numbers, shape), 1, torch.float32)
         self.repeating = shape.repeats > 0
-        self.sums = _Nested(partial(_row_sums, shape), length, torch.float32) if self.repeating else None
+        self.sums = NestedTables(partial(_row_sums, shape), length, torch.float32) if self.repeating else None
 
     def _numbers(self, at: Positions, dtype: torch.dtype) -> tuple[Tensor, ...]:
         return self.numbers.of(1, dtype, at.key.device)[0].unbind()
@@ -283,7 +170,7 @@ class TorchUSPA(TorchShape):
     causal = True
 
     def __init__(self, shape: USPA, length: int) -> None:
-        self.tables = _Nested(partial(_uniform_terms, shape), length, torch.float64)
+        self.tables = NestedTables(partial(_uniform_terms, shape), length, torch.float64)
 
     def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
         diagonal, u, w, _ = self.tables.of(at.n_keys, torch.float64, at.key.device)
@@ -309,8 +196,8 @@ class TorchTable(TorchShape):
     causal = True
 
     def __init__(self, shape: AttentionShape, length: int) -> None:
-        self.weights = _Nested(partial(_log_weights, shape), length, torch.float32)
-        self.sums = _Nested(partial(_row_sums, shape), length, torch.float32)
+        self.weights = NestedTables(partial(_log_weights, shape), length, torch.float32)
+        self.sums = NestedTables(partial(_row_sums, shape), length, torch.float32)
 
     def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
         (table,) = self.weights.of(at.n_keys, dtype, at.key.device)
@@ -332,7 +219,7 @@ class TorchBidirectionalUSPA(TorchShape):
     causal = False
 
     def __init__(self, shape: BidirectionalUSPA) -> None:
-        self.numbers = _Tables(partial(_uniform_numbers, shape), 1, torch.float32)
+        self.numbers = Tables(partial(_uniform_numbers, shape), 1, torch.float32)
 
     def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
         single, _, _ = self._numbers(at, dtype)
@@ -364,7 +251,7 @@ class TorchBidirectionalTable(TorchShape):
     causal = False
 
     def __init__(self, shape: AttentionShape, length: int) -> None:
-        self.tables = _Tables(partial(_weights_and_sums, shape), length, torch.float32)
+        self.tables = Tables(partial(_weights_and_sums, shape), length, torch.float32)
 
     def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
         if at.whole:
@@ -395,7 +282,7 @@ class TorchCalibrated(TorchShape):
         self.base = base
         self.causal = base.causal
         self.length = len(shape.rows)
-        self.rows = _Tables(partial(_rows, shape), self.length, torch.float32)
+        self.rows = Tables(partial(_rows, shape), self.length, torch.float32)
 
     def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
         return self.base._log_weights(at, dtype)
@@ -474,7 +361,7 @@ def shaped_attention(
         dropout: on attention weights, where it is active.
     """
     n = q.shape[2]
-    in_blocks = n > _BLOCK and at.whole and shape.causal and added is None and q.device == _CPU
+    in_blocks = n > _BLOCK and at.whole and shape.causal and added is None and q.device == CPU
     if in_blocks and not torch.compiler.is_compiling():
         return torch.cat(
             [

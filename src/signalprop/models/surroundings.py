@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from signalprop.models.shaping import Positions
+from signalprop.models.token_positions import Positions
 from signalprop.network.architecture import Architecture
 
 

@@ -267,3 +267,25 @@ def _distance(quantity: str, value: float, start: Band, today: Band | None, k: i
 def named(layers: Sequence[int]) -> str:
     """`layer 3`, or `layers 0, 3-5`."""
     return f"layer{'' if len(layers) == 1 else 's'} {ranges(layers)}"
+
+
+def checked(
+    every: int, tolerance: float | Mapping[str, float] | None, skip_first: int, steps_done: int, ring: int
+) -> Mapping[str, float] | None:
+    """Tolerances by name, from what a monitor was given.
+
+    Raises:
+        InputError: numbers out of range, or unknown names.
+    """
+    if every < 1:
+        raise InputError(f"every is {every}; expected a number of steps from 1 up")
+    tolerances = dict.fromkeys(TOLERANCES, tolerance) if isinstance(tolerance, (int, float)) else tolerance
+    known = tolerances is None or set(tolerances) <= set(TOLERANCES)
+    if not known or not all(factor > 1 for factor in (tolerances or {}).values()):
+        raise InputError(
+            f"tolerance is {tolerance}; expected a factor above 1, such factors by name ({', '.join(TOLERANCES)}), "
+            "or None"
+        )
+    if skip_first < 0 or steps_done < 0 or ring < 0:
+        raise InputError(f"skip_first is {skip_first}, steps_done {steps_done} and ring {ring}; expected 0 or more")
+    return tolerances

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from signalprop.attachment.mapping import Plan
 from signalprop.diagnosis.layers import groups
+from signalprop.measurement.result import tables
 from signalprop.network.layout import layout
 from signalprop.results.profile import Profile
 from signalprop.theory.bounds import growth_exponent
+from signalprop.watching.passes import Pass
 
 # Layers from which on an exponent of growth means something.
 _GROWTH_LAYERS = 6
@@ -50,3 +53,11 @@ def summary(profile: Profile, layers: Mapping[str, Sequence[float | None]]) -> d
     if profile.gradient is not None:
         out["gradient_ratio"] = float(profile.gradient["stream_in"].variance[0])
     return {name: value for name, value in out.items() if math.isfinite(value)}
+
+
+def first_not_finite(recorder: Pass, plan: Plan) -> int:
+    """The layer where a signal that is not finite is so first."""
+    bad = {i for i, values in tables(recorder)[0].items() if not np.isfinite(values).all()}
+    sites = zip(plan.stream_in, plan.branch, plan.stream_out, strict=True)
+    row = next(i for i, points in enumerate(sites) if bad & {*points, -1 - i})
+    return next(k for k, group in enumerate(groups(plan.layout)) if row in group)

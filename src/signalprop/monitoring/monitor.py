@@ -5,34 +5,31 @@ It is the callback of a bare training loop, and what the callbacks of the Huggin
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
-import numpy as np
-import torch
 from torch import nn
 
 from signalprop.attachment.attached import attach
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.layers import groups, layer_modules
+from signalprop.diagnosis.layers import layer_modules
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
-from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, limits, named
-from signalprop.monitoring.layer_numbers import per_layer, summary
-from signalprop.monitoring.movement import Jump, Movement
-from signalprop.monitoring.requests import REQUESTS, Layers, measured_on
-from signalprop.monitoring.roll_call import RollCall
+from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, checked, limits
+from signalprop.monitoring.layer_numbers import first_not_finite, per_layer, summary
+from signalprop.monitoring.logs import Log, Logs, opened
+from signalprop.monitoring.movement import Jump, movement_of
+from signalprop.monitoring.requests import REQUESTS, Layers, measured_on, random_states_kept
+from signalprop.monitoring.roll_call import RollCall, is_other_rank, is_sharded, ranks_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
@@ -42,8 +39,6 @@ from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
 from signalprop.watching.taps import Groups, TapRecorder
 
-Log = Callable[[dict[str, float], int], None]
-LOGGER = logging.getLogger("signalprop.monitoring")
 # Sequences of the first sampled step that are kept, for what is measured on a fixed batch and for input statistics.
 _KEPT_SEQUENCES = 2
 # Steps that are kept for a loss that jumps.
@@ -124,35 +119,23 @@ class SignalMonitor:
         data_group: Any = None,
         tokens_group: Any = None,
     ) -> None:
-        if every < 1:
-            raise InputError(f"every is {every}; expected a number of steps from 1 up")
-        tolerances = dict.fromkeys(TOLERANCES, tolerance) if isinstance(tolerance, (int, float)) else tolerance
-        known = tolerances is None or set(tolerances) <= set(TOLERANCES)
-        if not known or not all(factor > 1 for factor in (tolerances or {}).values()):
-            raise InputError(
-                f"tolerance is {tolerance}; expected a factor above 1, such factors by name ({', '.join(TOLERANCES)}), "
-                "or None"
-            )
-        if skip_first < 0 or steps_done < 0 or ring < 0:
-            raise InputError(f"skip_first is {skip_first}, steps_done {steps_done} and ring {ring}; expected 0 or more")
+        tolerances = checked(every, tolerance, skip_first, steps_done, ring)
         self._asked = also is not None
         also = (also,) if isinstance(also, str) else tuple(also or ())
         unknown = [name for name in also if name not in REQUESTS]
         if unknown:
             raise InputError(f"unknown request {unknown[0]!r}; also= takes {', '.join(REQUESTS)}")
-        if writer is not None and not hasattr(writer, "add_scalar"):
-            raise InputError(f"the writer is a {type(writer).__name__} without add_scalar(name, value, step)")
         self.every, self.also, self.prefix, self._tolerances = every, also, prefix, tolerances
-        self.warnings: list[Departure] = []
         self.steps = steps_done
-        self.active = not _other_rank()
+        self.active = not is_other_rank()
         self._roll_call = RollCall.here()
         self._together: bool | None = None
         self._attached = attach(model, mapping)
         self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
         self._batch, self._given = batch, start
-        self._writer, self._log, self._path, self._scheme = writer, log, jsonl, scheme
-        self._file: TextIO | None = None
+        self._path, self._scheme = jsonl, scheme
+        self._logs = Logs(writer, jsonl, log)
+        self.warnings = self._logs.warnings
         self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
         seen = self._arguments
         self._groups = Groups(data_group, tokens_group)
@@ -176,7 +159,7 @@ class SignalMonitor:
                 "Parametrization of the same model"
             )
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
-            _opened(jsonl).close()
+            opened(jsonl).close()
         self._recorder: Recorder | TapRecorder | None = None
         self._watch: Watch | None = None
         self._first: dict[str, Sequence[float | None]] = {}
@@ -185,9 +168,8 @@ class SignalMonitor:
         self._sampling: int | None = None
         self._sampled = False
         self._inside = False
-        self._said: set[str] = set()
         self._experts = ExpertLoad(self._attached)
-        self._movement = self._moving(ring)
+        self._movement = movement_of(self._attached, ring) if self.active else None
 
     # --- a bare loop -------------------------------------------------------------------------------------------------
 
@@ -228,7 +210,7 @@ class SignalMonitor:
         self._sampling = self._recorder = None
         if self._movement is not None:
             self._jumped(self._movement.look())
-        self._close_file()
+        self._logs.close()
 
     def _attach_if_due(self) -> None:
         if self.due(self.steps + 1):
@@ -238,7 +220,9 @@ class SignalMonitor:
 
     def due(self, step: int) -> bool:
         """Whether the step of that number (from 1) is to be sampled."""
-        return (self.active or bool(self._groups) or self._sharded()) and (not self._sampled or step % self.every == 0)
+        return (self.active or bool(self._groups) or is_sharded(self._model)) and (
+            not self._sampled or step % self.every == 0
+        )
 
     def record(self, step: int, loss: Any = None) -> None:
         """Keep how every layer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
@@ -291,7 +275,7 @@ class SignalMonitor:
         self._sampled = True
         # all processes have to take part in reading parameters that are sharded over them
         self._gathered = (
-            self._weights() if self._sharded() and self._tolerances is not None and self._all_here() else None
+            self._weights() if is_sharded(self._model) and self._tolerances is not None and self._all_here() else None
         )
         if recorder is None:
             return None
@@ -302,7 +286,7 @@ class SignalMonitor:
         try:
             return self._numbers(recorder, step)
         except InputError as error:
-            self._say_once(f"step {step}: the signal was not measured: {error}")
+            self._logs.say_once(f"step {step}: the signal was not measured: {error}")
             return None
 
     def write(self, numbers: Dictionary[str, float], step: int) -> None:
@@ -311,34 +295,7 @@ class SignalMonitor:
         A writer or file that fails is a warning, once, and tried again: a training does not end for its logs. What the
         function raises is the caller's own.
         """
-        if self._writer is not None:
-            try:
-                for name, value in numbers.items():
-                    self._writer.add_scalar(name, value, step)
-            except Exception as error:  # of whatever it is
-                self._say_once(f"step {step}: the writer failed ({type(error).__name__}: {error})", key="writer")
-        if self._path is not None:
-            told = [item.text for item in self.warnings if item.step == step]
-            self._write_line({"step": step, **numbers, "warnings": told}, step)
-        if self._log is not None:
-            self._log(dict(numbers), step)
-
-    def _write_line(self, line: dict[str, Any], step: int) -> None:
-        assert self._path is not None
-        try:
-            if self._file is None:
-                self._file = _opened(self._path)
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            self._file.flush()
-        except (InputError, OSError) as error:
-            self._say_once(f"step {step}: not written to {self._path}: {error}", key="jsonl")
-            self._close_file()
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            with suppress(OSError):  # of what is still to be written
-                file.close()
+        self._logs.write(numbers, step)
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
@@ -348,8 +305,8 @@ class SignalMonitor:
             return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
         profile = profile_of(recorder, scheme=self._scheme, strict=False)
         if profile.gradient is None:
-            self._say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
-        with _random_states_kept(self._model):
+            self._logs.say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
+        with random_states_kept(self._model):
             layers = per_layer(profile) | self._moved() | self._experts.loads() | self._requested(step)
         out = {
             f"{self.prefix}/layer_{k:0{len(str(len(values) - 1))}d}/{quantity}": float(value)
@@ -366,24 +323,17 @@ class SignalMonitor:
         """What `also` asks for; nothing, and a warning, where it cannot be measured."""
         if not self.also:
             return {}
-        if self._sharded():
+        if is_sharded(self._model):
             if self._asked:
-                self._say_once(f"{', '.join(self.also)} not measured: the parameters are sharded over processes")
+                self._logs.say_once(f"{', '.join(self.also)} not measured: the parameters are sharded over processes")
             return {}
         try:
             batch = self._batch or self._arguments.batch()
             return measured_on(self._model, self._mapping, batch, self.also, self._arguments.skip_first)
         except InputError as error:
             if self._asked:
-                self._say_once(f"step {step}: {', '.join(self.also)} not measured: {error}")
+                self._logs.say_once(f"step {step}: {', '.join(self.also)} not measured: {error}")
             return {}
-
-    def _moving(self, ring: int) -> Movement | None:
-        """What keeps the last steps; None where no layers are named, or their weights are sharded."""
-        if not ring or not self.active or not self._attached.layers or self._sharded():
-            return None
-        parts = [layer if isinstance(layer, (tuple, list)) else (layer,) for layer in self._attached.layers]
-        return Movement([[p for part in layer for p in part.parameters()] for layer in parts], ring)
 
     def _moved(self) -> Layers:
         values = [] if self._movement is None else self._movement.update()
@@ -393,9 +343,9 @@ class SignalMonitor:
         """Tell of losses that jumped, and write the steps before them."""
         for jump in jumps:
             layer, layers = (-1, ()) if jump.layer is None else (jump.layer, (jump.layer,))
-            self._tell([Departure(jump.step, "loss", layers, layer, jump.loss, jump.text)])
+            self._logs.tell([Departure(jump.step, "loss", layers, layer, jump.loss, jump.text)])
             if self._path is not None:
-                self._write_line({"step": jump.step, "jump": jump.to_json(), "warnings": [jump.text]}, jump.step)
+                self._logs.write_line({"step": jump.step, "jump": jump.to_json(), "warnings": [jump.text]}, jump.step)
 
     def _check(self, step: int, profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -> int:
         """Warn of what has newly left its band; how many numbers are outside."""
@@ -407,91 +357,43 @@ class SignalMonitor:
         self._first = self._first or dict(layers)
         fixed = limits(layers, profile.architecture.seq_len, self._tolerances or {}, self._first)
         found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile), fixed)
-        self._tell(found)
+        self._logs.tell(found)
         return sum(len(held) for held in self._watch.outside.values())
 
     def _read(self) -> Parametrization | None:
         """What the weights are now, read together where they are sharded."""
-        return self._gathered if self._sharded() else self._weights()
+        return self._gathered if is_sharded(self._model) else self._weights()
 
     def _weights(self) -> Parametrization | None:
         """What the weights are now; None where they cannot be read, or one is not finite."""
         try:
             return read_parametrization(self._model, mapping=self._mapping)
         except InputError as error:
-            self._say_once(f"no bands: {error}")
+            self._logs.say_once(f"no bands: {error}")
             return None
-
-    def _sharded(self) -> bool:
-        """Whether parameters are sharded over processes (FSDP2), so that none of these can read them alone."""
-        return any(hasattr(p, "full_tensor") for p in self._model.parameters())
 
     def _all_here(self) -> bool:
         """Whether all processes that hold a part of a sharded parameter have the monitor; else a warning, once."""
         if self._together is None:
-            sharded: Any = next(p for p in self._model.parameters() if hasattr(p, "full_tensor"))
-            ranks = sharded.device_mesh.mesh.flatten().tolist()
-            self._together = here = self._roll_call.complete(ranks)
-            if not here:
-                self._say_once(
+            ranks = ranks_of(self._model)
+            self._together = self._roll_call.complete(ranks)
+            if not self._together:
+                self._logs.say_once(
                     f"no bands: the parameters are sharded over {len(ranks)} processes, and not all of them have the "
                     "monitor; give it to every one"
                 )
-        return bool(self._together)
+        return self._together
 
     def _bands(self, p: Parametrization, profile: Profile) -> dict[str, Band]:
         a = profile.architecture
         try:
             return bands(p, self._inputs, tolerances=self._tolerances, seq_len=a.seq_len, target_len=a.target_len)
         except InputError as error:
-            self._say_once(f"no bands: {error}")
+            self._logs.say_once(f"no bands: {error}")
             return {}
 
     def _not_finite(self, recorder: Pass, problem: str, step: int) -> int:
         """The layer where the signal is not finite first, after a warning."""
-        table = tables(recorder)[0]
-        bad = {i for i, values in table.items() if not np.isfinite(values).all()}
-        sites = zip(self._plan.stream_in, self._plan.branch, self._plan.stream_out, strict=True)
-        row = next(i for i, points in enumerate(sites) if bad & {*points, -1 - i})
-        layer = next(k for k, group in enumerate(groups(self._plan.layout)) if row in group)
-        self._tell([Departure(step, "finite", (layer,), layer, math.nan, f"step {step}: {problem}")])
+        layer = first_not_finite(recorder, self._plan)
+        self._logs.tell([Departure(step, "finite", (layer,), layer, math.nan, f"step {step}: {problem}")])
         return layer
-
-    # --- telling -----------------------------------------------------------------------------------------------------
-
-    def _tell(self, found: Sequence[Departure]) -> None:
-        for item in found:
-            # once weights are NaN, so is every later signal
-            key = {"finite": "finite", "loss": item.text}.get(item.quantity, f"{item.quantity} {named(item.layers)}")
-            if key not in self._said:
-                self._said.add(key)
-                self.warnings.append(item)
-                LOGGER.warning(item.text)
-
-    def _say_once(self, text: str, key: str = "") -> None:
-        if (key or text) not in self._said:
-            self._said.add(key or text)
-            LOGGER.warning(text)
-
-
-def _other_rank() -> bool:
-    """Whether this is a process of a distributed run that does not log."""
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return there and torch.distributed.get_rank() != 0
-
-
-@contextmanager
-def _random_states_kept(model: nn.Module) -> Iterator[None]:
-    """Random states of the CPU and of the model's accelerators are afterwards what they were."""
-    found = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    kinds = {device.type for device in found} or {"cuda"}
-    indices = [device.index or 0 for device in found]
-    with torch.random.fork_rng(devices=indices, device_type=min(kinds)):
-        yield
-
-
-def _opened(path: str | Path) -> TextIO:
-    try:
-        return open(path, "a", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

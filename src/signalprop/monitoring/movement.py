@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.attached import Attached
+from signalprop.monitoring.roll_call import is_sharded
 from signalprop.network.moments import FloatArray
 
 # Weights of a parameter that are followed: evenly spread ones.
@@ -212,3 +214,11 @@ def _some(p: nn.Parameter) -> Tensor:
 
 def _finite(values: FloatArray) -> list[float | None]:
     return [float(v) if math.isfinite(v) else None for v in values]
+
+
+def movement_of(attached: Attached, ring: int) -> Movement | None:
+    """What keeps the last `ring` steps; None where that is none, no layers are named, or their weights are sharded."""
+    if not ring or not attached.layers or is_sharded(attached.model):
+        return None
+    parts = [layer if isinstance(layer, tuple) else (layer,) for layer in attached.layers]
+    return Movement([[p for part in layer for p in part.parameters()] for layer in parts], ring)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -106,3 +107,13 @@ def _most(values: Sequence[float]) -> Number:
 
 def _mean(values: Sequence[float]) -> Number:
     return float(np.mean(values)) if values else None
+
+
+@contextmanager
+def random_states_kept(model: nn.Module) -> Iterator[None]:
+    """Random states of the CPU and of the model's accelerators are afterwards what they were."""
+    found = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    kinds = {device.type for device in found} or {"cuda"}
+    indices = [device.index or 0 for device in found]
+    with torch.random.fork_rng(devices=indices, device_type=min(kinds)):
+        yield

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 PATIENCE = timedelta(seconds=60)  # a process that is so far behind has no monitor
 _number = count()
@@ -47,3 +48,21 @@ class RollCall:
             found = "some"
         agreed: bytes = self._store.compare_set(f"{self._name}/found/{min(ranks)}", "", found)
         return agreed == b"all"
+
+
+def is_other_rank() -> bool:
+    """Whether this is a process of a distributed run that does not log."""
+    there = dist.is_available() and dist.is_initialized()
+    return there and dist.get_rank() != 0
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether parameters are sharded over processes (FSDP2), so that none of these can read them alone."""
+    return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def ranks_of(model: nn.Module) -> list[int]:
+    """Of the processes that the parameters of a model are sharded over."""
+    sharded: Any = next(p for p in model.parameters() if hasattr(p, "full_tensor"))
+    ranks: list[int] = sharded.device_mesh.mesh.flatten().tolist()
+    return ranks

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
 
-from signalprop.errors import InputError
 from signalprop.files.validation import Value, typed
-from signalprop.network.activations import activation
-from signalprop.network.kinds import KINDS, kind_named, kinds_where
+from signalprop.network.consistency import check_consistent, is_one_layer, settings_of, streams_of
+from signalprop.network.kinds import kind_named
 from signalprop.network.presets import preset
 from signalprop.network.several import Streams
 
@@ -159,9 +158,9 @@ class Architecture(Value):
         if isinstance(data.get("branches"), (list, tuple)):
             data["branches"] = tuple(tuple(x) if isinstance(x, list) else x for x in data["branches"])
         if isinstance(data.get("settings"), dict):
-            data["settings"] = {name: _made(name, given) for name, given in data["settings"].items()}
+            data["settings"] = {name: settings_of(name, given) for name, given in data["settings"].items()}
         if isinstance(data.get("streams"), (int, dict)) and not isinstance(data["streams"], bool):
-            data["streams"] = _streams(data["streams"])
+            data["streams"] = streams_of(data["streams"])
         d_model = data.get("d_model")
         if not _is_width(d_model):
             return data
@@ -188,85 +187,9 @@ class Architecture(Value):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.n_heads % self.n_kv_heads:
-            raise ValueError(
-                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}; choose a divisor"
-            )
-        if isinstance(self.norm_placement, tuple) and len(self.norm_placement) != self.n_layers_total:
-            raise ValueError(
-                f"norm_placement names {len(self.norm_placement)} layers, the model has {self.n_layers_total};"
-                " give one word, or one per layer"
-            )
-        self._check_branches()
-        if self.squash and (
-            not set(self.placements) <= {"pre", "none"}
-            or self.embedding_norm or self.head_transform or self.kind == "encoder-decoder"
-        ):  # fmt: skip
-            raise ValueError(
-                f"norm {self.norm!r} is derived before branches and before the head of one stack alone; take "
-                "norm_placement 'pre' without embedding_norm and head_transform, or norm 'rmsnorm'"
-            )
+        check_consistent(self)
         object.__setattr__(self, "settings", self._settings())
-        if self.kind != "encoder-decoder" and (self.n_decoder_layers or self.target_len):
-            raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
-        if self.decoder_positions and self.kind != "encoder-decoder":
-            raise ValueError("decoder_positions belongs to kind 'encoder-decoder' only; leave it out")
-        two = {self.positions, self.positions_of(decoder=True)}
-        if len(two) > 1 and not two <= {"learned", "sinusoidal", "none"}:
-            raise ValueError("positions and decoder_positions may differ only among learned, sinusoidal and none")
-        if self.kind == "encoder-decoder" and self.parallel:
-            raise ValueError("parallel attention and feed-forward is not defined for kind 'encoder-decoder'")
-        if self.parallel and not set(self.placements) <= {"pre", "none"}:
-            raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
-        if self.positions == "alibi" and self.kind != "decoder":
-            raise ValueError("positions 'alibi' needs kind 'decoder': biases fall with the distance to earlier keys")
-        if self.shared_norm and not self.parallel:
-            raise ValueError("shared_norm needs parallel: only sublayers that read one stream can read one norm")
-        if self.input == "patches" and self.kind != "encoder":
-            raise ValueError("input 'patches' needs kind 'encoder'")
-        if self.distillation_token and not self.class_token:
-            raise ValueError("distillation_token needs class_token, which stands before it")
-        if self.input == "patches" and self.seq_len <= self.n_class_tokens:
-            raise ValueError(f"seq_len {self.seq_len}: expected more than the {self.n_class_tokens} class token(s)")
-        if self.input == "frames":
-            self._check_convolutions()
-        self._check_streams()
-        activation(self.activation)  # raises with the list of names
         return self
-
-    def _check_branches(self) -> None:
-        if self.branches is None:
-            return
-        if self.kind == "encoder-decoder" and _is_one_layer(self.branches):
-            raise ValueError("branches of an encoder-decoder: give one tuple of names per layer, the encoder's first")
-        if len(self.layer_branches) != self.n_layers_total:
-            raise ValueError(
-                f"branches names {len(self.layer_branches)} layers, the model has {self.n_layers_total};"
-                " give one tuple of names, or one per layer"
-            )
-        for number, names in enumerate(self.layer_branches):
-            unknown = [name for name in names if name not in KINDS]
-            if unknown or not names:
-                found = f"no kind of sublayer {unknown[0]!r}" if unknown else "no sublayer"
-                raise ValueError(f"branches of layer {number}: {found}; expected some of {', '.join(KINDS)}")
-            across = [name for name in names if kind_named(name).reads_memory]
-            if across and (self.kind != "encoder-decoder" or number < self.n_layers):
-                raise ValueError(f"{across[0]} needs the decoder of kind 'encoder-decoder': it reads an encoder")
-
-    def _check_streams(self) -> None:
-        s = self.streams
-        if s is None:
-            return
-        if self.kind == "encoder-decoder" or self.parallel or "post" in self.placements or self.squash:
-            raise ValueError("streams need one stack, branches one after the other, and norms before them or on them")
-        if s.gated and not set(self.placements) <= {"pre", "sandwich"}:
-            raise ValueError(f"streams of mixing {s.mixing!r} need norm_placement 'pre' or 'sandwich'")
-        if s.mixing == "input" and s.n != 2:
-            raise ValueError(f"streams of mixing 'input' are 2, the stream and the model's input; got {s.n}")
-        for name in ("keep", "add"):
-            given = getattr(s, name)
-            if isinstance(given, tuple) and len(given) != self.n_layers:
-                raise ValueError(f"streams.{name} names {len(given)} layers, the model has {self.n_layers}")
 
     def _settings(self) -> dict[str, Value]:
         """Of every kind that is there and has any."""
@@ -274,21 +197,14 @@ class Architecture(Value):
         absent = sorted(self.settings.keys() - there)
         if absent:
             raise ValueError(f"settings of {absent[0]!r}: no layer has such a sublayer; see branches")
-        return {name: self.settings.get(name) or _made(name, {}) for name in sorted(there) if kind_named(name).settings}
+        return {
+            name: self.settings.get(name) or settings_of(name, {})
+            for name in sorted(there)
+            if kind_named(name).settings
+        }
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
-
-    def _check_convolutions(self) -> None:
-        if self.kind == "decoder":
-            raise ValueError("input 'frames' needs kind 'encoder' or 'encoder-decoder'")
-        kernels, strides = self.conv_kernels, self.conv_strides
-        if not kernels or len(kernels) != len(strides) or any(kernel % 2 == 0 for kernel in kernels):
-            raise ValueError(
-                f"conv_kernels {kernels} and conv_strides {strides}: expected one odd kernel and one stride each"
-            )
-        if self.conv_activation != "glu":
-            activation(self.conv_activation)
 
     @property
     def n_layers_total(self) -> int:
@@ -309,7 +225,7 @@ class Architecture(Value):
             usual = ("attention", "feed_forward")
             across = ("attention", "cross_attention", "feed_forward")
             return (usual,) * self.n_layers + (across,) * (self.n_decoder_layers or 0)
-        if _is_one_layer(self.branches):
+        if is_one_layer(self.branches):
             return (self.branches,) * self.n_layers_total
         return self.branches  # type: ignore[return-value]
 
@@ -442,7 +358,7 @@ class Architecture(Value):
 
     def _branches_at(self, n_layers: Any) -> dict[str, Any]:
         """Branches that are named layer by layer, for so many layers; nothing where they are not."""
-        alike = self.branches is None or _is_one_layer(self.branches) or self.kind == "encoder-decoder"
+        alike = self.branches is None or is_one_layer(self.branches) or self.kind == "encoder-decoder"
         if alike or not _is_width(n_layers):
             return {}
         return {"branches": tuple(islice(cycle(self.layer_branches), int(n_layers)))}
@@ -468,38 +384,10 @@ class Architecture(Value):
         return {"n_heads": n_heads, "n_kv_heads": next((n for n in options if n and n_heads % n == 0), None)}
 
 
-def _made(name: Any, given: Any) -> Any:
-    """Settings of the kind `name` from a mapping; anything else is left to the field's own check.
-
-    Raises:
-        InputError: no such kind, or it has no settings.
-    """
-    if not isinstance(given, dict):
-        return given
-    settings = kind_named(name).settings if name in KINDS else None
-    if settings is None:
-        having = ", ".join(kind.name for kind in kinds_where(lambda kind: kind.settings is not None)) or "none"
-        raise InputError(f"settings of {name!r}: there is no such kind of sublayer with settings; these have: {having}")
-    return settings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
-
-
-def _streams(given: int | dict[str, Any]) -> Streams:
-    """Streams from their number, or from a mapping of fields."""
-    fields: dict[str, Any] = {"n": given} if isinstance(given, int) else given
-    if fields.get("mixing") == "input":
-        fields = {"n": 2} | fields
-    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Streams(**made)
-
-
 def _names(branches: Any) -> Iterator[str]:
     """The kinds that a value of `branches` names."""
     for item in branches if isinstance(branches, (list, tuple)) else ():
         yield from (item,) if isinstance(item, str) else _names(item)
-
-
-def _is_one_layer(branches: tuple[str, ...] | tuple[tuple[str, ...], ...]) -> TypeGuard[tuple[str, ...]]:
-    return all(isinstance(name, str) for name in branches)
 
 
 def _is_width(value: Any) -> TypeGuard[int]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from signalprop.errors import InputError
 from signalprop.files.documents import Document
-from signalprop.files.validation import Value, typed
-from signalprop.network.architecture import Architecture, Placement
+from signalprop.files.validation import typed
+from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
@@ -27,17 +26,21 @@ from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES
 from signalprop.network.layout import STACKS as STACKS
-from signalprop.network.layout import IntColumn, Stack, roles_of
+from signalprop.network.layout import IntColumn, roles_of
 from signalprop.network.layout import Layout as Layout
 from signalprop.network.layout import fan as fan
 from signalprop.network.layout import layout as layout
 from signalprop.network.layout import role_mask as role_mask
 from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization_document import LEARNING_RATES as LEARNING_RATES
+from signalprop.network.parametrization_document import SCHEMA as SCHEMA
+from signalprop.network.parametrization_document import UNSHAPED, ParametrizationDocument, check_rows
+from signalprop.network.parametrization_document import Shaping as Shaping
+from signalprop.network.parametrization_document import Trainable as Trainable
+from signalprop.network.parametrization_text import RARE, parametrization_text
 
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
 
-SCHEMA = "signalprop/parametrization/1"
-Trainable = Literal["fixed", "scalar", "channel"]
 # Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
 _PLAIN = {
     "skip": 1.0,
@@ -53,30 +56,6 @@ _PLAIN = {
     "shape_out": 0.0,
     "shape_gain": 0.0,
 }
-LEARNING_RATES = (*ROLES, "vectors")
-# Columns that a row shows only where they do something.
-_RARE = ("norm_scale", "norm_slope", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain")
-
-
-class Shaping(Value):
-    """How the self-attentions of a table are shaped: `D softmax(scores + B)` instead of a softmax of scores.
-
-    Attributes:
-        kind: `e-spa` and `u-spa` (He et al. 2023), `none`. The rows' numbers are the columns `shape_in`, `shape_out`
-            and `shape_gain`; `signalprop.kernels.shaping` makes B and D of them.
-        repeats: pair-repeat probability of tokens that E-SPA keeps the diagonal at 1 for.
-        corrected: E-SPA takes the activation of the feed-forward before it into account.
-        calibrated: the rows of D make the branch's diagonal 1 on the average kernel (1 - repeats) I + repeats 1 1^T
-            that is sent through the whole stack, skips, norms and feed-forwards included.
-    """
-
-    kind: Literal["none", "e-spa", "u-spa"] = "none"
-    repeats: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    corrected: bool = False
-    calibrated: bool = False
-
-
-_UNSHAPED = Shaping()
 
 
 @typed
@@ -142,7 +121,7 @@ class Parametrization(Document):
     branch_trainable: Trainable = "fixed"
     skip_trainable: Trainable = "fixed"
     attention_trainable: bool = False
-    shaping: Shaping = _UNSHAPED
+    shaping: Shaping = UNSHAPED
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -214,7 +193,7 @@ class Parametrization(Document):
                 row["post_norm_gain"] = lists["post_norm_gain"][i]
             if kind_of(self, i).attends or lists["score_scale"][i] != self.architecture.score_scale:
                 row["score_scale"] = lists["score_scale"][i]
-            for name in _RARE:
+            for name in RARE:
                 if lists[name][i] != _PLAIN[name]:
                     row[name] = lists[name][i]
             rates = {name: lists[f"learning_rate.{name}"][i] for name in (*used, "vectors")}
@@ -253,7 +232,7 @@ class Parametrization(Document):
             raise InputError(
                 f"this is not a parametrization that this version reads: {got}, expected schema {SCHEMA!r}"
             )
-        document = _Document(**{str(key): value for key, value in data.items()})
+        document = ParametrizationDocument(**{str(key): value for key, value in data.items()})
         a, rows = document.architecture, document.sublayers
         table = layout(a)
         if len(rows) != len(table.kind):
@@ -262,25 +241,7 @@ class Parametrization(Document):
         needed = [role for role in _roles_in(table) if ROLE[role].exists(a)]
         if not set(needed) <= given <= set(ROLES):
             raise InputError(f"distribution is of {', '.join(sorted(given))}; expected {', '.join(needed)}")
-        masks = roles_of(a, table.kind)
-        for i, row in enumerate(rows):
-            found = (row.index, row.stack, row.layer, row.kind, row.parallel)
-            wanted = (i, STACKS[table.stack[i]], int(table.layer[i]), KINDS[table.kind[i]], bool(table.parallel[i]))
-            if found != wanted:
-                raise InputError(
-                    f"sublayer {i} has (index, stack, layer, kind, parallel) {found}; the architecture has {wanted}"
-                )
-            roles = {role for role in ROLES if masks[role][i]}
-            if row.weights.keys() != roles or not row.biases.keys() <= roles:
-                raise InputError(
-                    f"sublayer {i} has weights {sorted(row.weights)} and biases {sorted(row.biases)}; "
-                    f"expected {sorted(roles)}"
-                )
-            if not row.learning_rates.keys() <= {*LEARNING_RATES}:
-                raise InputError(
-                    f"sublayer {i} has learning rates of {sorted(row.learning_rates)}; "
-                    f"expected some of {sorted(roles)} and vectors"
-                )
+        check_rows(rows, a, table)
         return cls(
             architecture=a,
             scheme=document.scheme,
@@ -392,35 +353,7 @@ class Parametrization(Document):
     def table(self) -> str:
         """The table as text: consecutive layers with equal numbers share a line."""
         self._refuse_sweep("table")
-        e, h = self.embedding, self.head
-        lines = [
-            f"{self.scheme}: {self.architecture.n_layers_total} layers, {self.n_sublayers} sublayers, "
-            f"d_model {self.architecture.d_model}",
-            f"  embedding  token {e.token:.4g}  position {e.position:.4g}  segment {e.segment:.4g}"
-            f"  scale {e.scale:.4g}",
-        ]
-        layers: list[tuple[int, list[str]]] = []  # number within its stack, one line per sublayer
-        for i, row in enumerate(self.rows()):
-            if i == 0 or (self.layer[i], self.stack[i]) != (self.layer[i - 1], self.stack[i - 1]):
-                layers.append((row["layer"], []))
-            layers[-1][1].append(_line(row))
-        start = 0
-        for i in range(1, len(layers) + 1):
-            if i < len(layers) and layers[i][1] == layers[start][1]:
-                continue
-            first, last = layers[start][0], layers[i - 1][0]
-            name = f"{first}" if first == last else f"{first}-{last}"
-            lines += [line.format(name) for line in layers[start][1]]
-            start = i
-        lines.append(f"  head       weight {h.weight:.4g}  scale {h.scale:.4g}")
-        if self.shaping.kind != "none":
-            s = self.shaping
-            said = [s.kind, *(f"repeats {s.repeats:.4g}" for _ in range(s.repeats > 0))]
-            said += [name for name in ("corrected", "calibrated") if getattr(s, name)]
-            what = "rho" if s.kind == "u-spa" else "e^-gamma"
-            lines.append(f"  shaping    {'  '.join(said)}  (shape_in, shape_out: {what} before and after)")
-        lines.append("weights are standard deviations; " + ", ".join(sorted(set(self.distribution.values()))))
-        return "\n".join(lines)
+        return parametrization_text(self)
 
     def __str__(self) -> str:
         return self.table() if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
@@ -433,21 +366,6 @@ class Parametrization(Document):
 def _roles_in(rows: HasKinds) -> tuple[str, ...]:
     """Roles of the kinds that a table has, whether its architecture has them or not."""
     return tuple(dict.fromkeys(role.name for kind in kinds_in(rows) for role in kind.roles))
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    """A sublayer as a line of the table, with {} where the layers' numbers go."""
-    numbers = "  ".join(f"{role} {value:.4g}" for role, value in row["weights"].items())
-    for name in _RARE:
-        if name in row:
-            numbers += f"  {name} {row[name]:.4g}"
-    if "learning_rates" in row:
-        rates = sorted({f"{rate:.4g}" for rate in row["learning_rates"].values()})
-        numbers += f"  learning rates {', '.join(rates)}"
-    return (
-        f"  {row['stack']} {{:>9}}  {row['kind']:<15} norm {row['norm']:<8} skip {row['skip']:.5f}"
-        f"  branch {row['branch']:.5f}  gain {row['norm_gain']:.4g}  {numbers}"
-    )
 
 
 def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametrization:
@@ -474,48 +392,3 @@ def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametriz
         embedding=Embedding(token=0.0, scale=architecture.embedding_scale),
         head=Head(weight=0.0),
     )
-
-
-class _Row(BaseModel):
-    """A sublayer in the JSON form."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
-    index: int
-    stack: Stack
-    layer: int
-    kind: str
-    norm: Placement
-    parallel: bool = False
-    weights: dict[str, float]
-    biases: dict[str, float] = Field(default_factory=dict)
-    skip: float
-    branch: float
-    norm_gain: float
-    norm_scale: float = 1.0
-    post_norm_gain: float = 1.0
-    norm_slope: float = 0.5
-    score_scale: float | None = None
-    value_skip: float = 0.0
-    attention_gain: float = 1.0
-    shape_in: float = 0.0
-    shape_out: float = 0.0
-    shape_gain: float = 0.0
-    learning_rates: dict[str, float] = Field(default_factory=dict)
-
-
-class _Document(Value):
-    """The JSON form."""
-
-    model_config = ConfigDict(title="parametrization")
-    schema_: Literal["signalprop/parametrization/1"] = Field(alias="schema")
-    architecture: Architecture
-    scheme: str
-    options: dict[str, Any]
-    embedding: Embedding
-    head: Head
-    distribution: dict[str, Distribution]
-    branch_trainable: Trainable
-    skip_trainable: Trainable = "fixed"
-    attention_trainable: bool = False
-    shaping: Shaping = _UNSHAPED
-    sublayers: list[_Row]

@@ -6,7 +6,8 @@ from signalprop.errors import require
 
 require("torch", "models")
 
-from signalprop.repair.checks import Check, check  # noqa: E402
+from signalprop.repair.check_result import Check  # noqa: E402
+from signalprop.repair.checks import check  # noqa: E402
 from signalprop.repair.fitting import Fit, fit  # noqa: E402
 from signalprop.repair.folds import fold  # noqa: E402
 from signalprop.repair.groups import parameter_groups  # noqa: E402

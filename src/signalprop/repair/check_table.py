@@ -9,7 +9,7 @@ from signalprop.network.kinds import kind_named
 from signalprop.results.text import number, text_table
 
 if TYPE_CHECKING:
-    from signalprop.repair.checks import Check, Row
+    from signalprop.repair.check_result import Check, Row
 
 _PLAIN = {"skip": 1.0, "branch": 1.0, "norm_scale": 1.0, "attention_gain": 1.0, "scale": 1.0, "value_skip": 0.0}
 

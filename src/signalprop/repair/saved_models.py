@@ -28,7 +28,7 @@ from signalprop.attachment.mapping_file import mapping_json, mapping_of_json
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
-from signalprop.files.storage import finite, make_folder, opened, read_json, write_bytes, write_json
+from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import Value, typed
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
@@ -37,11 +37,10 @@ from signalprop.repair.initialisation import whole
 from signalprop.repair.installation import install
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, record_of, the_record
+from signalprop.repair.saved_tensors import ENTRY, RECORD, TENSORS, WEIGHTS, read_tensors, write_tensors
 from signalprop.repair.undoing import all_or_nothing, everything
 
 SCHEMA = "signalprop/applied/1"
-RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
-_ENTRY = "signalprop"  # in config.json, and in the metadata of safetensors files
 
 
 class _Document(Value):
@@ -117,7 +116,7 @@ def save_pretrained(
     tensors = added_tensors(model, record, given.get("state_dict"))
     document = _document(model, record, "transformers", tensors)
     config: Any = model.config
-    setattr(config, _ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
+    setattr(config, ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
     try:
         with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
             vanilla_save(directory, *args, **options)
@@ -127,7 +126,7 @@ def save_pretrained(
             raise error from None  # of the disk, not of the model
         raise
     finally:
-        delattr(config, _ENTRY)
+        delattr(config, ENTRY)
     if given.get("is_main_process", True):
         _write_record(Path(directory), document, tensors)
 
@@ -211,28 +210,10 @@ def _digest(document: dict[str, Any], tensors: dict[str, Tensor]) -> str:
 
 def _write_record(directory: Path, document: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     if tensors:
-        _write_tensors(directory / TENSORS, tensors, document["id"])
+        write_tensors(directory / TENSORS, tensors, document["id"])
     else:
         (directory / TENSORS).unlink(missing_ok=True)
     write_json(directory / RECORD, document)
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
-    require("safetensors", "models")
-    from safetensors.torch import save as serialised
-
-    data = serialised(tensors, metadata={_ENTRY: name, "format": "pt"})
-    write_bytes(path, *_with_sorted_metadata(data))
-
-
-def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
-    """Header and numbers of a file of safetensors, whose library leaves the order of the metadata to chance."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
-    return len(text).to_bytes(8, "little") + text, memoryview(data)[8 + size :]
 
 
 def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
@@ -251,7 +232,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
         record = the_record(model)
         added = added_tensors(model, record, state)
         document = _document(model, record, "module", added, shared)
-    _write_tensors(directory / WEIGHTS, tensors, document["id"])
+    write_tensors(directory / WEIGHTS, tensors, document["id"])
     _write_record(directory, document, added)
 
 
@@ -319,8 +300,8 @@ def _read_record(folder: Path) -> tuple[dict[str, Any], _Document]:
         if not folder.is_dir():
             raise InputError(f"there is no directory {folder}; expected one that signalprop.save wrote")
         raise InputError(
-            f"{folder} has no {RECORD}, so it is a plain checkpoint; load it with transformers, and give "
-            "signalprop.apply the scheme"
+            f"{folder} has no {RECORD}, so it is a plain checkpoint, without a scheme that could be loaded or folded; "
+            "load it with transformers, or give it a scheme with `signalprop apply` first"
         )
     data = read_json(path)
     if not isinstance(data, dict) or not str(data.get("schema")).startswith("signalprop/applied/"):
@@ -341,7 +322,7 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
     """The vanilla model of the checkpoint."""
     transformers: Any = require("transformers", "models")
     config = read_json(folder / "config.json")
-    entry = config.get(_ENTRY) if isinstance(config, dict) else None
+    entry = config.get(ENTRY) if isinstance(config, dict) else None
     if not isinstance(entry, dict) or entry.get("id") != document.id:
         raise InputError(
             f"{folder / RECORD} and config.json are not of one checkpoint: another model was saved over it; remove "
@@ -366,15 +347,15 @@ def _from_pretrained(folder: Path, document: _Document, options: dict[str, Any])
         raise InputError(
             f"the weights in {folder} lack {', '.join(missing[:3])}; they are of another model, or damaged"
         )
-    if hasattr(loaded.config, _ENTRY):
-        delattr(loaded.config, _ENTRY)
+    if hasattr(loaded.config, ENTRY):
+        delattr(loaded.config, ENTRY)
     model: nn.Module = loaded
     return model
 
 
 def _built(folder: Path, document: _Document, table: Parametrization) -> nn.Module:
     """The network of a table with the stored weights, in the type that they have."""
-    types = {tensor.dtype for tensor in _read_tensors(folder / WEIGHTS, document.id).values()}
+    types = {tensor.dtype for tensor in read_tensors(folder / WEIGHTS, document.id).values()}
     floating = [dtype for dtype in types if dtype.is_floating_point]
     model = build(table, seed=0, dtype=floating[0] if len(floating) == 1 else torch.float32)
     _fill_module(folder, document, model)
@@ -382,7 +363,7 @@ def _built(folder: Path, document: _Document, table: Parametrization) -> nn.Modu
 
 
 def _fill_module(folder: Path, document: _Document, model: nn.Module) -> None:
-    tensors = _read_tensors(folder / WEIGHTS, document.id)
+    tensors = read_tensors(folder / WEIGHTS, document.id)
     try:
         state = tensors | {alias: tensors[name] for alias, name in document.shared.items()}
         model.load_state_dict(state)
@@ -393,7 +374,7 @@ def _fill_module(folder: Path, document: _Document, model: nn.Module) -> None:
 
 def _read_added(folder: Path, raw: dict[str, Any], document: _Document) -> dict[str, Tensor]:
     """The parameters that the scheme added, where the digest of record and parameters is right."""
-    tensors = _read_tensors(folder / TENSORS, document.id) if document.tensors else {}
+    tensors = read_tensors(folder / TENSORS, document.id) if document.tensors else {}
     if sorted(tensors) != document.tensors or _digest(raw, tensors) != document.id:
         raise InputError(f"{folder / RECORD} or {TENSORS} has been changed since it was saved; save the model again")
     return tensors
@@ -407,25 +388,3 @@ def _fill_added(folder: Path, tensors: dict[str, Tensor], model: nn.Module, reco
     with torch.no_grad():
         for name, tensor in tensors.items():
             model.get_parameter(name).copy_(tensor)
-
-
-def _read_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file that bears this id."""
-    require("safetensors", "models")
-    from safetensors import safe_open
-
-    if not path.is_file():
-        raise InputError(f"there is no {path}; the checkpoint is not complete")
-    try:
-        opened(path, copies=1).close()
-        with safe_open(path, framework="pt") as file:
-            found = (file.metadata() or {}).get(_ENTRY)
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is not a mapping
-    except InputError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"cannot read {path}: {reason}") from None
-    if found != name:
-        raise InputError(f"{path} and {RECORD} are not of one checkpoint: another model was saved over it")
-    return tensors

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from signalprop.errors import InputError, require
 from signalprop.kernels.stack import attention_shapes
 from signalprop.models.activations import TorchFunction, torch_activation
-from signalprop.models.shaping import LOW, Positions, TorchShape, shaped_attention, torch_shape
+from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
+from signalprop.models.token_positions import Positions
 from signalprop.network.activations import activation
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.module_swaps import Splice, splice

@@ -18,7 +18,8 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.report.overview_plots import draw_map, heat_maps
 from signalprop.results.comparison import Comparison
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.results.text import depth_in_words, network_in_words
 
 FORMATS = ("png", "svg", "pdf")

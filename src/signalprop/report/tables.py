@@ -14,7 +14,8 @@ from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.comparison import Comparison
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.results.text import number, percent, text_table
 
 MAX_ROWS = 12

@@ -11,7 +11,8 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.results.text import network_in_words, percent
 from signalprop.results.views import Shown, data_frame
 

@@ -168,7 +168,8 @@ def fill(
         for role in kind.role_names(architecture):
             if role not in std:
                 raise InputError(
-                    f"scheme {made_by.name!r} has no rule for {role} of {kind.words}; choose another scheme"
+                    f"scheme {made_by.name!r} has no rule for {role} of {kind.words}; choose another scheme, "
+                    "such as xavier, lns or deepnorm"
                 )
     return table.with_columns(**{f"weight__{role}": value for role, value in std.items()}, **columns)
 

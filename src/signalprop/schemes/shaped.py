@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,6 +21,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
 from signalprop.schemes.base import Scheme, fill, one_of, register, truth, within
+from signalprop.schemes.feasible import rounded_down, rounded_up, smallest_that_fits
 from signalprop.schemes.residual import fan_in_std, without_norms
 from signalprop.schemes.stacking import placed
 from signalprop.schemes.vanilla import stream_ends
@@ -263,16 +263,18 @@ class USPA(_Spa):
         repeats = self._repeats(table, inputs)
         before, rho = self._path(a, self.rho, repeats)
         if rho[-1] > self.rho * (1 + 1e-12):
-            least = _smallest(lambda rho: self._path(a, rho, repeats)[1][-1] <= rho * (1 + 1e-12), self.rho, 0.999999)
+            least = smallest_that_fits(
+                lambda rho: self._path(a, rho, repeats)[1][-1] <= rho * (1 + 1e-12), self.rho, 0.999999
+            )
             raise InputError(
                 f"scheme 'u-spa': feed-forwards of {activation(a.activation).name:.30} alone make tokens more alike "
-                f"than rho {self.rho:.6g}; expected a rho of at least {_up(least)}, or activation=dks"
+                f"than rho {self.rho:.6g}; expected a rho of at least {rounded_up(least)}, or activation=dks"
             )
         bound = float(np.sqrt((1 - rho[1:]) / (1 - before)).min())
         if self.attention_skip and self.attention_skip >= bound:
             raise InputError(
                 f"scheme 'u-spa': attention_skip {self.attention_skip:.6g} is too large to reach rho {self.rho:.6g} in "
-                f"{a.n_layers} layers; expected at most {_down(bound)}, more layers, or a smaller rho"
+                f"{a.n_layers} layers; expected at most {rounded_down(bound)}, more layers, or a smaller rho"
             )
         after = np.array(
             [schedules.uniform_behind_skip(r, s, self.attention_skip) for r, s in zip(before, rho[1:], strict=True)]
@@ -376,11 +378,13 @@ class ESPA(_Spa):
         bound = self._largest_skip(n_layers, self.gamma)
         if self.attention_skip < bound:
             return
-        least = _smallest(lambda gamma: self._largest_skip(n_layers, gamma) > self.attention_skip, self.gamma, 30.0)
-        or_gamma = f", or a gamma of at least {_up(least)}" if math.isfinite(least) else ""
+        least = smallest_that_fits(
+            lambda gamma: self._largest_skip(n_layers, gamma) > self.attention_skip, self.gamma, 30.0
+        )
+        or_gamma = f", or a gamma of at least {rounded_up(least)}" if math.isfinite(least) else ""
         raise InputError(
             f"scheme 'e-spa': attention_skip {self.attention_skip:.6g} is too large for gamma {self.gamma:.6g} and "
-            f"{n_layers} layers; expected at most {_down(bound)}{or_gamma}"
+            f"{n_layers} layers; expected at most {rounded_down(bound)}{or_gamma}"
         )
 
     def _check_corrected(self, a: Architecture, decay: FloatArray) -> None:
@@ -394,28 +398,3 @@ class ESPA(_Spa):
                 CorrectedESPA(float(zero), float(pole), a.activation).matrix(min(a.seq_len, _FIRST_TOKENS))
         except InputError as error:
             raise InputError(f"scheme 'e-spa': {error}") from None
-
-
-def _smallest(fits: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest number from `low`, which does not fit, to `high` that fits, as do all larger ones; or infinity."""
-    if not fits(high):
-        return math.inf
-    for _ in range(50):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
-
-
-def _down(number: float) -> str:
-    """Five digits, rounded down: a bound that can be typed."""
-    return _digits(number, math.floor)
-
-
-def _up(number: float) -> str:
-    """Five digits, rounded up."""
-    return _digits(number, math.ceil)
-
-
-def _digits(number: float, rounded: Callable[[float], int]) -> str:
-    unit = 10.0 ** (math.floor(math.log10(number)) - 4)
-    return f"{rounded(number / unit) * unit:.5g}"

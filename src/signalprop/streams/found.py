@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
-from signalprop.streams.anatomy import Finder, Stack
+from signalprop.streams.anatomy import Finder
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.parts import Stack
 from signalprop.streams.picture import picture
 from signalprop.streams.placement import device_of, without_numbers
 from signalprop.streams.proof import Norm, prove

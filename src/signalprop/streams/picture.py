@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from signalprop.streams.anatomy import Branch, Layer, Multiplier, Stack
+from signalprop.streams.parts import Branch, Layer, Multiplier, Stack
 
 if TYPE_CHECKING:
     from signalprop.streams.found import Anatomy

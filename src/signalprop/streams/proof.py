@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.hooks import Hooks, Site, first_tensor
-from signalprop.streams.anatomy import Branch, Layer, Multiplier, Seen, Stack
+from signalprop.streams.parts import Branch, Layer, Multiplier, Seen, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
 

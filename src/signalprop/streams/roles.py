@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.streams.anatomy import Branch, Layer, Seen, Stack
 from signalprop.streams.experts import experts
 from signalprop.streams.feed_forwards import bends, feed_forward
 from signalprop.streams.latent import latent_attention
+from signalprop.streams.parts import Branch, Layer, Seen, Stack
 from signalprop.streams.proof import Norm, norm_of, tensors_of_pass
 from signalprop.streams.recurrences import Given, recurrence
 from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention

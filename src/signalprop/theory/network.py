@@ -20,7 +20,8 @@ from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import Array, FloatArray, Moments, ratio
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH, back_through, step, step_back, through
-from signalprop.results.profile import POINTS, Profile, Series
+from signalprop.results.profile import POINTS, Profile
+from signalprop.results.series import Series
 from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, placed
 from signalprop.theory.elements import normed
 from signalprop.theory.embedding import embed

@@ -19,7 +19,8 @@ from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, met_by, placed
 from signalprop.theory.elements import BranchBackward, BranchMoments
 from signalprop.theory.network import is_shaped

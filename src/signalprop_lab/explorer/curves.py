@@ -16,7 +16,7 @@ from signalprop.prediction import Fidelity, cheapest, predict
 from signalprop.report import findings
 from signalprop.report.html import Item, document, render, signal
 from signalprop.report.html.blocks import Block
-from signalprop.report.html.signal import Curve
+from signalprop.report.html.curves import Curve
 from signalprop.results.profile import Profile
 from signalprop_lab.explorer.settings import Settings, labels
 

@@ -22,9 +22,10 @@ from signalprop.prediction import (
     spread_note,
 )
 from signalprop.report import findings
+from signalprop.report.html.curves import Curve
 from signalprop.report.html.page import asset as of_report
 from signalprop.report.html.page import embedded, library
-from signalprop.report.html.signal import Curve, glance_block, signal_section
+from signalprop.report.html.signal import glance_block, signal_section
 from signalprop.schemes import SCHEMES
 from signalprop_lab.explorer.curves import predicted
 from signalprop_lab.explorer.page import Kept, asset, explorer_page

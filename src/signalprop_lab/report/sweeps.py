@@ -20,7 +20,7 @@ from signalprop_lab.report.runs import Run, as_double, read_run
 from signalprop_lab.report.training import thinned
 from signalprop_lab.training import tables, verdicts
 from signalprop_lab.training.cells import Summary, state_of, summaries
-from signalprop_lab.training.grid import SEPARATOR, Sweep
+from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 
 RESULTS = "results.json"
 _STARTED = "sweep.json"  # what a sweep's directory has from its beginning on

@@ -10,7 +10,9 @@ import numpy as np
 from signalprop.report import findings
 from signalprop.report.html import blocks, signal
 from signalprop.report.html.blocks import Block
+from signalprop.report.html.curves import Curve
 from signalprop.report.html.parts import Items, Part
+from signalprop.report.html.signal_cards import cure_of
 from signalprop.results.profile import Profile
 from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, is_run, read_run
@@ -108,12 +110,12 @@ def through_time_section(runs: Mapping[str, Run]) -> Block | None:
         return None
     groups = list(runs)
     steps = sorted({step for frames in recorded.values() for step, _ in frames})
-    firsts = [signal.Curve(name, "measured", frames[0][1]) for name, frames in recorded.items()]
+    firsts = [Curve(name, "measured", frames[0][1]) for name, frames in recorded.items()]
     places, at = signal.places_of(firsts)
     made: dict[str, Block] = {}
     for (name, frames), k in zip(recorded.items(), at, strict=True):
         for step, profile in frames:
-            for chart in signal.charts([signal.Curve(name, "at the step", profile)], groups, ["at the step"], [k]):
+            for chart in signal.charts([Curve(name, "at the step", profile)], groups, ["at the step"], [k]):
                 whole = made.setdefault(chart["id"], {**chart, "id": f"time-{chart['id']}", "series": []})
                 if chart["scale"] == "log":
                     whole["scale"] = "log"
@@ -163,7 +165,7 @@ def training_findings(runs: Mapping[str, Run]) -> list[Block]:
         if status == "diverged":
             cure = "a smaller learning rate, a longer warm-up, or a scheme that conserves the signal (deepscalelm)"
         else:
-            cure = signal.cure_of(last[1]) if found and last is not None else ""
+            cure = cure_of(last[1]) if found and last is not None else ""
         out.append(
             {
                 "severity": severity, "subject": name, "title": status, "texts": [*texts, *found], "cure": cure,

@@ -11,7 +11,8 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, layout
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile, Series
+from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 from signalprop.theory.bounds import growth_fit
 from signalprop_lab.reproductions.networks import (

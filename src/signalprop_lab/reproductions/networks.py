@@ -17,7 +17,8 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.comparison import r_squared, relative_errors
-from signalprop.results.profile import Profile, Series, average
+from signalprop.results.profile import Profile, average
+from signalprop.results.series import Series
 from signalprop.schemes import scheme
 from signalprop_lab.reproductions.result import Check, Curve, Settings
 

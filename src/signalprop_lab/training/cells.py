@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from signalprop_lab.training.grid import SEPARATOR, Sweep
 from signalprop_lab.training.ladder import alternatives, best_of, best_rung, on_edge, wanted_of_cells
+from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 
 STALLED = 0.02  # nats: a run that ends less than this below chance has learnt nothing of its input
 PLATEAU = "on the plateau"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from signalprop_lab.training.cells import Summary
-from signalprop_lab.training.grid import Check
+from signalprop_lab.training.sweep_definition import Check
 from signalprop_lab.training.verdicts import claim_of
 
 PARTS = 5  # equal stretches of the steps over which training losses are averaged

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from signalprop_lab.training.grid import SEPARATOR, Sweep, Tune
+from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep, Tune
 
 # Mantissas that people choose rungs by, and how many rungs tell that they did.
 _SERIES = (((1.0, 3.0), 2), ((1.0, 2.0, 5.0), 3), ((1.0, 2.0, 3.0, 5.0), 4))

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from signalprop.data.batches import default_text, speech_features
 from signalprop.errors import InputError, require
 from signalprop.network.moments import FloatArray
+from signalprop_lab.training.pairs_and_labels import speech_columns
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import key_of
-from signalprop_lab.training.sources import Place, open_table, speech_columns, text_in
+from signalprop_lab.training.sources import Place, open_table, text_in
 
 Frames = NDArray[np.float32]  # (frames, features)
 _SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff")

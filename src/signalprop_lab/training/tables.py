@@ -31,7 +31,8 @@ from signalprop_lab.training.cells import (
 )
 from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.course import PARTS, course_rows
-from signalprop_lab.training.grid import SEPARATOR, Check, Grid, Point, Sweep
+from signalprop_lab.training.grid import Grid, Point
+from signalprop_lab.training.sweep_definition import SEPARATOR, Check, Sweep
 from signalprop_lab.training.verdicts import claim_of, foresight, overall, same_functions, verdicts
 
 SCHEMA = "signalprop/results/1"

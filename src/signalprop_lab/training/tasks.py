@@ -30,11 +30,12 @@ from signalprop_lab.training.examples import (
     token_accuracy,
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
+from signalprop_lab.training.pairs_and_labels import Classified, classified
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
-from signalprop_lab.training.sources import Classified, classified, training_place
+from signalprop_lab.training.sources import training_place
 from signalprop_lab.training.tokenized import Ids, tokenized
 from signalprop_lab.training.tokenizers import begin_of, pad_of, separator, special_ids
 from signalprop_lab.training.writing import speech_to_text, translation
@@ -125,11 +126,11 @@ def _language_model(
     make, plain = task(tokenizer)
     end, stream = separator(tokenizer), found.stream
     train, validation = (_joined(side, end) for side in (found.train, found.validation))
-    for name, ids in (("training", train), ("validation", validation)):
+    for name, ids, share in (("training", train, "smaller"), ("validation", validation, "larger")):
         if ids.size < width:
             raise InputError(
                 f"the {name} text of {data.source} has {ids.size} tokens, one sequence needs {width}; give a longer "
-                "text, a larger share data.validation or a smaller data.seq_len"
+                f"text, a {share} share data.validation or a smaller data.seq_len"
             )
 
     def windows(position: Position) -> Iterator[IntArray]:

@@ -20,7 +20,7 @@ from signalprop_lab.training.cells import (
     result_text,
     summaries,
 )
-from signalprop_lab.training.grid import Check, Sweep
+from signalprop_lab.training.sweep_definition import Check, Sweep
 
 CONFIRMED, CONTRADICTED, INVISIBLE = "confirmed", "contradicted", "not visible at this scale"
 OPEN, NONE, CONTROL = "runs are missing", "no verdict", "control failed"

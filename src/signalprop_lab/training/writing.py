@@ -14,10 +14,11 @@ from signalprop.diagnosis.stream import Frame, frame_of
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.examples import IGNORED, Example, Fixed, Listed, Prepared, counts_of, token_accuracy
+from signalprop_lab.training.pairs_and_labels import Pair, pairs
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.sides import Sides, drawn_from, key_of, sides
-from signalprop_lab.training.sources import Pair, Place, pairs, training_place
+from signalprop_lab.training.sources import Place, training_place
 from signalprop_lab.training.speech import (
     SYNTHETIC,
     Synthetic,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from signalprop.network.moments import Moments
-from signalprop.theory import attention
+from signalprop.theory import attention, attention_scores
 from signalprop_lab.verification.components import (
     ALL,
     LAYOUT,
@@ -152,8 +152,8 @@ def _predict_attention(case: Case, *, causal: bool = False, rotary: bool = False
     length, head = case["length"], case["head"]
     options: dict[str, Any] = {"causal": causal}
     if rotary:
-        options["omega"] = attention.rotary_coherence(length, head, causal="pairs" if causal else None)
-        options["omega_rows"] = attention.rotary_coherence(length, head, causal="rows" if causal else None)
+        options["omega"] = attention_scores.rotary_coherence(length, head, causal="pairs" if causal else None)
+        options["omega_rows"] = attention_scores.rotary_coherence(length, head, causal="rows" if causal else None)
     shape = (case["s0"], length, case["width"], head, case["p"])
     forward = attention.forward(case["r"], *shape, **options)
     return [_pair(*forward), _pair(*attention.backward(case["r"], case["g_r"], *shape, **options))]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
-from signalprop_lab.training.grid import Point, Sweep, grid_of, load_sweep, shipped_sweeps
+from signalprop_lab.training.grid import Point, grid_of, load_sweep, shipped_sweeps
+from signalprop_lab.training.sweep_definition import Sweep
 from sweeping import BASE, SWEEP
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signalprop_lab.training.grid import Sweep, Tune
 from signalprop_lab.training.ladder import best_rung, further, on_edge, rungs, wanted, wanted_of_cells
+from signalprop_lab.training.sweep_definition import Sweep, Tune
 
 LADDERS = {
     "1, 3": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),

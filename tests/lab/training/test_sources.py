@@ -18,10 +18,11 @@ from preparing import documents_of, lines, text_of
 from signalprop.errors import InputError
 from signalprop_lab.training import sides as sides_module
 from signalprop_lab.training import sources
+from signalprop_lab.training.pairs_and_labels import Pair, classified, pairs
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import document_sides, held_out, key_of, sides, stretches
-from signalprop_lab.training.sources import Pair, Place, classified, is_hub_name, open_table, pairs, training_place
+from signalprop_lab.training.sources import Place, is_hub_name, open_table, training_place
 
 DOCUMENTS = [text.replace("\n", " ") for text in documents_of(40)]
 ROWS = [{"id": i, "text": text} for i, text in enumerate(DOCUMENTS)]

@@ -18,7 +18,8 @@ from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.course import course_of, course_rows
-from signalprop_lab.training.grid import Point, Sweep, grid_of
+from signalprop_lab.training.grid import Point, grid_of
+from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import (
     as_csv,
     as_parquet,

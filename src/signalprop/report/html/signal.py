@@ -3,124 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
-from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, STACKS, layer_starts, layout
+from signalprop.network.layout import STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
-from signalprop.prediction import predict
 from signalprop.report import findings
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
+from signalprop.report.html.curves import SOURCE_WORDS, Curve, curves_of, title_of
 from signalprop.report.html.parts import Items, Part
+from signalprop.report.html.signal_cards import agreement_findings, name_of_warning, signal_findings
 from signalprop.report.plots import depths
 from signalprop.report.tables import variance
 from signalprop.results import comparison, profile
 from signalprop.results.comparison import Comparison, compare
 from signalprop.results.profile import Profile
 from signalprop.results.text import depth_in_words, number, percent
-from signalprop.schemes import scheme
-
-_WORDS = {"theory": "predicted", "measured": "measured", "simulated": "simulated"}
-# Tried in this order as a cure; all are published for transformers of any task.
-CURES = ("deepscalelm", "lns", "deepnorm", "noci", "stable-resnet", "deepscalelm-simple")
-_SHOWN_CURES = 2
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A profile in the report.
-
-    Attributes:
-        group: what it describes, one colour each. source: how it was found, one kind of line each.
-    """
-
-    group: str
-    source: str
-    profile: Profile
-
-
-def curves_of(items: Mapping[str, Profile | Comparison]) -> list[Curve]:
-    """Profiles with their groups and sources.
-
-    The two of a Comparison share a group, and so do profiles of one scheme and shape that were found in different ways.
-    """
-    parts: list[tuple[str, str, Profile]] = []  # name of the item, key of its group, profile
-    for name, item in items.items():
-        profiles = [item.predicted, item.measured] if isinstance(item, Comparison) else [item]
-        key = _key(profiles[0])
-        sources = {(p.source, p.fidelity) for p in profiles}
-        taken = {(p.source, p.fidelity) for _, other, p in parts if other == key}
-        parts += [(name, f"{key} {name}" if taken & sources else key, p) for p in profiles]
-    labels = _labels({key: (name, p) for name, key, p in reversed(parts)})
-    fidelities = {p.fidelity for *_, p in parts if p.source == "theory"}
-    return [
-        Curve(
-            labels[key],
-            _WORDS[p.source] + (f" ({p.fidelity})" if p.source == "theory" and len(fidelities) > 1 else ""),
-            p,
-        )
-        for _, key, p in parts
-    ]
-
-
-def _key(p: Profile) -> str:
-    return "|".join([p.scheme, *_details(p.architecture).values()])
-
-
-def _details(a: Architecture) -> dict[str, str]:
-    """What tells two architectures apart, in words."""
-    placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
-    layers = f"{a.n_layers}+{a.n_decoder_layers}" if a.n_decoder_layers else str(a.n_layers)
-    return {
-        "kind": " ".join(word for word in (a.family or "", a.kind) if word),
-        "layers": f"{layers} layers",
-        "width": f"width {a.d_model}",
-        "norm": "no norm" if placement == "none" else f"{placement}-norm",
-        "activation": a.activation,
-        "tokens": f"{a.seq_len} tokens",
-        "dropout": f"dropout {a.dropout:g}",
-    }
-
-
-def _labels(firsts: Mapping[str, tuple[str, Profile]]) -> dict[str, str]:
-    """A label per group: its scheme, and what tells it from others of that scheme: of its architecture, or its name."""
-    out: dict[str, str] = {}
-    for key, (name, p) in reversed(list(firsts.items())):
-        rivals = [_details(other.architecture) for _, other in firsts.values() if other.scheme == p.scheme]
-        label = ", ".join([p.scheme, *_telling(_details(p.architecture), rivals)])
-        label = f"{label} ({name})" if label in out.values() else label
-        out[key] = next(text for k in count(1) if (text := label if k == 1 else f"{label} #{k}") not in out.values())
-    return out
-
-
-def _telling(own: Mapping[str, str], all_of: Sequence[Mapping[str, str]]) -> list[str]:
-    """As few details as tell one architecture from the others, in the order in which they are named."""
-    words, left = [], [other for other in all_of if other != own]
-    for name, text in own.items():
-        fewer = [other for other in left if other[name] == text]
-        if len(fewer) < len(left):
-            words.append(text)
-            left = fewer
-    return words
-
-
-def title_of(curves: Sequence[Curve]) -> str:
-    """What all profiles have in common, in words."""
-    details = [_details(curve.profile.architecture) for curve in curves]
-    common = [text for name, text in details[0].items() if all(other[name] == text for other in details[1:])]
-    return ", ".join(common)
-
 
 # --- charts ------------------------------------------------------------------------------------------------------
 
@@ -184,7 +89,7 @@ def _with_caveats(drawn: Sequence[Block], caveats: Sequence[str]) -> list[Block]
 
 def _style(source: str, k: int) -> Style:
     if not source.startswith("predicted"):
-        return "points" if source == _WORDS["measured"] else "mixed"
+        return "points" if source == SOURCE_WORDS["measured"] else "mixed"
     return "line" if k == 0 else "dashed"
 
 
@@ -336,7 +241,7 @@ def glance_block(curves: Sequence[Curve]) -> Block:
                 f"{number(p.input.get('token_correlation'))} → {number(float(stream.token_correlation[-1]))}",
                 "-" if p.gradient is None else variance(p.gradient["stream_in"], 0),
                 number(p.sensitivity()["mean"]),
-                ", ".join(dict.fromkeys(map(_kind, findings.warnings(p)))) or "nothing",
+                ", ".join(dict.fromkeys(map(name_of_warning, findings.warnings(p)))) or "nothing",
             ]
         )  # fmt: skip
     header = [
@@ -356,96 +261,6 @@ def glance_block(curves: Sequence[Curve]) -> Block:
 def notes(curves: Sequence[Curve]) -> list[str]:
     """What the profiles say their reader should know, each once."""
     return list(dict.fromkeys(note for curve in curves for note in curve.profile.notes))
-
-
-def signal_findings(curves: Sequence[Curve]) -> list[Block]:
-    """A card per group: what stands out, where, and which schemes are predicted to cure it."""
-    out = []
-    for group in dict.fromkeys(curve.group for curve in curves):
-        members = [curve for curve in curves if curve.group == group]
-        best = next((curve for curve in members if curve.profile.source == "measured"), members[0])
-        found = findings.warnings(best.profile)
-        if not found:
-            out.append(
-                {"severity": "good", "subject": group, "title": "healthy signal", "texts": [_healthy(best)], "cure": ""}
-            )
-            continue
-        out.append(
-            {
-                "severity": "warning", "subject": group, "title": ", ".join(dict.fromkeys(map(_kind, found))),
-                "texts": [f"{line} ({best.source})" for line in found], "cure": cure_of(best.profile),
-            }
-        )  # fmt: skip
-    return out
-
-
-def agreement_findings(items: Mapping[str, Comparison], curves: Sequence[Curve]) -> list[Block]:
-    """A card per comparison that comes before all others: how well prediction and measurement agree."""
-    labels = {id(curve.profile): curve.group for curve in curves}
-    out = []
-    for item in items.values():
-        median = {a.quantity: a.median for a in item.agreements}
-        said = [f"{quantity} {percent(value)}" for quantity, value in median.items() if quantity in _TOLD]
-        seeds = item.measured.n_seeds or 1
-        text = f"median error over layers: {', '.join(said)}; {seeds} network{'s' * (seeds > 1)} measured"
-        worst = max((value for quantity, value in median.items() if quantity in _TOLD), default=math.nan)
-        agree = worst < _AGREE
-        out.append(
-            {
-                "severity": "good" if agree else "note",
-                "title": "prediction and measurement agree" if agree else "prediction and measurement differ",
-                "subject": labels[id(item.predicted)], "texts": [text], "cure": "", "first": True,
-            }
-        )  # fmt: skip
-    return out
-
-
-# What the card of a comparison tells of, and up to which median error it says that the two agree.
-_TOLD, _AGREE = ("forward variance", "forward token correlation", "gradient variance"), 0.2
-
-
-def _kind(warning: str) -> str:
-    """The short name of a warning: what stands before its colon, less the article."""
-    return warning.partition(":")[0].removeprefix("the ")
-
-
-def _healthy(curve: Curve) -> str:
-    p = curve.profile
-    stream = p.forward["stream_out"]
-    gradient = (
-        "" if p.gradient is None else f", gradient variance first over last {variance(p.gradient['stream_in'], 0)}"
-    )
-    return (
-        f"variance {number(p.input.get('variance'))} → {variance(stream, -1)}, token correlation at the top "
-        f"{number(float(stream.token_correlation[-1]))}{gradient} ({curve.source})"
-    )
-
-
-def cure_of(p: Profile) -> str:
-    """Schemes that are predicted to do without any warning on the same architecture."""
-    found = list(_cures(p.architecture, p.scheme))
-    if not found:
-        return "no scheme that was tried is predicted to cure it: consider another norm placement or fewer layers"
-    return f"the prediction for the same depth and width shows none of this with {' or '.join(found)}"
-
-
-def _cures(a: Architecture, present: str) -> Iterable[str]:
-    inputs, shown = default_statistics(a), 0
-    for name in CURES:
-        if name == present or shown == _SHOWN_CURES:
-            continue
-        try:
-            table = scheme(name)(a, inputs)
-            p = predict(table, inputs, fidelity="moments")
-        except InputError:  # a scheme that does not know this architecture
-            continue
-        if not findings.warnings(p):
-            shown += 1
-            ratio = "" if p.gradient is None else f"gradient ratio {variance(p.gradient['stream_in'], 0)}, "
-            correlation = number(float(p.forward["stream_out"].token_correlation[-1]))
-            placements = sorted({PLACEMENTS[k] for k in table.placement})
-            moved = "" if placements == [a.norm_placement] else f"{' and '.join(placements)}-norm, "
-            yield f"{name} ({moved}{ratio}token correlation {correlation} at the top)"
 
 
 # --- the part of the page ----------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.models.multipliers import Multiplier, is_fixed, times, trainable
-from signalprop.models.shaping import Positions, TorchShape, shaped_attention
+from signalprop.models.shaping import TorchShape, shaped_attention
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
+from signalprop.models.token_positions import Positions
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan

@@ -15,7 +15,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.roles import Settings, Sight, Sights, has_gate, settings_of, sights
-from signalprop.theory import attention
+from signalprop.theory import attention, attention_scores
 from signalprop.theory.attention_rows import Band, Mask, over_rows
 from signalprop.theory.attention_variants import capped, kept
 from signalprop.theory.elements import (
@@ -343,8 +343,10 @@ def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
         n, causal = min(n, band.widest), False  # what rotations leave is that of a row away from the ends
     if seen.base:
         turned = (n, a.d_head, seen.base, a.rotary_fraction)
-        fields["rotary"] = attention.rotary_coherence(*turned, causal="pairs" if causal else None)
-        fields["rotary_rows"] = attention.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
+        fields["rotary"] = attention_scores.rotary_coherence(*turned, causal="pairs" if causal else None)
+        fields["rotary_rows"] = (
+            attention_scores.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
+        )
     more = around(p)
     return (Varied if more else SelfAttention)(table_of(p), mixes(p), **fields, **more)
 

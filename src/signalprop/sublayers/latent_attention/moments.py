@@ -15,7 +15,7 @@ from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.moments import Row, Varied, mixes, settings
 from signalprop.sublayers.latent_attention.roles import settings_of
-from signalprop.theory import attention
+from signalprop.theory import attention_scores
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
 
 
@@ -117,8 +117,8 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     coherence = (1.0, 1.0)
     if a.positions == "rotary":
         turned = (fields["n_queries"], s.d_rotary, a.rotary_base, 1.0)
-        plain = attention.rotary_coherence(*turned)
-        by = [attention.rotary_coherence(*turned, causal=how) for how in ("pairs", "rows")]
+        plain = attention_scores.rotary_coherence(*turned)
+        by = [attention_scores.rotary_coherence(*turned, causal=how) for how in ("pairs", "rows")]
         coherence = (by[0], by[1]) if fields["causal"] else (plain, plain)
     return LatentAttention(
         np.stack(rows), False, **fields, parts=np.stack(parts), coherence=coherence, widths=(d, s.rank)

@@ -1,0 +1,163 @@
+"""What `signalprop diagnose` reads: models, data, tasks and layers, found wrong before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from signalprop.cli import options as opt
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from signalprop.attachment.mapping import Mapping
+    from signalprop.data.batches import Batch
+    from signalprop.diagnosis.loading import Loaded
+    from signalprop.diagnosis.result import Diagnosis, Estimate
+
+
+class Asked(NamedTuple):
+    """How models are read, and what they read."""
+
+    data: str | None
+    field: str
+    tokens: int
+    seq_len: int | None
+    batch_size: int
+    seed: int
+    dtype: str
+    trust_remote_code: bool
+    skip_first: int
+    expect: str
+    device: str
+    audio: Path | None
+    inside: str | None
+    mapping: Path | None
+
+
+class More(NamedTuple):
+    """What is asked of the first model alone."""
+
+    remove: int | None = None
+    cast: Sequence[str] = ()
+    task: str | None = None
+    prune: str | None = None
+    save: Path | None = None
+
+
+NOTHING_MORE = More()
+
+
+class Subject(NamedTuple):
+    """A model that is ready to be diagnosed: all that is read has been."""
+
+    loaded: Loaded
+    mapping: Mapping
+    batches: list[Batch]
+    accuracy: Callable[[nn.Module], Estimate] | None
+    finish: Callable[[Diagnosis], None] | None
+
+
+def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
+    """Read a model and its data, and find all that could be wrong with what is asked of them."""
+    place = opt.usable(asked.device)
+    from signalprop.attachment.families import mapping_for
+    from signalprop.cli.loading import check_one_input, mapping_of_file
+    from signalprop.cli.loading import inside as model_inside
+    from signalprop.data.audio import check_reads_audio, with_audio
+    from signalprop.diagnosis.loading import load
+    from signalprop.diagnosis.run import check
+
+    loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
+    loaded.model.to(place)
+    loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
+    mapping = mapping_for(loaded.model, mapping_of_file(loaded.model, asked.mapping))
+    check_one_input(loaded.model, mapping)
+    finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
+    accuracy = None if more.task is None else _accuracy(more.task, loaded)
+    if asked.audio is not None:
+        check_reads_audio(mapping.architecture)
+    batches = list(_batches(loaded, mapping, asked))
+    if asked.audio is not None:
+        size = asked.batch_size
+        batches = [with_audio(b, mapping.architecture, asked.audio, k * size) for k, b in enumerate(batches)]
+    check(loaded.model, batches, mapping, more.remove, more.cast)
+    return Subject(loaded, mapping, batches, accuracy, finish)
+
+
+def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
+    from signalprop.diagnosis.stream import DEFAULT_LENGTH, token_batches
+
+    a = mapping.architecture
+    length = asked.seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
+    start = getattr(loaded.model.config, "decoder_start_token_id", None)
+    return token_batches(
+        asked.data,
+        loaded.tokenizer,
+        asked.seq_len,
+        asked.batch_size,
+        max(1, -(-asked.tokens // length)),
+        architecture=a,
+        field=asked.field,
+        seed=asked.seed,
+        decoder_start=start if isinstance(start, int) else None,
+    )
+
+
+def formats_of(names: list[str] | None) -> list[str]:
+    from signalprop.diagnosis.number_formats import FORMATS
+
+    return list(FORMATS) if names and "all" in names else list(names or [])
+
+
+def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
+    from signalprop.diagnosis.tasks import harness, is_task_file, multiple_choice, read_task
+    from signalprop.errors import InputError
+
+    if loaded.tokenizer is None:
+        raise InputError("--task needs the model's tokenizer, and the checkpoint brings none")
+    if not is_task_file(task) and (Path(task).exists() or Path(task).suffix):
+        questions = read_task(task)
+        return lambda model: multiple_choice(model, loaded.tokenizer, questions)
+    return harness(task.split(","), loaded.tokenizer)
+
+
+def _saver(loaded: Loaded, mapping: Mapping, prune: str | None, target: Path) -> Callable[[Diagnosis], None]:
+    """What writes the pruned model once the diagnosis is there; all that could be wrong with it is found now."""
+    from signalprop.diagnosis.removal import check_save, save_pruned
+
+    layers = layers_of(prune, len(mapping.layers)) if prune else ()
+    check_save(loaded.model, mapping, layers, target)
+
+    def finish(found: Diagnosis) -> None:
+        from signalprop.errors import InputError
+
+        chosen = layers
+        if not chosen and found.removal is not None and found.removal.greedy:
+            chosen = found.removal.greedy[-1].layers
+        if not chosen:
+            raise InputError("no layers were chosen to be left out; name them with --prune")
+        save_pruned(loaded.model, mapping, chosen, target, loaded.tokenizer)
+
+    return finish
+
+
+def layers_of(text: str, n: int) -> tuple[int, ...]:
+    """Layer numbers of `12-15,20`, ranges inclusive.
+
+    Raises:
+        InputError: not of that form, or no such layer.
+    """
+    from signalprop.errors import InputError
+
+    out: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"--prune {text!r:.60} is not of the form 12-15,20 (layers count from 0)")
+        out |= set(range(int(first), int(last or first) + 1)) if int(last or first) < n else {n}
+    if not out or max(out) >= n:
+        raise InputError(f"--prune {text!r:.60}: this model has layers 0 to {n - 1}")
+    return tuple(sorted(out))

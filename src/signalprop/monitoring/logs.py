@@ -1,0 +1,96 @@
+"""Where the numbers of a monitor go, and what it says, each thing once."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as Dictionary
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from signalprop.errors import InputError
+from signalprop.monitoring.bands import Departure, named
+
+Log = Callable[[dict[str, float], int], None]
+LOGGER = logging.getLogger("signalprop.monitoring")
+
+
+class Logs:
+    """Of one monitor.
+
+    Args:
+        writer, log: as of `SignalMonitor`. path: its `jsonl`.
+
+    Attributes:
+        warnings: every Departure that was told.
+
+    Raises:
+        InputError: a writer that is none.
+    """
+
+    def __init__(self, writer: Any, path: str | Path | None, log: Log | None) -> None:
+        if writer is not None and not hasattr(writer, "add_scalar"):
+            raise InputError(f"the writer is a {type(writer).__name__} without add_scalar(name, value, step)")
+        self._writer, self._path, self._log = writer, path, log
+        self._file: TextIO | None = None
+        self._said: set[str] = set()
+        self.warnings: list[Departure] = []
+
+    def write(self, numbers: Dictionary[str, float], step: int) -> None:
+        """Hand the numbers of `step` to all."""
+        if self._writer is not None:
+            try:
+                for name, value in numbers.items():
+                    self._writer.add_scalar(name, value, step)
+            except Exception as error:  # of whatever it is
+                self.say_once(f"step {step}: the writer failed ({type(error).__name__}: {error})", key="writer")
+        if self._path is not None:
+            told = [item.text for item in self.warnings if item.step == step]
+            self.write_line({"step": step, **numbers, "warnings": told}, step)
+        if self._log is not None:
+            self._log(dict(numbers), step)
+
+    def write_line(self, line: dict[str, Any], step: int) -> None:
+        """Add a line to the file."""
+        assert self._path is not None
+        try:
+            if self._file is None:
+                self._file = opened(self._path)
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._file.flush()
+        except (InputError, OSError) as error:
+            self.say_once(f"step {step}: not written to {self._path}: {error}", key="jsonl")
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; it is opened again for the next line."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # of what is still to be written
+                file.close()
+
+    def tell(self, found: Sequence[Departure]) -> None:
+        """Warn of departures, of each once."""
+        for item in found:
+            # once weights are NaN, so is every later signal
+            key = {"finite": "finite", "loss": item.text}.get(item.quantity, f"{item.quantity} {named(item.layers)}")
+            if key not in self._said:
+                self._said.add(key)
+                self.warnings.append(item)
+                LOGGER.warning(item.text)
+
+    def say_once(self, text: str, key: str = "") -> None:
+        """Warn, unless something of this key (default: the text) has been said."""
+        if (key or text) not in self._said:
+            self._said.add(key or text)
+            LOGGER.warning(text)
+
+
+def opened(path: str | Path) -> TextIO:
+    """A log that is continued."""
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,138 @@
+"""Which fields of an Architecture go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from signalprop.errors import InputError
+from signalprop.network.activations import activation
+from signalprop.network.kinds import KINDS, kind_named, kinds_where
+from signalprop.network.several import Streams
+
+if TYPE_CHECKING:
+    from signalprop.network.architecture import Architecture
+
+
+def check_consistent(a: Architecture) -> None:
+    """That the fields of an architecture fit each other.
+
+    Raises:
+        ValueError: the first two that do not; InputError: no such activation.
+    """
+    if a.n_heads % a.n_kv_heads:
+        raise ValueError(f"n_heads {a.n_heads} is not a multiple of n_kv_heads {a.n_kv_heads}; choose a divisor")
+    if isinstance(a.norm_placement, tuple) and len(a.norm_placement) != a.n_layers_total:
+        raise ValueError(
+            f"norm_placement names {len(a.norm_placement)} layers, the model has {a.n_layers_total};"
+            " give one word, or one per layer"
+        )
+    _check_branches(a)
+    if a.squash and (
+        not set(a.placements) <= {"pre", "none"}
+        or a.embedding_norm or a.head_transform or a.kind == "encoder-decoder"
+    ):  # fmt: skip
+        raise ValueError(
+            f"norm {a.norm!r} is derived before branches and before the head of one stack alone; take "
+            "norm_placement 'pre' without embedding_norm and head_transform, or norm 'rmsnorm'"
+        )
+    if a.kind != "encoder-decoder" and (a.n_decoder_layers or a.target_len):
+        raise ValueError("n_decoder_layers and target_len belong to kind 'encoder-decoder' only; leave them out")
+    if a.decoder_positions and a.kind != "encoder-decoder":
+        raise ValueError("decoder_positions belongs to kind 'encoder-decoder' only; leave it out")
+    two = {a.positions, a.positions_of(decoder=True)}
+    if len(two) > 1 and not two <= {"learned", "sinusoidal", "none"}:
+        raise ValueError("positions and decoder_positions may differ only among learned, sinusoidal and none")
+    if a.kind == "encoder-decoder" and a.parallel:
+        raise ValueError("parallel attention and feed-forward is not defined for kind 'encoder-decoder'")
+    if a.parallel and not set(a.placements) <= {"pre", "none"}:
+        raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
+    if a.positions == "alibi" and a.kind != "decoder":
+        raise ValueError("positions 'alibi' needs kind 'decoder': biases fall with the distance to earlier keys")
+    if a.shared_norm and not a.parallel:
+        raise ValueError("shared_norm needs parallel: only sublayers that read one stream can read one norm")
+    if a.input == "patches" and a.kind != "encoder":
+        raise ValueError("input 'patches' needs kind 'encoder'")
+    if a.distillation_token and not a.class_token:
+        raise ValueError("distillation_token needs class_token, which stands before it")
+    if a.input == "patches" and a.seq_len <= a.n_class_tokens:
+        raise ValueError(f"seq_len {a.seq_len}: expected more than the {a.n_class_tokens} class token(s)")
+    if a.input == "frames":
+        _check_convolutions(a)
+    _check_streams(a)
+    activation(a.activation)  # raises with the list of names
+
+
+def _check_branches(a: Architecture) -> None:
+    if a.branches is None:
+        return
+    if a.kind == "encoder-decoder" and is_one_layer(a.branches):
+        raise ValueError("branches of an encoder-decoder: give one tuple of names per layer, the encoder's first")
+    if len(a.layer_branches) != a.n_layers_total:
+        raise ValueError(
+            f"branches names {len(a.layer_branches)} layers, the model has {a.n_layers_total};"
+            " give one tuple of names, or one per layer"
+        )
+    for number, names in enumerate(a.layer_branches):
+        unknown = [name for name in names if name not in KINDS]
+        if unknown or not names:
+            found = f"no kind of sublayer {unknown[0]!r}" if unknown else "no sublayer"
+            raise ValueError(f"branches of layer {number}: {found}; expected some of {', '.join(KINDS)}")
+        across = [name for name in names if kind_named(name).reads_memory]
+        if across and (a.kind != "encoder-decoder" or number < a.n_layers):
+            raise ValueError(f"{across[0]} needs the decoder of kind 'encoder-decoder': it reads an encoder")
+
+
+def _check_streams(a: Architecture) -> None:
+    s = a.streams
+    if s is None:
+        return
+    if a.kind == "encoder-decoder" or a.parallel or "post" in a.placements or a.squash:
+        raise ValueError("streams need one stack, branches one after the other, and norms before them or on them")
+    if s.gated and not set(a.placements) <= {"pre", "sandwich"}:
+        raise ValueError(f"streams of mixing {s.mixing!r} need norm_placement 'pre' or 'sandwich'")
+    if s.mixing == "input" and s.n != 2:
+        raise ValueError(f"streams of mixing 'input' are 2, the stream and the model's input; got {s.n}")
+    for name in ("keep", "add"):
+        given = getattr(s, name)
+        if isinstance(given, tuple) and len(given) != a.n_layers:
+            raise ValueError(f"streams.{name} names {len(given)} layers, the model has {a.n_layers}")
+
+
+def _check_convolutions(a: Architecture) -> None:
+    if a.kind == "decoder":
+        raise ValueError("input 'frames' needs kind 'encoder' or 'encoder-decoder'")
+    kernels, strides = a.conv_kernels, a.conv_strides
+    if not kernels or len(kernels) != len(strides) or any(kernel % 2 == 0 for kernel in kernels):
+        raise ValueError(
+            f"conv_kernels {kernels} and conv_strides {strides}: expected one odd kernel and one stride each"
+        )
+    if a.conv_activation != "glu":
+        activation(a.conv_activation)
+
+
+def is_one_layer(branches: tuple[str, ...] | tuple[tuple[str, ...], ...]) -> TypeGuard[tuple[str, ...]]:
+    return all(isinstance(name, str) for name in branches)
+
+
+def settings_of(name: Any, given: Any) -> Any:
+    """Settings of the kind `name` from a mapping; anything else is left to the field's own check.
+
+    Raises:
+        InputError: no such kind, or it has no settings.
+    """
+    if not isinstance(given, dict):
+        return given
+    settings = kind_named(name).settings if name in KINDS else None
+    if settings is None:
+        having = ", ".join(kind.name for kind in kinds_where(lambda kind: kind.settings is not None)) or "none"
+        raise InputError(f"settings of {name!r}: there is no such kind of sublayer with settings; these have: {having}")
+    return settings(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+
+
+def streams_of(given: int | dict[str, Any]) -> Streams:
+    """Streams from their number, or from a mapping of fields."""
+    fields: dict[str, Any] = {"n": given} if isinstance(given, int) else given
+    if fields.get("mixing") == "input":
+        fields = {"n": 2} | fields
+    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return Streams(**made)

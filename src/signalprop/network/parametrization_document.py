@@ -1,0 +1,111 @@
+"""The JSON form of a Parametrization, field by field, and what its rows must say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from signalprop.errors import InputError
+from signalprop.files.validation import Value
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.embedding_and_head import Distribution, Embedding, Head
+from signalprop.network.layout import KINDS, ROLES, STACKS, Layout, Stack, roles_of
+
+SCHEMA = "signalprop/parametrization/1"
+Trainable = Literal["fixed", "scalar", "channel"]
+LEARNING_RATES = (*ROLES, "vectors")
+
+
+class Shaping(Value):
+    """How the self-attentions of a table are shaped: `D softmax(scores + B)` instead of a softmax of scores.
+
+    Attributes:
+        kind: `e-spa` and `u-spa` (He et al. 2023), `none`. The rows' numbers are the columns `shape_in`, `shape_out`
+            and `shape_gain`; `signalprop.kernels.shaping` makes B and D of them.
+        repeats: pair-repeat probability of tokens that E-SPA keeps the diagonal at 1 for.
+        corrected: E-SPA takes the activation of the feed-forward before it into account.
+        calibrated: the rows of D make the branch's diagonal 1 on the average kernel (1 - repeats) I + repeats 1 1^T
+            that is sent through the whole stack, skips, norms and feed-forwards included.
+    """
+
+    kind: Literal["none", "e-spa", "u-spa"] = "none"
+    repeats: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    corrected: bool = False
+    calibrated: bool = False
+
+
+UNSHAPED = Shaping()
+
+
+class SublayerRow(BaseModel):
+    """A sublayer in the JSON form."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    index: int
+    stack: Stack
+    layer: int
+    kind: str
+    norm: Placement
+    parallel: bool = False
+    weights: dict[str, float]
+    biases: dict[str, float] = Field(default_factory=dict)
+    skip: float
+    branch: float
+    norm_gain: float
+    norm_scale: float = 1.0
+    post_norm_gain: float = 1.0
+    norm_slope: float = 0.5
+    score_scale: float | None = None
+    value_skip: float = 0.0
+    attention_gain: float = 1.0
+    shape_in: float = 0.0
+    shape_out: float = 0.0
+    shape_gain: float = 0.0
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+
+class ParametrizationDocument(Value):
+    """The JSON form."""
+
+    model_config = ConfigDict(title="parametrization")
+    schema_: Literal["signalprop/parametrization/1"] = Field(alias="schema")
+    architecture: Architecture
+    scheme: str
+    options: dict[str, Any]
+    embedding: Embedding
+    head: Head
+    distribution: dict[str, Distribution]
+    branch_trainable: Trainable
+    skip_trainable: Trainable = "fixed"
+    attention_trainable: bool = False
+    shaping: Shaping = UNSHAPED
+    sublayers: list[SublayerRow]
+
+
+def check_rows(rows: Sequence[SublayerRow], a: Architecture, table: Layout) -> None:
+    """That rows are the sublayers of an architecture, in order, with the weights that these have.
+
+    Raises:
+        InputError: the first that is not.
+    """
+    masks = roles_of(a, table.kind)
+    for i, row in enumerate(rows):
+        found = (row.index, row.stack, row.layer, row.kind, row.parallel)
+        wanted = (i, STACKS[table.stack[i]], int(table.layer[i]), KINDS[table.kind[i]], bool(table.parallel[i]))
+        if found != wanted:
+            raise InputError(
+                f"sublayer {i} has (index, stack, layer, kind, parallel) {found}; the architecture has {wanted}"
+            )
+        roles = {role for role in ROLES if masks[role][i]}
+        if row.weights.keys() != roles or not row.biases.keys() <= roles:
+            raise InputError(
+                f"sublayer {i} has weights {sorted(row.weights)} and biases {sorted(row.biases)}; "
+                f"expected {sorted(roles)}"
+            )
+        if not row.learning_rates.keys() <= {*LEARNING_RATES}:
+            raise InputError(
+                f"sublayer {i} has learning rates of {sorted(row.learning_rates)}; "
+                f"expected some of {sorted(roles)} and vectors"
+            )

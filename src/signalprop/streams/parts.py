@@ -1,0 +1,123 @@
+"""What a model is made of: stacks, layers, branches, norms, multipliers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Placement = Literal["pre", "post", "sandwich", "res-post", "none"]
+
+
+Sort = Literal["attention", "feed_forward", "branch"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor as a hook sees it: what enters or leaves a module, at its `call`-th of `calls` calls in a pass."""
+
+    path: str
+    side: Literal["input", "output"]
+    call: int = 0
+    calls: int = 1
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """A fixed factor.
+
+    Attributes:
+        value: of a vector its root mean square; None where it holds no number (the meta device).
+        parameter: the path of the parameter that it is, where it is one. vector: it has more than one entry.
+        tensor: the factor itself.
+    """
+
+    value: float | None
+    parameter: str = ""
+    vector: bool = False
+    tensor: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Something that is added to the stream: total = skip * stream_in + multiplier * output.
+
+    Attributes:
+        sort: `attention` where the pass saw scores; `feed_forward` where it saw none and the module maps tokens one by
+            one; `branch` where that is not known.
+        modules: paths of the modules that give what is added, innermost first; empty where none does.
+        module: the largest of them, which is named in print.
+        output: what is added, before its multiplier. stream_in, stream_out: the stream before and after (after the
+            norm on the sum, where there is one). total: the sum. None: no module sees it.
+        norm: that reads the stream before the branch (`pre`, `sandwich`) or stands on the sum (`post`). post_norm: on
+            the branch. reads: the first module that reads the stream.
+        parallel: it is added in one sum with the branch before it.
+        caveat: why `total` cannot be proved, where that is known beforehand.
+        error: largest difference of the two sides of the equation over the largest entry of the sum, in float64;
+            None where it was not looked at.
+    """
+
+    sort: Sort
+    modules: tuple[str, ...]
+    module: str
+    output: Seen | None
+    stream_in: Seen | None
+    stream_out: Seen | None
+    total: Seen | None
+    skip: Multiplier
+    multiplier: Multiplier
+    placement: Placement
+    norm: str | None = None
+    post_norm: str | None = None
+    reads: str | None = None
+    parallel: bool = False
+    caveat: str = ""
+    error: float | None = None
+    rounding: float = 0.0
+
+    @property
+    def proved(self) -> bool:
+        """Whether the equation holds to the rounding of the tensors' type."""
+        return self.error is not None and not self.caveat and self.error <= self.rounding
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A member of a stack: its path, its branches; `why` it was not understood, where it was not.
+
+    Attributes:
+        entry_norm: path of a norm on the stream that it begins with, where that is not on the sum before.
+    """
+
+    path: str
+    branches: tuple[Branch, ...]
+    why: str = ""
+    entry_norm: str | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that one stream runs through.
+
+    Attributes:
+        path: of the list that holds the layers. width: features of the stream. parameters: of all layers.
+        final_norm: path of the norm that reads the stream after the last layer. reads_memory: its layers read another
+            stack's stream.
+    """
+
+    path: str
+    layers: tuple[Layer, ...]
+    width: int
+    parameters: int
+    final_norm: str | None = None
+    called: bool = True
+    reads_memory: bool = False
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Of all layers, in the order in which the stream meets them."""
+        return [branch for layer in self.layers for branch in layer.branches]
+
+    @property
+    def why(self) -> str:
+        """The first thing that was not understood; '' where all was."""
+        return next((f"{layer.path}: {layer.why}" for layer in self.layers if layer.why), "")
