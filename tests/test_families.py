@@ -17,6 +17,7 @@ from signalprop import families
 from signalprop.errors import InputError
 from signalprop.families import bart, base, gemma3_text, llama, t5, vit
 from signalprop.families.base import Family, Initialisation, ModelPaths
+from signalprop.network.kinds import KINDS
 from signalprop.schemes import SCHEMES
 
 SOURCE = Path(signalprop.__file__).parent
@@ -119,8 +120,8 @@ def test_a_family_is_imported_when_it_is_read() -> None:
 
 
 def test_no_other_room_names_a_family() -> None:
-    """Neither in the code nor as a key; presets are architectures of a family, and two schemes are named like one."""
-    known = set(families.names()) - set(SCHEMES)
+    """Neither in the code nor as a key; presets are architectures of a family; two schemes and a kind share a name."""
+    known = set(families.names()) - {*SCHEMES, *KINDS}
     for path in SOURCE.rglob("*.py"):
         if path.parent.name == "families" or path.name == "presets.py":
             continue

@@ -33,6 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "html"
 
 
+@pytest.mark.slow
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
     public = {
@@ -45,6 +46,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     assert len(public) > 30
 
 
+@pytest.mark.slow
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
     page = (site / "commands.html").read_text(encoding="utf-8")
     sections = dict(re.findall(r'<section id="signalprop-(\w+)">(.*?)</section>', page, re.DOTALL))
@@ -56,6 +58,7 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
         assert [option for option in names if option.lower() not in text.lower()] == [], name
 
 
+@pytest.mark.slow
 def test_the_site_needs_no_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
@@ -87,6 +90,7 @@ def test_every_scheme_can_be_chosen_with_its_orders_of_growth() -> None:
                 assert order == next(iter(measured.values()), "not defined"), name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(executable() is None, reason="there is no Chromium")
 def test_pages_fit_the_window(site: Path) -> None:
     """Formulas are drawn, pictures are there, and nothing but a table scrolls sideways."""

@@ -15,11 +15,12 @@ from signalprop.files.validation import typed
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kinds_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.schemes.default import parametrized
-from signalprop.sublayers.attention.roles import has_window, settings_of
+from signalprop.sublayers.attention.roles import has_window, settings_of, sights
 
 if TYPE_CHECKING:
     from signalprop.kernels.grid import Grid
@@ -150,6 +151,9 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
     if _is_shaped(parametrization) and single and not a.causal:
         return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
+    for kind in kinds_where(lambda kind: kind.longest is not None and a.seq_len > kind.longest):
+        if a.causal and single and kind.of(parametrization).any():
+            return "moments", f"fidelity moments: beyond {kind.longest} tokens; {kind.beyond}"
     if a.causal and single:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
@@ -279,9 +283,20 @@ def _cap(p: Parametrization) -> str:
     )
 
 
+# Variance of scores from which windows in every layer are felt: at 1 they were, at 0.1 (fresh Mistral) not.
+_SHARP = 0.5
+WINDOWS = (
+    "every layer sees a window, and scores are of order 1: token correlations were measured 5 % smaller than "
+    "predicted, variances 4 % (fresh Qwen3-MoE of 12 layers, windows of a quarter of the tokens; without, neither)"
+)
+
+
 def _window(p: Parametrization, profile: Profile) -> str:
-    if profile.fidelity != "moments" or not has_window(p.architecture):
+    if not has_window(p.architecture):
         return ""
+    if profile.fidelity != "moments":
+        everywhere = all(seen.window for seen in sights(p.architecture, p.layer, p.architecture.seq_len).run)
+        return WINDOWS if everywhere and _scores(p).max(initial=0.0) >= _SHARP else ""
     return (
         "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
         "alike; take fidelity kernel of one parametrization, or measure"

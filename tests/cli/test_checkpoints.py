@@ -140,7 +140,7 @@ def test_matched_epsilons(command: Command, tmp_path: Path) -> None:
 
 
 def test_other_commands_read_the_scheme(command: Command, llama: Path, tmp_path: Path) -> None:
-    """A directory that carries a scheme is measured and checked with it, not as the vanilla function."""
+    """A directory that carries a scheme is measured, checked and predicted with it, not as the vanilla function."""
     arguments = ("--scheme", "normalised-skip", "--option", "alpha_attention=0.5", "--option", "alpha_feed_forward=0.5")
     result_of(command, "apply", str(llama), *arguments, "--out", str(tmp_path / "m"))
     result_of(command, "apply", str(llama), *arguments, "--fold", "--out", str(tmp_path / "n"))
@@ -150,6 +150,12 @@ def test_other_commands_read_the_scheme(command: Command, llama: Path, tmp_path:
     assert skips[-1] < 0.01 * folded[-1]  # the folded model carries its stream in other units
     fresh = result_of(command, "measure", str(tmp_path / "m"), "--random-init", "--seed", "5")
     assert fresh["sublayers"][-1]["stream_out"]["variance"] == pytest.approx(skips[-1], rel=0.3)
+    for options in ((), ("--seq-len", "8")):
+        predicted = result_of(command, "predict", str(tmp_path / "m"), *options)
+        assert predicted["scheme"] == "normalised-skip"
+        assert predicted["sublayers"][-1]["stream_out"]["variance"] == pytest.approx(skips[-1], rel=0.3)
+    assert result_of(command, "predict", str(tmp_path / "m"), "--scheme", "xavier")["scheme"] == "xavier"
+    assert command("equivalent", str(tmp_path / "m"), str(llama)).status == 1
 
 
 class TestRefusals:

@@ -212,6 +212,11 @@ class TestSeries:
         text = series_text(found)
         assert "2 left 0.8 to 1.25 times" in text and "the first layer 2 value" in text
 
+    def test_checkpoints_of_other_models_are_refused(self, steps: list[str], tmp_path: Path) -> None:
+        written(tmp_path, other=torch.ones(4, 4))
+        with pytest.raises(InputError, match=r"no tensor is in all of .*; give checkpoints of one training"):
+            read_series([steps[0], tmp_path])
+
     def test_zeros_that_stay_are_no_growth(self) -> None:
         change = (None, None, None)
         stayed = SeriesRow(role="bias", layer=0, stack=None, rms=(0.0, 0.0, 0.0), change=change)

@@ -31,7 +31,7 @@ CONFIGS = {
     "starcoder2": "Starcoder2Config", "cwm": "CwmConfig", "eurobert": "EuroBertConfig", "ernie": "ErnieConfig",
     "data2vec-text": "Data2VecTextConfig", "mbart": "MBartConfig",
     "mixtral": "MixtralConfig", "olmoe": "OlmoeConfig", "qwen2_moe": "Qwen2MoeConfig", "qwen3_moe": "Qwen3MoeConfig",
-    "lfm2": "Lfm2Config", "cohere": "CohereConfig",
+    "lfm2": "Lfm2Config", "mamba2": "Mamba2Config", "cohere": "CohereConfig",
     "cohere2": "Cohere2Config", "gemma2": "Gemma2Config", "glm": "GlmConfig", "glm4": "Glm4Config",
     "modernbert": "ModernBertConfig", "phi3": "Phi3Config",
     "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",

@@ -130,7 +130,7 @@ def test_what_needs_no_weights_works_on_the_stream_alone_and_what_does_says_so()
     with sp.SignalMonitor(model, every=1, tolerance=None) as monitor:
         model(IDS, labels=IDS).loss.backward()
         assert monitor.step()
-    unknown = model_of("mamba2", **STRANGERS["mamba2"])
+    unknown = model_of("mamba", **_SMALL)
     for verb in (sp.read_parametrization, lambda m: sp.check(m, "gpt2")):
         with pytest.raises(InputError, match=r"^give mapping="):
             verb(unknown)

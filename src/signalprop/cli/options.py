@@ -269,6 +269,8 @@ def parametrization(
     Args:
         longest: tokens per sequence at most, where neither `changed` nor a finished parametrization says how many.
 
+    Without a scheme, a checkpoint that `signalprop.save` wrote has the one that it carries.
+
     Raises:
         InputError: nothing of that name, a bad value, or changes to a finished parametrization.
     """
@@ -278,10 +280,26 @@ def parametrization(
         if changed or scheme_name or options:
             raise InputError(f"{source} is a finished parametrization; it takes no changes and no --scheme")
         return _scaled(Parametrization.from_json(data), qk_scale)
+    carried = None if scheme_name or options else _carried(source)
+    if carried is not None and not changed and longest is None:
+        return _scaled(carried, qk_scale)
+    if carried is not None:
+        scheme_name, options = carried.scheme, dict(carried.options)
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
     return _scaled(parametrized(architecture, scheme_name or None, **options), qk_scale)
+
+
+def _carried(source: str) -> Parametrization | None:
+    """The table of the scheme that the checkpoint in a directory carries: configurations alone say nothing of it."""
+    record = Path(source) / "signalprop.json"
+    if not record.is_file():
+        return None
+    data = read_json(record)
+    if not isinstance(data, dict) or "parametrization" not in data:
+        raise InputError(f"{record} is not the record of an applied model; save the model again")
+    return Parametrization.from_json(data["parametrization"])
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:

@@ -112,7 +112,7 @@ def read_series(sources: Sequence[str | Path], progress: Callable[[str, int, int
         sources: at least two, in the order of the training. progress: called with (source, megabytes read, all).
 
     Raises:
-        InputError: fewer than two, or as `read_weights`.
+        InputError: fewer than two, no tensor that all of them have, or as `read_weights`.
     """
     if len(sources) < 2:
         raise InputError("a series has at least two checkpoints; give their directories in the order of the training")
@@ -126,6 +126,8 @@ def read_series(sources: Sequence[str | Path], progress: Callable[[str, int, int
     ]  # fmt: skip
     tables = [{row.name: row for row in one.tensors} for one in found]
     common = set.intersection(*(set(table) for table in tables))
+    if not common:
+        raise InputError(f"no tensor is in all of {', '.join(map(str, sources))}; give checkpoints of one training")
     groups: dict[tuple[str | None, str, int | None], list[str]] = {}
     for row in found[0].tensors:
         if row.name in common:

@@ -75,6 +75,8 @@ class Kind:
         activates: the architecture's activation is in it.
         settings: what an architecture says of its sublayers of this kind beyond its own fields; in
             `Architecture.settings` under the kind's name.
+        longest: tokens up to which token kernels go through it without being asked for; None: any number. beyond: what
+            averages are worth where there are more, for a note.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Kind:
     reads_memory: bool = False
     activates: bool = False
     settings: type[Value] | None = None
+    longest: int | None = None
+    beyond: str = ""
 
     @property
     def code(self) -> int:

@@ -38,10 +38,11 @@ def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
 def header(d: Diagnosis) -> str:
     """What was diagnosed, on what, and the loss."""
     kind = f" ({d.family})" if d.family else ""
+    several = f"{d.data.sequences} sequences" if d.data.sequences != 1 else "1 sequence"
     lines = [
         f"{d.model}{kind}, {d.n_parameters / 1e6:,.1f} M parameters, {len(d.signal)} layers",
-        f"{d.data.tokens:,} tokens of {d.data.source} in {d.data.sequences} sequences of {d.data.length}; statistics "
-        f"leave out the first {d.data.skip_first} positions",
+        f"{d.data.tokens:,} tokens of {d.data.source} in {several} of {d.data.length}; statistics leave out the first "
+        f"{d.data.skip_first} positions",
     ]
     if d.loss is not None:
         lines.append(f"loss {_with_error(d.loss)} nats per token, perplexity {number(d.perplexity)}")

@@ -126,11 +126,11 @@ def _language_model(
     make, plain = task(tokenizer)
     end, stream = separator(tokenizer), found.stream
     train, validation = (_joined(side, end) for side in (found.train, found.validation))
-    for name, ids in (("training", train), ("validation", validation)):
+    for name, ids, share in (("training", train, "smaller"), ("validation", validation, "larger")):
         if ids.size < width:
             raise InputError(
                 f"the {name} text of {data.source} has {ids.size} tokens, one sequence needs {width}; give a longer "
-                "text, a larger share data.validation or a smaller data.seq_len"
+                f"text, a {share} share data.validation or a smaller data.seq_len"
             )
 
     def windows(position: Position) -> Iterator[IntArray]:

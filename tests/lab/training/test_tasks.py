@@ -228,7 +228,8 @@ def test_a_stream_goes_on_where_it_was(
 
 def test_too_little_text(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.txt").write_text("a few words of text, and no more")
-    with pytest.raises(InputError, match=r"text of .* has \d+ tokens, one sequence needs 129; give a longer text"):
+    says = r"training text of .* has \d+ tokens, one sequence needs 129; give a longer text, a smaller share"
+    with pytest.raises(InputError, match=says):
         prepare(recipe("causal-lm", cache, source=tmp_path / "a.txt", tokenizer=BYTES))
 
 

@@ -1,0 +1,79 @@
+"""Mamba-2 as a PyTorch module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.models.surroundings import Surroundings
+from signalprop.models.weights import Linear
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization, fan
+from signalprop.streams.replay import split_features
+from signalprop.sublayers.mamba2.roles import settings
+
+_CHUNK = 64  # tokens whose products are formed at a time
+
+
+class Mamba2Module(nn.Module):
+    """out(norm(scan(silu(filter(value, key, query)), step) silu(gate))).
+
+    Attributes:
+        A_log, dt_bias, D: of every head; set as the settings say, not drawn. norm: gains of the gated norm.
+    """
+
+    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, turn: float) -> None:
+        super().__init__()
+        self.given = s = settings(a)
+        self.scan_gate, self.scan_value, self.scan_key, self.scan_query, self.scan_step, self.scan_out = (
+            Linear(*fan(a, role), bias=biases[role], dtype=dtype)
+            for role in ("scan_gate", "scan_value", "scan_key", "scan_query", "scan_step", "scan_out")
+        )
+        channels = s.inner + 2 * s.shared
+        self.scan_filter = nn.Conv1d(
+            channels, channels, s.width, groups=channels, padding=s.width - 1, bias=biases["scan_filter"], dtype=dtype,
+            device="meta",
+        ).to_empty(device="cpu")  # fmt: skip
+        self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
+        self.dt_bias = nn.Parameter(torch.tensor(s.step_bias(turn), dtype=dtype))
+        self.D = nn.Parameter(torch.full((s.n_heads,), s.skip, dtype=dtype))
+        self.norm = nn.Parameter(torch.ones(s.inner, dtype=dtype))
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape."""
+        s, length = self.given, stream.shape[1]
+        inner = torch.cat([self.scan_value(stream), self.scan_key(stream), self.scan_query(stream)], -1)
+        filtered = F.silu(self.scan_filter(inner.mT)[..., :length]).mT
+        value, key, query = torch.split(filtered, [s.inner, s.shared, s.shared], -1)
+        step = F.softplus(self.scan_step(stream) + self.dt_bias)
+        heads = split_features(value, s.n_heads)
+        y = self._scanned(heads * step[..., None], key, query, -self.A_log.float().exp() * step.float())
+        y = (y + self.D[:, None] * heads).flatten(-2) * F.silu(self.scan_gate(stream))
+        groups = F.rms_norm(split_features(y, s.n_groups), (s.inner // s.n_groups,), eps=s.eps)
+        out: Tensor = self.scan_out(groups.flatten(-2) * self.norm)
+        return out
+
+    def _scanned(self, value: Tensor, key: Tensor, query: Tensor, log_decay: Tensor) -> Tensor:
+        """(batch, tokens, heads, features), chunk by chunk: the state comes from the chunks before."""
+        s, out = self.given, []
+        key, query = (split_features(x, s.n_groups).repeat_interleave(s.n_heads // s.n_groups, 2) for x in (key, query))
+        state = value.new_zeros(value.shape[0], s.n_heads, s.d_head, s.d_state)
+        for v, k, q, a in zip(*(torch.split(x, _CHUNK, 1) for x in (value, key, query, log_decay)), strict=True):
+            total = a.cumsum(1)  # (batch, tokens, heads)
+            between = (total[:, :, None] - total[:, None]).clamp(max=0.0).exp().to(v.dtype)
+            seen = torch.ones(v.shape[1], v.shape[1], device=v.device, dtype=v.dtype).tril()[:, :, None]
+            inside = torch.einsum("bthn,bshn->btsh", q, k) * between * seen
+            before = torch.einsum("bthn,bhpn->bthp", q, state) * total.exp().to(v.dtype)[..., None]
+            out.append(torch.einsum("btsh,bshp->bthp", inside, v) + before)
+            left = (total[:, -1:] - total).exp().to(v.dtype)
+            state = state * total[:, -1].exp().to(v.dtype)[..., None, None]
+            state = state + torch.einsum("bshp,bshn,bsh->bhpn", v, k, left)
+        return torch.cat(out, 1)
+
+
+def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
+    """The module of sublayer `index` of a table, its weights not drawn yet."""
+    return Mamba2Module(p.architecture, biases, dtype, index * 2**0.5)
