@@ -22,7 +22,7 @@ from signalprop.data.batches import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair import apply
+from signalprop.repair import apply, saved_tensors
 from signalprop.repair import saved_models as saving
 from signalprop.repair.record import vanilla_mapping
 from signalprop.repair.spliced_modules import Mixing, Rewired
@@ -239,11 +239,11 @@ def seal(folder: Path) -> None:
     path = folder / saving.RECORD
     document = json.loads(path.read_text())
     named = document["tensors"]
-    tensors = saving._read_tensors(folder / saving.TENSORS, document["id"]) if named else {}
+    tensors = saved_tensors.read_tensors(folder / saving.TENSORS, document["id"]) if named else {}
     document["id"] = saving._digest(document, tensors)
     path.write_text(json.dumps(document))
     if named:
-        saving._write_tensors(folder / saving.TENSORS, tensors, document["id"])
+        saved_tensors.write_tensors(folder / saving.TENSORS, tensors, document["id"])
     config = json.loads((folder / "config.json").read_text())
     config["signalprop"]["id"] = document["id"]
     (folder / "config.json").write_text(json.dumps(config))

@@ -20,7 +20,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.schemes.default import parametrized
-from signalprop.sublayers.attention.roles import has_window, settings_of
+from signalprop.sublayers.attention.roles import has_window, settings_of, sights
 
 if TYPE_CHECKING:
     from signalprop.kernels.grid import Grid
@@ -283,9 +283,20 @@ def _cap(p: Parametrization) -> str:
     )
 
 
+# Variance of scores from which windows in every layer are felt: at 1 they were, at 0.1 (fresh Mistral) not.
+_SHARP = 0.5
+WINDOWS = (
+    "every layer sees a window, and scores are of order 1: token correlations were measured 5 % smaller than "
+    "predicted, variances 4 % (fresh Qwen3-MoE of 12 layers, windows of a quarter of the tokens; without, neither)"
+)
+
+
 def _window(p: Parametrization, profile: Profile) -> str:
-    if profile.fidelity != "moments" or not has_window(p.architecture):
+    if not has_window(p.architecture):
         return ""
+    if profile.fidelity != "moments":
+        everywhere = all(seen.window for seen in sights(p.architecture, p.layer, p.architecture.seq_len).run)
+        return WINDOWS if everywhere and _scores(p).max(initial=0.0) >= _SHARP else ""
     return (
         "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
         "alike; take fidelity kernel of one parametrization, or measure"

@@ -69,6 +69,14 @@ def test_a_fresh_model_is_what_its_configuration_says(family: str) -> None:
     torch.testing.assert_close(logits, model.lm_head(left) * architecture.head_scale)
 
 
+@pytest.mark.parametrize("family", ["granitemoe", "minicpm3"])
+def test_factors_stay_where_a_scheme_leaves_the_model_as_it_is(family: str) -> None:
+    model, words = made(family), torch.arange(5, 17)[None]
+    before = model(words).logits
+    sp.apply(model, "fixed", initialize=False)
+    torch.testing.assert_close(model(words).logits, before)
+
+
 def test_more_tokens_than_an_indexer_selects_are_refused() -> None:
     a = sp.Architecture.from_hf({"model_type": "glm_moe_dsa", "num_hidden_layers": 2, "index_topk": 64})
     assert a.seq_len == 64

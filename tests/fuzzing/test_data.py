@@ -23,7 +23,7 @@ from signalprop.data.texts import pieces
 from signalprop.errors import InputError
 from signalprop.files.storage import read_array
 from signalprop.kernels.inputs import load_kernel
-from signalprop_lab.training import images, sources, speech
+from signalprop_lab.training import images, pairs_and_labels, sources, speech
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place
 
@@ -52,11 +52,11 @@ def texts(path: Path) -> None:
 
 
 def classes(path: Path) -> None:
-    exhaust(sources.classified(Data(source=str(path)), Place(str(path), "train"))[0])
+    exhaust(pairs_and_labels.classified(Data(source=str(path)), Place(str(path), "train"))[0])
 
 
 def pairs(path: Path) -> None:
-    exhaust(sources.pairs(Data(source=str(path)), Place(str(path), "train")))
+    exhaust(pairs_and_labels.pairs(Data(source=str(path)), Place(str(path), "train")))
 
 
 def pictures(path: Path) -> None:

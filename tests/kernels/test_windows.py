@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.windows import windowed
+from signalprop.prediction import WINDOWS
 from signalprop.theory.attention_rows import Band
 
 T = 13
@@ -79,6 +82,16 @@ def test_layers_with_windows_and_without_positions(kind: str) -> None:
     assert (off(table) < (0.1, 0.1)).all()
     assert (off(table, "moments") < 0.45).all()
     assert off(sp.scheme("xavier")(a.replace(settings={"attention": {"window": 0}})))[0] > 0.15
+
+
+def test_windows_in_every_layer_and_scores_of_order_one_are_said() -> None:
+    def said(window: Any, **fields: Any) -> bool:
+        a = sp.Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, seq_len=20, vocab_size=50, **fields,
+                            settings={"attention": {"window": window}})  # fmt: skip
+        return WINDOWS in sp.predict(sp.scheme("fixed", std=0.02)(a), fidelity="kernel").notes
+
+    assert said(4, qk_norm=True)
+    assert not said((4, 0), qk_norm=True) and not said(4) and not said(20, qk_norm=True)
 
 
 def test_moments_say_what_they_leave_out_and_shapes_have_no_window() -> None:

@@ -205,9 +205,11 @@ def _refuse_multipliers(attached: Attached) -> None:
 def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
     """The table with a model's own fixed multipliers as factors on the scheme's, where the model stays as it is."""
     own = np.array([own_multipliers(row.item) for row in attached.rows])
-    if (own == 1).all():
+    factor = attached.mapping.architecture.head_scale
+    if (own == 1).all() and factor == 1:
         return table
-    return replace(table, skip=table.skip * own[:, 0], branch=table.branch * own[:, 1])
+    head = table.head.model_copy(update={"scale": table.head.scale * factor})
+    return replace(table, skip=table.skip * own[:, 0], branch=table.branch * own[:, 1], head=head)
 
 
 def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> Any:
