@@ -68,7 +68,7 @@ def predict(
       signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48,192 --plot depths.png
     """
     from signalprop.data.batches import default_batch, default_statistics
-    from signalprop.prediction import check_fidelity
+    from signalprop.prediction import check_fidelity, expected_seconds
     from signalprop.prediction import predict as predicted
 
     output.check_outputs(json_file, plot)
@@ -97,6 +97,12 @@ def predict(
         if text is not None:
             inputs = default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
         if chosen != "simulate":
+            seconds = expected_seconds(p, inputs or default_statistics(a), chosen)
+            if seconds > _LONG:
+                output.note(
+                    f"following every pair of {a.seq_len:,} tokens takes about {seconds:.0f} s; fewer tokens "
+                    "(--seq-len) take less, and --fidelity moments, which averages over positions, milliseconds"
+                )
             return predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
         given = inputs or default_statistics(a)
         profile = _simulated(p, given, seeds, seed, batch_size, not no_gradient, opt.usable(device))
