@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,15 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     everything = command("predict", "tgs", "--layers", "48", "--all", "--no-gradient").out.splitlines()
     assert [line.split()[0] for line in everything[7:55]] == [str(layer) for layer in range(48)]
     assert not any("grad" in line for line in everything)
+
+
+def test_long_predictions_say_beforehand_how_long(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("signalprop.cli.predict"), "_LONG", 0.004)
+    short = ("predict", "gpt2", "--layers", "1", "--scheme", "deepnorm", "--seq-len")
+    assert command(*short, "64").err == ""
+    assert "following every pair of 128 tokens takes about 0 s" in command(*short, "128").err
+    assert command(*short, "128", "--fidelity", "moments").err == ""
+    assert command("predict", "gpt2", "--layers", "1").err == ""  # on a grid
 
 
 def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) -> None:

@@ -166,6 +166,11 @@ def deliver(
         raise done.reader_left
 
 
+def note(line: str) -> None:
+    """A line on stderr, beside what the command prints."""
+    print(f"signalprop: {as_line(line)}", file=sys.stderr)
+
+
 def _list(written: Sequence[tuple[str, str | Path]]) -> None:
     for label, path in written:
         echo(f"{label:<20}{path}")

@@ -14,6 +14,8 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 from signalprop.errors import InputError
 
+_LONG = 3  # seconds from which a prediction says beforehand how long it takes
+
 if TYPE_CHECKING:
     from signalprop.network.inputs import InputStatistics
     from signalprop.network.parametrization import Parametrization
