@@ -15,7 +15,7 @@ demo: $(VENV)/demo.stamp
 
 # A test uses one thread, so the suite takes as many processes as there are cores (four at most: each imports PyTorch).
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow

@@ -161,7 +161,7 @@ ALLOWED = {
     ("signalprop_lab/reproductions/pictures.py", "Image.open"): 1,  # from memory
     ("signalprop_lab/training/callbacks.py", "open"): 1,  # written to
     ("signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
-    ("signalprop_lab/training/recipe.py", "read_text"): 1,  # of the package
+    ("signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package
 }
 READ = {"open", "read_text", "read_bytes"}
 

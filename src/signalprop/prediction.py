@@ -96,12 +96,18 @@ _PER_PAIR = 3.5e-7  # seconds that a pair of tokens takes in a sublayer, on one 
 
 
 def expected_seconds(p: Parametrization, inputs: InputStatistics, fidelity: Fidelity) -> float:
-    """Seconds that a prediction takes where it follows every pair of tokens; 0 where it does not, or simulates."""
+    """Seconds that a prediction takes where it follows every pair of tokens; 0 where it does not, or simulates.
+
+    Raises:
+        InputError: it would not fit into memory.
+    """
     from signalprop.kernels.grid import grid_for
+    from signalprop.kernels.tokens import check_fits_of
 
     chosen = cheapest(p, inputs)[0] if fidelity == "auto" else fidelity
     if chosen != "kernel" or (fidelity == "auto" and grid_for(p, inputs) is not None):
         return 0.0
+    check_fits_of(p)
     return _PER_PAIR * p.n_sublayers * max(p.architecture.seq_len, p.architecture.target_len or 0) ** 2
 
 

@@ -235,6 +235,7 @@ def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Pat
     assert (tmp_path / "m" / "signalprop.json").is_file()
 
 
+@pytest.mark.slow
 def test_as_processes(hf_directories: Path, tmp_path: Path) -> None:
     """The commands as a user runs them, in a folder with relative names."""
     shutil.copytree(hf_directories / "gpt2", tmp_path / "my-model")

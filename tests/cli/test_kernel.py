@@ -155,7 +155,7 @@ def test_tables_pictures_and_matrices(command: Command, tmp_path: Path) -> None:
         (["gpt2 xavier more"], "'ARCH [SCHEME] [KEY=VALUE ...]'"),
         (["norm=post gpt2"], "'ARCH [SCHEME] [KEY=VALUE ...]'"),
         (["gpt2 'xavier"], "'ARCH [SCHEME] [KEY=VALUE ...]'"),
-        (["gpt2 xavier wings=2"], "no field 'wings'"),
+        (["gpt2 xavier wings=2"], "unknown architecture field 'wings'"),
         (["gpt2", "--scheme", "xavier post"], "two names"),
         (["gallery", "--d-model", "64"], "not d_model"),
         (["t5-small"], "encoder-decoder"),

@@ -238,6 +238,7 @@ class TestSpeech:
         np.save(tmp_path / "one.npy", frames[0])
         assert load_frames(tmp_path / "one.npy").shape == (1, 24, 9)
 
+    @pytest.mark.slow
     def test_files_that_hold_something_else(self, tmp_path: Path) -> None:
         (tmp_path / "text.npy").write_text("no numbers", encoding="utf-8")
         np.save(tmp_path / "words.npy", np.array([["a", "b"]]))

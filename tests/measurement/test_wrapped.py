@@ -49,7 +49,9 @@ def worst(one: Any, other: Any) -> float:
 
 
 class TestAdapters:
-    @pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "vit"])
+    @pytest.mark.parametrize(
+        "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "t5", "vit"))]
+    )
     def test_fresh_ones_change_no_number(self, family: str) -> None:
         model = vanilla(family, 2).eval()
         wrapped, batch = adapted(model, family == "gpt2"), batch_for(model)

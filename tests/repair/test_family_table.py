@@ -159,6 +159,7 @@ def test_the_page_says_what_is() -> None:
     assert PAGE.read_text() == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models(NAMES))
 def test_a_gauge_scheme_on_every_family(name: str) -> None:
     with double_norms():
@@ -173,6 +174,7 @@ def test_a_gauge_scheme_on_every_family(name: str) -> None:
     assert words == "=" or float(words) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models(name for name in NAMES if name not in POST_NORM))
 def test_a_rewired_scheme_on_every_family(name: str) -> None:
     with double_norms():

@@ -212,6 +212,7 @@ class TestCopies:
         other.load_state_dict(state, strict=True)
         assert torch.equal(loss(other), loss(model))
 
+    @pytest.mark.slow
     def test_whole_modules_load_in_another_process(self, tmp_path: Path) -> None:
         expected = {}
         for family, scheme in CELLS:

@@ -212,6 +212,7 @@ def test_masks_of_numbers() -> None:
 # --- what else happens to models -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_copies_and_other_processes(tmp_path: Path) -> None:
     models = [shaped("gpt2", "e-spa", repeats=0.2), shaped("bert", "u-spa"), shaped("gpt2", "value-skipinit")]
     expected = [model(input_ids=IDS).logits for model in models]
@@ -404,6 +405,7 @@ COMPILED = [("gpt2", "u-spa", {}), ("gpt2", "e-spa", {"attention_skip": 0.2}), (
 class TestCompiled:
     """No more graphs or breaks than the vanilla model, whatever differs between layers."""
 
+    @pytest.mark.slow
     def test_e_spa(self) -> None:
         compiles_as_the_vanilla_model("llama", "e-spa", repeats=0.2, norm=True)
 

@@ -133,7 +133,14 @@ def brief(cache: Path, *more: str) -> list[str]:
     return [f"data.cache={cache}", *cadence, *budget, *more]
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "lora-small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("gpt-small", "vit-small", "translation-small") else pytest.param(name, marks=pytest.mark.slow)
+        for name in SMALL
+        if name != "lora-small"
+    ],
+)
 def test_small_recipes_train(name: str, cache: Path, tmp_path: Path) -> None:
     recipe = load_recipe(name)
     more = []

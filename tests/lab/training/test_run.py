@@ -72,7 +72,14 @@ def test_a_run_by_muon_goes_on_where_it_was(tmp_path: Path, scheme: tuple[str, .
     whole = run(tmp_path / "whole", "budget.steps=4", *muon)
     run(tmp_path / "run", "budget.steps=2", *muon)
     assert run(tmp_path / "run", "budget.steps=4", *muon, resume=True).eval_loss == whole.eval_loss
-    assert whole.eval_loss != run(tmp_path / "other", "budget.steps=4", *muon, "optimizer.rest_rate=2e-3").eval_loss
+
+
+def test_the_rest_has_a_rate_of_its_own_beside_muon(tmp_path: Path) -> None:
+    losses = {
+        run(tmp_path / rate, "budget.steps=2", "optimizer.name=muon", f"optimizer.rest_rate={rate}").eval_loss
+        for rate in ("1e-3", "2e-3")
+    }
+    assert len(losses) == 2
 
 
 def test_a_rate_beside_muon_needs_muon() -> None:

@@ -271,6 +271,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on(written, tmp_path, lines) -> None:
     path, out = written(**SMALL), tmp_path / "out"
     for n_runs in (1, 3):
