@@ -25,6 +25,15 @@ PREDICTIONS, ROWS = FOLDER / "role-predictions.json", FOLDER / "role-rows.json"
 NAMES = ("xavier", "deepscalelm", "gpt2", "lns", "stable-resnet", "takase", "deepnorm", "admin")
 DEPTHS, WIDTH, SEEDS = (6, 24), 64, (12, 13)
 
+LEAD = """\
+## Whose weights move it
+
+The change when one role's weights alone take Adam's first step, over the sum of these over the roles: predicted,
+measured (mean of {seeds} seeds; width {width}; the [predictions](first-steps/role-predictions.json) were
+committed before the seeds were run). The {number} shares are off by a factor {median:.2f} (median), {worst:.2f} at most;
+{near:.0%} are within 1.25. `signalprop frontier` prints them, and the factors on the roles' learning rates that
+would make them even: queries and keys move a fresh network's function least by far."""
+
 
 def shares(alone: dict[str, float]) -> dict[str, float]:
     """What each role moves alone, over the sum."""
@@ -89,13 +98,8 @@ def section() -> str:
             row.append(f"{share:.1%}, {seen:.1%}")
         lines.append(row)
     off = np.exp(ratios)
-    lead = (
-        "## Whose weights move it\n\n"
-        "The change when one role's weights alone take Adam's first step, over the sum of these over the roles: predicted,\n"
-        f"measured (mean of {len(SEEDS)} seeds; decoders of width {WIDTH}; the [predictions](first-steps/role-predictions.json) were\n"
-        f"committed before the seeds were run). The {len(off)} shares are off by a factor {np.median(off):.2f} (median), {off.max():.2f} at most;\n"
-        f"{np.mean(off < 1.25):.0%} are within 1.25. `signalprop frontier` prints them, and the factors on the roles' learning rates that\n"
-        "would make them even: queries and keys move a fresh network's function least by far."
+    lead = LEAD.format(
+        seeds=len(SEEDS), width=WIDTH, number=len(off), median=np.median(off), worst=off.max(), near=np.mean(off < 1.25)
     )
     roles = list(read_json(PREDICTIONS)["cells"][0]["shares"])
     return lead + "\n\n" + table(["scheme", "norm", "layers", *roles], lines)

@@ -32,7 +32,8 @@ class Cell:
     Attributes:
         change: of the last stream by the first step, relative to the stream, per unit of learning rate.
         rate: the learning rate at which that is the change asked for.
-        shares: the change if one role's weights alone took the step, over the sum of these over the roles.
+        shares: the change if one role's weights alone took the step, over the sum of these over the roles;
+            of Adam alone, which is the optimizer that they were measured for.
     """
 
     scheme: str
@@ -157,7 +158,7 @@ def _cell(p: Parametrization, inputs: InputStatistics, optimizer: StepOptimizer,
     if not 0 < size < math.inf:
         raise InputError(f"the first step of {p.scheme} with {a.n_layers} layers changes nothing that is predicted")
     placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
-    alone = {role: moved for role, moved in step.roles.items() if moved > 0}
+    alone = {role: moved for role, moved in step.roles.items() if moved > 0 and optimizer == "adam"}
     shares = {role: moved / sum(alone.values()) for role, moved in alone.items()}
     return Cell(p.scheme, placement, a.n_layers, a.d_model, size, change / size, shares)
 
