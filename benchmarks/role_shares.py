@@ -30,7 +30,7 @@ LEAD = """\
 
 The change when one role's weights alone take Adam's first step, over the sum of these over the roles: predicted,
 measured (mean of {seeds} seeds; width {width}; the [predictions](first-steps/role-predictions.json) were
-committed before the seeds were run). The {number} shares are off by a factor {median:.2f} (median), {worst:.2f} at most;
+committed before the runs). The {number} shares are off by a factor {median:.2f} (median), {worst:.2f} at most;
 {near:.0%} are within 1.25. `signalprop frontier` prints them, and the factors on the roles' learning rates that
 would make them even: queries and keys move a fresh network's function least by far."""
 
