@@ -182,7 +182,7 @@ def picture(found: list[dict[str, Any]]) -> None:
 
 def write_page() -> None:
     """The page and its picture, from the stored predictions and rows."""
-    from benchmarks import early_edge  # which takes its networks from here
+    from benchmarks import early_edge, role_shares  # which take their networks from here
 
     found = pairs()
     constants = ", ".join(f"{name} {value}" for name, value in read_json(PREDICTIONS)["constants"].items())
@@ -197,7 +197,7 @@ def write_page() -> None:
             _cells(found),
             _carried(found),
         ]
-    parts.append(early_edge.section())
+    parts += [role_shares.section(), early_edge.section()]
     early_edge.picture()
     write_text(PAGE, "\n\n".join(part.strip() for part in parts if part) + "\n")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.first_steps import OPTIMIZERS, network, pairs
+from benchmarks.first_steps import OPTIMIZERS, network, pairs, table_of
+from benchmarks.role_shares import ROWS, WIDTH
 
 import signalprop as sp
 from signalprop.cli import run
 from signalprop.errors import InputError
+from signalprop.files.storage import read_json
 from signalprop.frontier import Frontier, frontier
 from signalprop.theory.first_step import CONSTANTS, TESTED
 
@@ -53,6 +56,27 @@ def test_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert len([line for line in out.splitlines() if " 64 " in line]) == 4
     assert "xavier, pre: rate ~ layers^" in out and "SGD failed" in out
     assert "xavier, pre" in picture.read_text() and "2 layers" not in picture.read_text()
+
+
+def test_rates_that_make_roles_even() -> None:
+    """With the factors on learning rates, every role moves the stream as far as any other."""
+    table = sp.scheme("gpt2")(network(2, 64, "pre"))
+    found = frontier([table]).cells[0]
+    assert sum(found.shares.values()) == pytest.approx(1) and found.shares["down"] > 0.3
+    rates = {role: rate * found.even_rates.get(role, 1.0) for role, rate in table.learning_rates.items()}
+    even = frontier([replace(table, learning_rates=rates)]).cells[0].shares
+    assert "gpt2, pre, 2 layers: moved by query 0%, key 0%, value 17%, output 33%" in frontier([table]).table()
+    assert "moved by" not in frontier([table], optimizer="sgd").table()
+    assert list(even.values()) == pytest.approx([1 / 6] * 6, rel=1e-6)
+
+
+def test_shares_are_those_of_a_real_step() -> None:
+    """Of the stored rows, which were measured after the predictions: the page's median and its worst."""
+    measured = {(r["scheme"], r["layers"]): r["shares"] for r in read_json(ROWS)["rows"]}
+    table, inputs = table_of("takase", 6, WIDTH)
+    found = frontier([table], inputs=inputs, sequences=12).cells[0].shares
+    for role, share in measured["takase", 6].items():
+        assert abs(np.log(found[role] / share)) < np.log(1.25) or share < 0.01
 
 
 def test_what_is_refused() -> None:

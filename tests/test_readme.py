@@ -341,7 +341,7 @@ def test_the_demo_prints_what_the_readme_shows(
 WRITTEN = {
     "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
     "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
-    "questions", "fresh-families", "expert-load", "first-steps", "several-streams", "fitted",
+    "questions", "fresh-families", "expert-load", "first-steps", "found-scheme", "several-streams", "fitted",
 }  # fmt: skip
 
 

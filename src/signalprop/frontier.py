@@ -7,7 +7,7 @@ Xavier networks; `docs/first-steps.md` holds it against real steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -32,6 +32,8 @@ class Cell:
     Attributes:
         change: of the last stream by the first step, relative to the stream, per unit of learning rate.
         rate: the learning rate at which that is the change asked for.
+        shares: the change if one role's weights alone took the step, over the sum of these over the roles;
+            of Adam alone, which is the optimizer that they were measured for.
     """
 
     scheme: str
@@ -40,6 +42,16 @@ class Cell:
     width: int
     change: float
     rate: float
+    shares: Mapping[str, float]
+
+    @property
+    def even_rates(self) -> dict[str, float]:
+        """Factors on the roles' learning rates, of geometric mean 1, with which all would have the same share."""
+        if not self.shares:
+            return {}
+        logs = {role: math.log(share) for role, share in self.shares.items()}
+        middle = sum(logs.values()) / len(logs)
+        return {role: math.exp(middle - log) for role, log in logs.items()}
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ class Frontier:
         )
 
     def table(self) -> str:
-        """A row for every network, then how the rate goes with depth and width, as text."""
+        """A row for every network, then how the rate goes with depth and width and whose weights move, as text."""
         header = ["scheme", "norm", "layers", "width", "change per unit rate", f"rate for {self.change:g}"]
         rows = [[c.scheme, c.norm, str(c.layers), str(c.width), number(c.change), number(c.rate)] for c in self.cells]
         lines = [text_table(header, rows)]
@@ -86,6 +98,10 @@ class Frontier:
             if powers:
                 goes = " x ".join(f"{name}^{power:.2f}" for name, power in powers)
                 lines.append(f"{e.scheme}, {e.norm}: rate ~ {goes}")
+        for c in {(c.scheme, c.norm): c for c in self.cells if c.shares}.values():
+            moved = ", ".join(f"{role} {share:.0%}" for role, share in c.shares.items())
+            even = ", ".join(f"{role} {rate:.2g}" for role, rate in c.even_rates.items())
+            lines.append(f"{c.scheme}, {c.norm}, {c.layers} layers: moved by {moved}; even with rates times {even}")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -142,7 +158,9 @@ def _cell(p: Parametrization, inputs: InputStatistics, optimizer: StepOptimizer,
     if not 0 < size < math.inf:
         raise InputError(f"the first step of {p.scheme} with {a.n_layers} layers changes nothing that is predicted")
     placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
-    return Cell(p.scheme, placement, a.n_layers, a.d_model, size, change / size)
+    alone = {role: moved for role, moved in step.roles.items() if moved > 0 and optimizer == "adam"}
+    shares = {role: moved / sum(alone.values()) for role, moved in alone.items()}
+    return Cell(p.scheme, placement, a.n_layers, a.d_model, size, change / size, shares)
 
 
 def _exponents(cells: Sequence[Cell]) -> Exponents:

@@ -176,8 +176,8 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
 
 
 def _is_smooth(kernel: Any, p: Parametrization) -> bool:
-    """Whether a kind of sublayer can be followed on a grid: it has `on_grid`, and no window ends between positions."""
-    return hasattr(kernel, "on_grid") and (not hasattr(kernel, "has_window") or not kernel.has_window(p))
+    """Whether a kind of sublayer can be followed on a grid: it has `on_grid`, and no need of all positions."""
+    return hasattr(kernel, "on_grid") and not (hasattr(kernel, "needs_all_positions") and kernel.needs_all_positions(p))
 
 
 @dataclass(frozen=True)
@@ -233,11 +233,13 @@ class GridAttention(TokenAttention):
         double = averaged @ seen.T + np.where(self._seen, single, single[:, None])
         return (averaged + e) / n[:, None], double / np.multiply.outer(n, n)
 
-    def _different_queries(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _different_queries(
+        self, gradient: FloatArray, value: int = 1, scores: int = 1
+    ) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
         e = self.own - np.diagonal(self.kernel)
         apart = self.grid.seen @ self.kernel / self.grid.n[:, None]  # M S of keys that a row does not see
-        h = gradient * self._bracket_weight
+        h = gradient * sum(self._bracket_weights)
         met = np.diagonal(h)
 
         def both(values: FloatArray) -> FloatArray:

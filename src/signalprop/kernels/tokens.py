@@ -315,6 +315,7 @@ def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Colum
         gradient: at the last stream. across: kernel of what a post-norm there sends back.
     """
     stack, memory = ahead.stack, list[State]()
+    stack.to_first = None
 
     def seen(point: str, i: int, gradient: State) -> None:
         columns.put(point, i, gradient)

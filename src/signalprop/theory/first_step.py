@@ -6,6 +6,7 @@ of one role's weights, so that a kind of sublayer needs nothing beyond its momen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -41,17 +42,20 @@ class FirstStep:
         change: root mean square over tokens and features.
         aligned: what each sublayer's weights add along the gradient, (sublayers,); these add up.
         scattered: what else each adds, (sublayers,); of these the squares add up.
+        roles: the change if one role's weights alone took the step.
     """
 
     change: float
     aligned: FloatArray
     scattered: FloatArray
+    roles: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class _Moves:
     """Variance of a branch's change, per unit of squared size of one role's update, (sublayers,) each."""
 
+    role: str
     variance: FloatArray
     covariance: FloatArray
     fan_in: int
@@ -83,6 +87,7 @@ def step_of(
     shared = profile.gradient["branch"].token_correlation
     scale = _top(p, size) * size / tokens**2 if optimizer == "sgd" else 1.0  # absolute gradient per token at the sum
     aligned, scattered = np.zeros(p.n_sublayers), np.zeros(p.n_sublayers)
+    roles: dict[str, float] = {}
     for move in _moves(p, profile):
         common = np.divide(
             move.covariance, move.variance, out=np.zeros_like(move.variance), where=move.variance > 0
@@ -103,11 +108,14 @@ def step_of(
             one, rest = move.fan_in * sign * along, np.ones_like(along)
         reached = onto_last * to_sum * rate2 * move.variance
         moved = to_sum > 0  # weights behind a multiplier of 0 have gradient 0
-        aligned += np.where(moved, np.sqrt(reached * one), 0.0)
-        scattered += np.where(moved, reached * rest, 0.0)
+        adds, adds_squares = np.where(moved, np.sqrt(reached * one), 0.0), np.where(moved, reached * rest, 0.0)
+        if move.matrix:
+            roles[move.role] = float(np.sqrt(adds.sum() ** 2 + adds_squares.sum()))
+        aligned += adds
+        scattered += adds_squares
     scattered += _scalars(p, profile, onto_last, optimizer, scale, tokens)
     total = aligned.sum() ** 2 + scattered.sum()
-    return FirstStep(float(np.sqrt(total)), aligned, np.sqrt(scattered))
+    return FirstStep(float(np.sqrt(total)), aligned, np.sqrt(scattered), roles)
 
 
 def _refuse(p: Parametrization, profile: Profile, optimizer: str) -> None:
@@ -140,7 +148,7 @@ def _moves(p: Parametrization, profile: Profile) -> list[_Moves]:
                 np.where(where, (x - y) / step, 0.0).clip(0) for x, y in zip(made_of(moved, met), before, strict=True)
             ]
             rate = p.learning_rates[role if group == "weight" else "vectors"]
-            out.append(_Moves(change[0], change[1], fan, fan_out, rate, group == "weight"))
+            out.append(_Moves(role, change[0], change[1], fan, fan_out, rate, group == "weight"))
     return out
 
 

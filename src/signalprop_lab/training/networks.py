@@ -13,7 +13,7 @@ from signalprop.attachment.families import mapping_for
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, require, unknown
 from signalprop.files import checkpoint_loading
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
@@ -201,6 +201,11 @@ def _table(model: Model, architecture: Architecture, statistics: InputStatistics
     if model.weights is not None:
         other = scheme_of(model.weights)(architecture, statistics)
         table = replace(table, weights=other.weights, biases=other.biases, distribution=other.distribution)
+    present = [role for role, std in table.weights.items() if (std > 0).any()]
+    for role, factor in model.rates.items():
+        if role not in present:
+            raise unknown("role of model.rates", role, present)
+        table = replace(table, learning_rates={**table.learning_rates, role: table.learning_rates[role] * factor})
     return table
 
 

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -53,7 +53,8 @@ class Model(Value):
         options: of the scheme.
         ends: the scheme whose embeddings and head are taken in place of the scheme's own, so that methods can be
             compared at one embedding scale. weights: likewise the scheme whose initial weights are taken, so that
-            initialisation and multipliers can be told apart. Both for `architecture`.
+            initialisation and multipliers can be told apart. rates: factors on the learning rates of roles' weights,
+            beside the scheme's own, such as those that `signalprop frontier` calls even. All three for `architecture`.
         lora: adapters instead of full training.
     """
 
@@ -64,6 +65,7 @@ class Model(Value):
     options: dict[str, Any] = Field(default_factory=dict)
     ends: str | None = None
     weights: str | None = None
+    rates: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     lora: LoRA | None = None
 
     @model_validator(mode="after")
@@ -75,8 +77,8 @@ class Model(Value):
             )
         if self.architecture is not None and self.scheme is None:
             raise ValueError("a network that signalprop builds needs a scheme; see `signalprop schemes`")
-        if (self.ends or self.weights) and self.architecture is None:
-            raise ValueError("ends and weights belong to a network that signalprop builds, by architecture")
+        if (self.ends or self.weights or self.rates) and self.architecture is None:
+            raise ValueError("ends, weights and rates belong to a network that signalprop builds, by architecture")
         if self.options and self.scheme is None:
             raise ValueError("there are options, but no scheme that they belong to")
         if self.huggingface is not None and "model_type" not in self.huggingface:

@@ -11,11 +11,13 @@ from torch import nn
 
 from signalprop.cli import run as run_command
 from signalprop.errors import InputError
+from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.optimizers import make_optimizer
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Schedule, load_recipe
 from signalprop_lab.training.result import Result
 from signalprop_lab.training.run import train
+from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.trainer import rate_factor
 
 SMALL = ("model.architecture.n_layers=1", "schedule.kind=constant", "schedule.final=0", "schedule.warmup=1",
@@ -139,3 +141,14 @@ def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -
 def test_wikipedia_has_no_split_to_validate_on() -> None:
     for name in ("bert-12x768", "bert-48x384"):
         assert load_recipe(name).data.validation == 0.1
+
+
+def test_factors_on_the_rates_of_roles() -> None:
+    """`model.rates` multiplies the learning rates of one role's weights; an unknown role is named."""
+    recipe = load_recipe("bytes-decoder", ["model.architecture.n_layers=1", "model.rates={down: 0.5}"])
+    prepared = prepare(recipe)
+    groups = network_of(recipe, prepared).groups(recipe)
+    rates = {p.shape: group["lr"] / recipe.optimizer.learning_rate for group in groups for p in group["params"]}
+    assert rates[torch.Size([64, 256])] == 0.5 and rates[torch.Size([64, 64])] == 1.0
+    with pytest.raises(InputError, match=r"unknown role of model.rates 'dwon'; did you mean down\?"):
+        network_of(load_recipe("bytes-decoder", ["model.rates={dwon: 0.5}"]), prepared)
