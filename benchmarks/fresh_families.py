@@ -32,6 +32,20 @@ WINDOW = TOKENS // 4  # of layers that have one
 OWN = {
     "mamba2": {"num_heads": 2 * WIDTH // 64},  # of twice the width
     "bamba": {"mamba_n_heads": 2 * WIDTH // 64, "mamba_d_state": 64, "attn_layer_indices": [5, 11]},
+    "granitemoehybrid": {
+        "mamba_n_heads": 2 * WIDTH // 64,
+        "mamba_d_state": 64,
+        "shared_intermediate_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 5 + ["attention"],
+    },
+    "granitemoeshared": {"shared_intermediate_size": WIDTH, "intermediate_size": WIDTH},
+    "nemotron_h": {
+        "mamba_num_heads": 2 * WIDTH // 64,
+        "ssm_state_size": 64,
+        "moe_shared_expert_intermediate_size": WIDTH,
+        "layers_block_type": ["mamba", "mlp", "mamba", "moe", "attention", "mlp"] * (LAYERS // 6),
+    },
     "falcon_h1": {  # the factors are those of Falcon-H1-0.5B, rounded, but for smaller ones on the two branches
         "mamba_n_heads": 8,
         "mamba_d_ssm": 2 * WIDTH,

@@ -32,6 +32,13 @@ _MOE = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok
 MODELS: dict[str, dict[str, Any]] = {
     "granite_swa": {**_GRANITE, "sliding_window": 8, "layer_rope_theta": [0, 1e4, 1e4], "initializer_range": 0.1},
     "granitemoe": {**_GRANITE, "num_local_experts": 4, "initializer_range": 0.1},
+    "granitemoeshared": {
+        **_GRANITE, "num_local_experts": 4, "initializer_range": 0.1, "shared_intermediate_size": 48,
+    },
+    "granitemoehybrid": {
+        **_GRANITE, "num_local_experts": 4, "initializer_range": 0.1, "shared_intermediate_size": 48,
+        "mamba_n_heads": 8, "mamba_d_state": 16, "layer_types": ["mamba", "attention", "mamba"],
+    },
     "deepseek_v2": {**_LATENT, **_MOE, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
     "glm_moe_dsa": {**_LATENT, **_MOE, "index_head_dim": 8, "index_n_heads": 2},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 16, "sliding_window": 8, "intermediate_size": 64},
