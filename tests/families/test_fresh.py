@@ -42,6 +42,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_LATENT, **_MOE, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
     "glm_moe_dsa": {**_LATENT, **_MOE, "index_head_dim": 8, "index_n_heads": 2},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 16, "sliding_window": 8, "intermediate_size": 64},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "mlp", "moe", "attention"], "mamba_num_heads": 8, "mamba_head_dim": 16,
+        "ssm_state_size": 16, "n_groups": 2, "n_routed_experts": 4, "moe_intermediate_size": 32, "head_dim": 16,
+        "moe_shared_expert_intermediate_size": 48, "initializer_range": 0.1,
+    },
     "falcon_h1": {
         "mamba_n_heads": 8, "mamba_d_ssm": 128, "mamba_d_state": 16, "embedding_multiplier": 3.0, "key_multiplier": 0.5,
         "lm_head_multiplier": 0.1, "attention_in_multiplier": 2.0, "attention_out_multiplier": 3.0,
@@ -58,10 +63,6 @@ def made(family: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def table_row(model: Any, word: int) -> torch.Tensor:
-    return next(p for name, p in model.named_parameters() if name.endswith("embed_tokens.weight"))[word].detach()
-
-
 @pytest.mark.parametrize("family", MODELS)
 def test_a_fresh_model_is_what_its_configuration_says(family: str) -> None:
     torch.manual_seed(0)
@@ -75,14 +76,14 @@ def test_a_fresh_model_is_what_its_configuration_says(family: str) -> None:
     own = getattr(model.model.layers[0], "residual_scale", getattr(model.model.layers[0], "residual_multiplier", None))
     assert own is None or architecture.branch_scale == pytest.approx(own)
     seen: list[torch.Tensor] = []
-    getattr(model.model, "norm", getattr(model.model, "final_layernorm", None)).register_forward_hook(
-        lambda module, given, out: seen.append(out)
-    )
+    norm: Any = attach(model, mapping_of(model)).ends.final_norm
+    norm.register_forward_hook(lambda module, given, out: seen.append(out))
     model.model.layers[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     with torch.no_grad():
         logits = model(torch.tensor([[5, 6]])).logits
     entered, left = seen
-    torch.testing.assert_close(entered[0, 0], table_row(model, 5) * architecture.embedding_scale)
+    row = model.get_input_embeddings().weight[5].detach()
+    torch.testing.assert_close(entered[0, 0], row * architecture.embedding_scale)
     torch.testing.assert_close(logits, model.lm_head(left) * architecture.head_scale)
 
 
@@ -102,7 +103,7 @@ def test_every_factor_of_falcon_h1_reaches_its_branch() -> None:
         assert ratio == pytest.approx(1, rel=0.35)
 
 
-@pytest.mark.parametrize("family", ["granitemoe", "minicpm3"])
+@pytest.mark.parametrize("family", ["granitemoe", "granitemoehybrid", "minicpm3"])
 def test_factors_stay_where_a_scheme_leaves_the_model_as_it_is(family: str) -> None:
     model, words = made(family), torch.arange(5, 17)[None]
     before = model(words).logits
