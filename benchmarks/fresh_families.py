@@ -32,6 +32,19 @@ WINDOW = TOKENS // 4  # of layers that have one
 OWN = {
     "mamba2": {"num_heads": 2 * WIDTH // 64},  # of twice the width
     "bamba": {"mamba_n_heads": 2 * WIDTH // 64, "mamba_d_state": 64, "attn_layer_indices": [5, 11]},
+    "falcon_h1": {  # the factors are those of Falcon-H1-0.5B, rounded, but for smaller ones on the two branches
+        "mamba_n_heads": 8,
+        "mamba_d_ssm": 2 * WIDTH,
+        "mamba_d_state": 64,
+        "embedding_multiplier": 5.7,
+        "lm_head_multiplier": 0.02,
+        "key_multiplier": 0.4,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.24,
+        "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.35],
+        "mlp_multipliers": [0.9, 0.4],
+    },
 }
 SIZES = (
     ("hidden_size d_model n_embd", WIDTH),

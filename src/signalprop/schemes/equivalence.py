@@ -36,6 +36,7 @@ _IN_THE_TABLE = {
     "init_scale",
     "branch_scale",
     "head_scale",
+    "role_scale",
 }
 _ATTENTION: dict[str, tuple[str, ...]] = {
     "scores (query x key)": ("query", "key"),
