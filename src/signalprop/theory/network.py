@@ -71,7 +71,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
 
         ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
 
-    statistics = sensitivity_gain(p)
+    statistics: dict[str, Any] = {}
 
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
         ahead = ahead_of(part)
@@ -95,7 +95,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         },
         forward=forward,
         gradient=gradient,
-        statistics=statistics,
+        statistics=sensitivity_gain(p) | statistics,
     )
 
 
