@@ -40,6 +40,7 @@ OWN = {
         "intermediate_size": WIDTH,
         "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 5 + ["attention"],
     },
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
     "granitemoeshared": {"shared_intermediate_size": WIDTH, "intermediate_size": WIDTH},
     "nemotron_h": {
         "mamba_num_heads": 2 * WIDTH // 64,
