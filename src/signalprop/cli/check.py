@@ -72,6 +72,7 @@ def _directory(source: str, config_only: bool) -> Path:
     """
     from signalprop.errors import InputError, first_line
     from signalprop.files.checkpoint_loading import fetched
+    from signalprop.network.presets import preset_instead
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
@@ -82,4 +83,5 @@ def _directory(source: str, config_only: bool) -> Path:
         reason = first_line(error)
         raise InputError(
             f"there is no directory {source}, and no model of that name can be fetched: {reason}"
+            f"{preset_instead(source)}"
         ) from None

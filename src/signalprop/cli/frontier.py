@@ -32,7 +32,9 @@ def frontier(
     assignments: opt.Set = None,
     option: opt.SchemeOption = None,
     text: opt.Text = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="adam, sgd or muon.")] = "adam",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="adam (adamw: the same but for its decay), sgd or muon.")
+    ] = "adam",
     change: Annotated[
         float, typer.Option("--change", help="Change of the last stream, relative to it, that one step may make.")
     ] = 0.1,
@@ -69,7 +71,7 @@ def frontier(
         for d in wide
         for n in depths
     ]
-    known: Any = optimizer
+    known: Any = "adam" if optimizer == "adamw" else optimizer
     a = tables[0].architecture
     inputs = None if text is None else default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
     with output.progress("predicting") as step:
