@@ -11,8 +11,10 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 
+@opt.of_a_network("seq_len", "norm", "vocab_size")
 def frontier(
     arch: opt.Arch,
+    changed: opt.Changes,
     scheme: Annotated[
         str | None,
         typer.Option(
@@ -26,10 +28,6 @@ def frontier(
     widths: Annotated[
         str | None, typer.Option("--widths", metavar="N[,N...]", help="Widths of the residual stream.")
     ] = None,
-    seq_len: opt.SeqLen = None,
-    norm: opt.Norm = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
     option: opt.SchemeOption = None,
     text: opt.Text = None,
     optimizer: Annotated[
@@ -64,7 +62,6 @@ def frontier(
         raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, schemes))}")
     depths = opt.several_numbers(layers, "--layers", "a number of layers", "12, or 12,48") or []
     wide: Sequence[int | None] = opt.several_numbers(widths, "--widths", "a width", "256, or 256,1024") or [None]
-    changed = opt.changes(assignments, seq_len=seq_len, norm=norm, vocab_size=vocab_size)
     tables = [
         opt.parametrization(arch, changed | opt.changes(None, layers=n, d_model=d), name, option)
         for name in schemes
