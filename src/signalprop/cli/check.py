@@ -16,10 +16,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 def check(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A Hugging Face directory, or a name on the hub.")],
-    scheme: Annotated[
-        str,
-        typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization."),
-    ],
+    scheme: opt.WantedScheme,
     option: opt.SchemeOption = None,
     fresh: Annotated[
         bool,

@@ -15,15 +15,7 @@ from signalprop.cli import output
 def frontier(
     arch: opt.Arch,
     changed: opt.Changes,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            "--scheme",
-            metavar="NAME[,NAME...]",
-            autocompletion=opt.schemes_that_begin,
-            help="Initialisations, see `signalprop schemes` (default as of predict).",
-        ),
-    ] = None,
+    scheme: opt.SchemeNames = None,
     layers: Annotated[str, typer.Option("--layers", metavar="N[,N...]", help="Numbers of layers.")] = "6,12,24,48,96",
     widths: Annotated[
         str | None, typer.Option("--widths", metavar="N[,N...]", help="Widths of the residual stream.")

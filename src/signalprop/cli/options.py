@@ -64,6 +64,19 @@ SchemeName = Annotated[
         "for what has none, as tgs).",
     ),
 ]
+SchemeNames = Annotated[
+    str | None,
+    typer.Option(
+        "--scheme",
+        metavar="NAME[,NAME...]",
+        autocompletion=schemes_that_begin,
+        help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
+        "for what has none, as tgs); several give one table.",
+    ),
+]
+WantedScheme = Annotated[
+    str, typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization.")
+]
 SchemeOption = Annotated[
     list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the scheme, e.g. k=2 (repeatable).")
 ]

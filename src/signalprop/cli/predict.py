@@ -29,16 +29,7 @@ def predict(
     layers: Annotated[
         str | None, typer.Option("--layers", metavar="N[,N...]", help="Number of layers; several give one table.")
     ] = None,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            "--scheme",
-            metavar="NAME[,NAME...]",
-            autocompletion=opt.schemes_that_begin,
-            help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; "
-            "xavier for what has none, as tgs); several give one table.",
-        ),
-    ] = None,
+    scheme: opt.SchemeNames = None,
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
