@@ -109,3 +109,13 @@ def test_what_does_not_go_together() -> None:
         sp.build(_table(first_value=0.5, value_norm=True), seed=0)
     with pytest.raises(InputError, match="simulate"):
         sp.predict(table, fidelity="simulate")
+
+
+def test_a_grid_of_positions_is_all_of_them() -> None:
+    a = _table(own_value=0.5, first_value=2.0).architecture.replace(seq_len=240, n_layers=3)
+    grid, every = (sp.predict(sp.scheme("xavier")(a), _INPUTS, fidelity=fidelity) for fidelity in ("auto", "kernel"))
+    assert any("positions, interpolated" in note for note in grid.notes)
+    for way, at in (("forward", "stream_out"), ("gradient", "stream_in")):
+        one, other = (getattr(profile, way)[at] for profile in (grid, every))
+        assert one.log_variance == pytest.approx(other.log_variance, abs=1e-3)
+        assert one.token_correlation == pytest.approx(other.token_correlation, abs=1e-3)

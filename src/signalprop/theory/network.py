@@ -71,9 +71,12 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
 
         ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
 
+    statistics: dict[str, Any] = {}
+
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
         ahead = ahead_of(part)
         stream = ahead.run(starts)
+        statistics.update(ahead.statistics())
         if not backward:
             return ahead.series(), None
         top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
@@ -92,7 +95,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         },
         forward=forward,
         gradient=gradient,
-        statistics=sensitivity_gain(p),
+        statistics=sensitivity_gain(p) | statistics,
     )
 
 
@@ -263,6 +266,10 @@ class Ahead:
         seen["stream_in"][i], seen["r_in"][i], seen["mean_in"][i] = read
         seen["branch"][i], seen["r_branch"][i] = output
         seen["stream_out"][i], seen["r_out"][i], seen["mean_out"][i] = out
+
+    def statistics(self) -> dict[str, Any]:
+        """What a Profile has beside its series."""
+        return {}
 
     def columns(self, name: str) -> FloatArray:
         """A column of what was seen, (..., sublayers)."""
