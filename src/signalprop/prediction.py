@@ -20,7 +20,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.schemes.default import parametrized
-from signalprop.sublayers.attention.roles import has_window, settings_of, sights
+from signalprop.sublayers.attention.roles import adds_first_values, has_window, settings_of, sights
 
 if TYPE_CHECKING:
     from signalprop.kernels.grid import Grid
@@ -85,7 +85,8 @@ def predict(
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, statistics, profile, grid)
-    one = parametrization.architecture.streams is None and parametrization.skip.ndim == 1
+    a = parametrization.architecture
+    one = a.streams is None and not adds_first_values(a) and parametrization.skip.ndim == 1
     if backward and chosen != "simulate" and one and not _is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
     notes = (note, *(() if chosen == "simulate" else _left_out_of(parametrization, statistics, profile)))
@@ -401,7 +402,7 @@ def _scores(p: Parametrization) -> FloatArray:
     """Variance of the scores of every attention that reads a normed stream."""
     from signalprop.network.kinds import rows_where
     from signalprop.network.parametrization import PLACEMENTS
-    from signalprop.sublayers.attention.moments import score_variances
+    from signalprop.sublayers.attention.heads import score_variances
 
     raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
     scores: FloatArray = score_variances(p) * p.norm_output**4 * (p.attention_gain != 0)

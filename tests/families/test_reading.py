@@ -32,6 +32,8 @@ CONFIGS = {
     "data2vec-text": "Data2VecTextConfig", "mbart": "MBartConfig",
     "mixtral": "MixtralConfig", "olmoe": "OlmoeConfig", "qwen2_moe": "Qwen2MoeConfig", "qwen3_moe": "Qwen3MoeConfig",
     "lfm2": "Lfm2Config", "mamba2": "Mamba2Config", "bamba": "BambaConfig", "cohere": "CohereConfig",
+    "falcon_h1": "FalconH1Config", "granitemoeshared": "GraniteMoeSharedConfig", "nemotron_h": "NemotronHConfig",
+    "granitemoehybrid": "GraniteMoeHybridConfig",
     "cohere2": "Cohere2Config", "gemma2": "Gemma2Config", "glm": "GlmConfig", "glm4": "Glm4Config",
     "modernbert": "ModernBertConfig", "phi3": "Phi3Config",
     "glm4_moe": "Glm4MoeConfig", "dots1": "Dots1Config", "minimax_m2": "MiniMaxM2Config", "flex_olmo": "FlexOlmoConfig",

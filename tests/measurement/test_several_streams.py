@@ -39,6 +39,11 @@ def test_moments_are_means_over_streams(model: Any) -> None:
     assert seen[0].shape == (2, 8, 3, 32)
     expected = [float(x.detach().double().var(correction=0)) for x in seen[:2]]
     assert measured.forward["stream_out"].variance[1::2] == pytest.approx(expected, rel=1e-5)
+    between = measured.stream_covariance
+    assert between is not None and between.shape == (4, 3, 3)
+    streams = seen[0].detach().double().movedim(2, 0).reshape(3, -1) - float(seen[0].detach().double().mean())
+    shared = (streams @ streams.T).numpy()
+    assert between[1] == pytest.approx(3 * shared / np.trace(shared), rel=1e-5)
     assert measured.gradient is not None
     assert np.isfinite(measured.gradient["stream_in"].log_variance).all()
     assert any("means over them" in note for note in measured.notes)

@@ -58,21 +58,25 @@ def test_transformers_draw_what_the_scheme_says() -> None:
     assert sp.check(model, "huggingface").ok
 
 
-def test_predictions_against_networks() -> None:
-    """Two layers of width 128; 6 networks. Branches within 3 %, correlations within .02, gradients within 15 %."""
+@pytest.mark.parametrize(("normed", "rtol"), [(True, 0.03), (False, 0.15)])
+def test_predictions_against_networks(normed: bool, rtol: float) -> None:
+    """Two layers of width 128; 6 networks. Branches within 3 %, correlations within .02, gradients within 15 %.
+
+    Without a norm branches of 6 networks scatter by 5 %, and only kernels see that early tokens' are smaller.
+    """
     a = sp.Architecture(
         kind="decoder", n_layers=2, d_model=128, branches=("mamba2",), norm="rmsnorm", positions="none",
         vocab_size=500, seq_len=32, bias=False, tied_embeddings=False,
-        settings={"mamba2": {"n_heads": 8, "d_head": 32, "d_state": 32}},
+        settings={"mamba2": {"n_heads": 8, "d_head": 32, "d_state": 32, "normed": normed}},
     )  # fmt: skip
     table = sp.scheme("xavier")(a).with_columns(weight__scan_filter=0.4)
     ids = torch.randint(0, 500, (4, 32), generator=torch.Generator().manual_seed(0))
     batch = Batch(tokens=ids.numpy(), targets=ids.roll(-1, 1).numpy())
     measured = sp.average([sp.measure(sp.build(table, seed=seed), batch) for seed in range(6)])
-    for fidelity in ("moments", "kernel"):
+    for fidelity in ("moments", "kernel")[not normed :]:
         predicted = sp.predict(table, batch.statistics(a), fidelity=fidelity)
         here, there = predicted.forward["branch"], measured.forward["branch"]
-        np.testing.assert_allclose(here.variance, there.variance, rtol=0.03)
+        np.testing.assert_allclose(here.variance, there.variance, rtol=rtol)
         np.testing.assert_allclose(here.token_correlation, there.token_correlation, atol=0.02)
         assert predicted.gradient is not None and measured.gradient is not None
         ratio = predicted.gradient["stream_in"].variance / measured.gradient["stream_in"].variance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 import signalprop as sp
 from signalprop.cli import run
+from signalprop.models.transformer import surroundings
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 
@@ -105,6 +107,75 @@ def test_a_random_gauge_is_found_and_a_change_is_not_one(placement: Any, changes
     difference = sp.equivalent(changed, p).difference
     assert difference is not None and difference.where == "layer 1 attention"
     assert apart(changed, p) > 1e-4
+
+
+def attended(
+    p: Parametrization, read: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and their gradient at the token table, of a table's branches where each reads all outputs before it."""
+    model = sp.build(p, seed=0, dtype=torch.float64).eval()
+    assert model.decoder is not None and model.decoder.embedding.token is not None and model.head is not None
+    stack, ids = model.decoder, torch.arange(9)[None]
+    outputs = [stack.embedding(ids, None)]
+    around = surroundings(p.architecture, outputs[0], "decoder")
+    for sublayer in model.sublayers():
+        outputs.append(sublayer.branch(sublayer.norm(read(outputs)), around))
+    logits = model.head(stack.final_norm(read(outputs)))
+    return logits, torch.autograd.grad(logits.square().sum(), stack.embedding.token.weight)[0]
+
+
+def test_attention_residuals_start_as_pre_norm() -> None:
+    """Kimi's formula, written out: a softmax over normed outputs by a query of zeros, of the outputs themselves."""
+
+    def read(outputs: list[torch.Tensor]) -> torch.Tensor:
+        values = torch.stack(outputs, -2)
+        keys = values * values.square().mean(-1, keepdim=True).rsqrt()
+        scores = keys @ torch.zeros(32, dtype=torch.float64)
+        return (scores.softmax(-1)[..., None] * values).sum(-2)
+
+    plain = table("xavier")
+    k = 1.0 + np.arange(plain.n_sublayers)
+    mean = plain.with_columns(skip=k / (k + 1), branch=1 / (k + 1))
+    found = sp.equivalent(mean, plain)
+    assert found.same and not found.weights and found.stream == pytest.approx([1 / n for n in range(1, 8)])
+    mine, theirs = attended(plain, read), attended(plain, lambda outputs: torch.stack(outputs).sum(0))
+    assert torch.allclose(mine[0], theirs[0], rtol=1e-12, atol=1e-12)
+    assert torch.allclose(mine[1], theirs[1], rtol=1e-11, atol=1e-11)
+    assert torch.allclose(mine[0], logits(plain), rtol=1e-12, atol=1e-12)
+    small = table("gpt2", SMALL.replace(n_layers=12, norm_eps=1e-6))  # tables of 0.02: the mean is not above epsilon
+    one, other = attended(small, read)[0], logits(small)
+    assert (one - other).square().sum() > 0.01 * other.square().sum()
+
+
+def test_attention_residuals_of_normed_values_start_as_peri_ln() -> None:
+    """As in Inkling 2, with a block for every sublayer."""
+    a = SMALL.replace(norm="rmsnorm")
+    peri = sp.scheme("xavier")(a.replace(norm_placement="sandwich", embedding_norm=True))
+
+    def read(outputs: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(torch.stack(outputs), (32,), eps=0.0).mean(0)
+
+    mine = attended(table("xavier", a), read)[0]
+    assert torch.allclose(mine, logits(peri), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(mine, logits(table("xavier", a)), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("streams", "branch"),
+    [({"mixing": "hyper", "n": 3}, 1.0), ({"gate_scale": 0.0}, 1.0),
+     ({"mixing": "independent", "gate_std": 0.0, "write_bias": 1.0, "write_gain": 3.0}, 3 / (1 + np.exp(-1)))],
+)  # fmt: skip
+def test_streams_that_stay_equal_are_one(streams: dict[str, Any], branch: float) -> None:
+    many = table("xavier", SMALL.replace(streams=streams))
+    one = table("xavier").with_columns(branch=branch)
+    found = sp.equivalent(many, one)
+    assert found.same and "training parts them" in found.notes[0]
+    assert apart(many, one) < 2e-6
+    assert not sp.equivalent(many, one.with_columns(branch=1.1)).same
+    apart_by_gates = table(
+        "xavier", SMALL.replace(streams={**streams, "mixing": "mhc", "gate_std": 0.1, "gate_scale": 1.0})
+    )
+    assert "streams" in sp.equivalent(apart_by_gates, one).summary()
 
 
 def test_architectures_ends_and_notes() -> None:

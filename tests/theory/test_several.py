@@ -13,6 +13,8 @@ from signalprop.cli.options import changes
 from signalprop.errors import InputError
 from signalprop.models.connections import Gates
 from signalprop.network.several import Streams
+from signalprop.report.tables import profile_table
+from signalprop.results.between_streams import alike
 from signalprop.results.cost import count_parameters, train_flops
 from signalprop.theory.gates import gates_of
 
@@ -54,6 +56,12 @@ def test_against_random_networks(streams: dict[str, Any]) -> None:
     assert np.abs(back).max() < 0.1
     r = predicted.forward["stream_out"].token_correlation - measured.forward["stream_out"].token_correlation
     assert np.abs(r).max() < 0.03
+    mine, theirs = predicted.stream_covariance, measured.stream_covariance
+    assert mine is not None and theirs is not None
+    assert np.abs(mine - theirs).max() < 0.08  # of one stream's variance, which differs between six networks
+    assert np.abs(alike(mine) - alike(theirs)).max() < 0.012
+    averaged = sp.predict(table, INPUTS, fidelity="moments", backward=False).stream_covariance
+    assert averaged is not None and np.abs(alike(averaged) - alike(mine)).max() < 0.01
 
 
 def test_skips_from_the_input_by_hand() -> None:
@@ -63,6 +71,29 @@ def test_skips_from_the_input_by_hand() -> None:
     forward = sp.predict(table, INPUTS, fidelity="moments", backward=False).forward["stream_out"]
     carried = np.array([1.5, 1.5, 2.75, 2.75, 1.375, 1.375])  # of the input; the mean is with the input itself
     assert forward.variance == pytest.approx((carried**2 + 1) / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+def test_what_streams_share_by_hand(fidelity: Any) -> None:
+    table = sp.scheme("xavier")(network({"mixing": "input", "keep": 0.5, "add": (1.0, 2.0, 0.0)})).with_columns(
+        branch=0
+    )
+    profile = sp.predict(table, INPUTS, fidelity=fidelity)
+    found = profile.stream_covariance
+    assert found is not None
+    for row, size in zip(found, [1.5, 1.5, 2.75, 2.75, 1.375, 1.375], strict=True):  # of the input in the first
+        mean = (size**2 + 1) / 2
+        assert row == pytest.approx(np.array([[size**2, size], [size, 1.0]]) / mean, rel=1e-9)
+    assert alike(found) == pytest.approx(np.ones(6), rel=1e-9)
+    assert sp.Profile.from_json(profile.to_json()) == profile
+    assert "streams corr" in profile_table(profile) and "0.69-1.31" in profile_table(profile)
+    assert profile.to_dataframe()["stream_out_between_streams"].to_numpy() == pytest.approx(np.ones(6), rel=1e-9)
+    panel = profile.plot().axes[2]
+    assert "between streams" in panel.get_title() and [len(line.get_xdata()) for line in panel.lines] == [6, 6]
+    broken = profile.to_json()
+    broken["statistics"]["stream_covariance"] = [[1.0]]
+    with pytest.raises(InputError, match="shape \\(6, 2, 2\\)"):
+        sp.Profile.from_json(broken)
 
 
 def test_small_gates_average_the_streams() -> None:

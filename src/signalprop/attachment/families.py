@@ -17,7 +17,7 @@ from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
-from signalprop.families.base import Family, ModelPaths, StackPaths, SublayerPaths
+from signalprop.families.base import Family, ModelPaths, StackPaths
 from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import fan
@@ -88,7 +88,7 @@ def mapping_at(
         tied = getattr(ending.weight, "weight", None) is getattr(token, "weight", 0)
         architecture = architecture.replace(tied_embeddings=tied)
     sublayers = [
-        _sublayer(architecture, paths, stack.of(k, kind), layer, f"{prefix}{stack.layers}.{i}", i, k, len(kinds))
+        _sublayer(architecture, paths, stack, layer, f"{prefix}{stack.layers}.{i}", i, k, kinds)
         for stack, branches in _stacks(paths, architecture)
         for i, (layer, kinds) in enumerate(zip(_get(base, stack.layers), branches, strict=False))
         for k, kind in enumerate(kinds)
@@ -142,10 +142,11 @@ def _stacks(paths: ModelPaths, a: Architecture) -> Iterator[tuple[StackPaths, tu
 
 
 def _sublayer(
-    a: Architecture, paths: ModelPaths, row: SublayerPaths, layer: nn.Module, place: str, index: int, k: int, n: int
-) -> SublayerMap:
-    """Sublayer `k` of `n` in the layer at `place`, which is number `index` in its stack."""
-    last = k + 1 == n
+    a: Architecture, paths: ModelPaths, stack: StackPaths, layer: nn.Module, place: str, index: int, k: int,
+    kinds: tuple[str, ...],
+) -> SublayerMap:  # fmt: skip
+    """Sublayer `k` of a layer of these kinds at `place`, which is number `index` in its stack."""
+    kind, row, last = kinds[k], stack.of(k, kinds[k]), k + 1 == len(kinds)
     # post-norm: the first layer is the first to read the stream; later ones follow a norm
     bare = isinstance(_get(layer, row.norm), nn.Identity)
     reads = "" if bare or (index == 0 and k == 0 and a.placements[0] == "post") else row.reads
@@ -165,7 +166,7 @@ def _sublayer(
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
         weights=weights,
-        multiplier=a.branch_scale,
+        multiplier=a.branch_scale_of(kind),
         score_scale=a.score_scale / (index + 1) if row.by_depth and _get(layer, row.by_depth) else None,
         query_norm=f"{place}.{row.query_norm}" if qk_norm else None,
         key_norm=f"{place}.{row.key_norm}" if qk_norm else None,

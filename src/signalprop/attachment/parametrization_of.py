@@ -88,8 +88,9 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
                     f"{where}: the weight has {weight.numel()} entries, the architecture {several}{inputs} x {outputs};"
                     " fix the mapping (rows of a fused map?) or the architecture"
                 )
-            weights[i] = rms(weight, where)
-            biases[i] = 0.0 if bias is None else rms(bias, f"{where} bias")
+            own = mapping.architecture.role_scale.get(role, 1.0)
+            weights[i] = own * rms(weight, where)
+            biases[i] = 0.0 if bias is None else own * rms(bias, f"{where} bias")
         columns[f"weight__{role}"], columns[f"bias__{role}"] = weights, biases
     offset = mapping.gain_offset
     columns["skip"] = np.array([number(item.skip) for item in items])

@@ -12,22 +12,26 @@ from signalprop.families.base import Config, rotary
 _STEP = math.log1p(math.e)  # softplus of the 1 that every dt_bias is
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def scan(c: Config, inner: int) -> dict[str, Any]:
+    """Settings of Mamba-2 that has so many features in all heads."""
     mamba2.check(c)
-    n, attend = c["num_hidden_layers"], c.get("attn_layer_indices") or ()
-    kinds = ["attention" if i in attend else "mamba2" for i in range(n)]
     heads = c["mamba_n_heads"]
-    scan = {
-        "n_heads": heads, "d_head": c["mamba_expand"] * c["hidden_size"] // heads, "n_groups": c["mamba_n_groups"],
+    return {
+        "n_heads": heads, "d_head": inner // heads, "n_groups": c["mamba_n_groups"],
         "d_state": c["mamba_d_state"], "width": c["mamba_d_conv"], "conv_bias": bool(c["mamba_conv_bias"]),
         "bias": bool(c["mamba_proj_bias"]), "rates": (1.0, float(heads)), "steps": (_STEP, _STEP),
         "eps": c["rms_norm_eps"],
     }  # fmt: skip
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    n, attend = c["num_hidden_layers"], c.get("attn_layer_indices") or ()
+    kinds = ["attention" if i in attend else "mamba2" for i in range(n)]
     return llama.fields(c) | {
         "rotary_fraction": rotary(c, "partial_rotary_factor", 0.5),
         "branches": tuple((kind, "feed_forward") for kind in kinds),
-        "settings": {"mamba2": scan} if "mamba2" in kinds else {},
+        "settings": {"mamba2": scan(c, c["mamba_expand"] * c["hidden_size"])} if "mamba2" in kinds else {},
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,17 @@ def rotation(length: int, d_head: int, base: float, fraction: float, causal: boo
     return rho, omega if causal else np.full(length, omega[-1])
 
 
+class _Kernel(NamedTuple):
+    """A kernel K with M K and M K M^T, its diagonal, and per row the mean of that and how far its keys lie apart."""
+
+    kernel: FloatArray
+    mean: FloatArray
+    double_mean: FloatArray
+    own: FloatArray
+    mean_square: FloatArray
+    spread: FloatArray
+
+
 @dataclass(frozen=True)
 class TokenAttention:
     """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
@@ -84,6 +96,7 @@ class TokenAttention:
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
         d_head: width of a head, by which rows' scores differ in size.
+        values: kernel of what the values are made of, where it is not `kernel`; results are in its units then.
     """
 
     kernel: FloatArray
@@ -97,6 +110,7 @@ class TokenAttention:
     value_skip: float = 0.0
     gain: float = 1.0
     d_head: float = math.inf
+    values: FloatArray | None = None
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
@@ -112,9 +126,14 @@ class TokenAttention:
         back = held(self._averages_back(gradient))
         if self.value_skip == 0:
             return self.gain**2 * back
+        assert self.values is None
         returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
         own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
         return np.asarray(own + self.gain**2 * back)
+
+    def backward_apart(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """`backward` through the values, which does not ask what they are made of, and through queries and keys."""
+        return held(self._averages_back(gradient, scores=0)), self._averages_back(gradient, value=0)
 
     def kept(self, sink: float) -> FloatArray:
         """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
@@ -130,16 +149,17 @@ class TokenAttention:
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
-        n, spread, own_scale, dropped = self._row_length, self._spread, self._asks_own, 1 / (1 - self.dropout)
-        own = np.diagonal(self._double_mean)
+        n, spread, own_scale, dropped = self._row_length, self._of_values.spread, self._asks_own, 1 / (1 - self.dropout)
+        double_mean, mean_square = self._of_values.double_mean, self._of_values.mean_square
+        own = np.diagonal(double_mean)
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
-            out = np.broadcast_to(self._double_mean, self._asks.shape).copy()
-            return out, np.maximum(own, 0.0) + self._mean_square / n * (dropped - 1)
+            out = np.broadcast_to(double_mean, self._asks.shape).copy()
+            return out, np.maximum(own, 0.0) + mean_square / n * (dropped - 1)
         second = self._rows[0]
         out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
         out *= self._of_pair(self._per_row(spread))
         out *= self._met
-        out += self._double_mean
+        out += double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
         term = np.outer(linear, linear)
         term *= self._asks
@@ -149,40 +169,45 @@ class TokenAttention:
         term = np.outer(crowd * own_scale, crowd)
         out -= term + term.T
         own = own + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
-        return out, np.maximum(own, 0.0) + second * self._mean_square * (dropped - 1)
+        return out, np.maximum(own, 0.0) + second * mean_square * (dropped - 1)
 
-    def _averages_back(self, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at the input of A V."""
-        out, own = self._sent_back(gradient, np.diagonal(gradient))
+    def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
+        """Gradient kernel at the input of A V; `value`, `scores` are 0 where that path is left out."""
+        out, own = self._sent_back(gradient, np.diagonal(gradient), value, scores)
         np.fill_diagonal(out, own)
         return out
 
-    def _sent_back(self, gradient: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _sent_back(
+        self, gradient: FloatArray, own: FloatArray, value: int, scores: int
+    ) -> tuple[FloatArray, FloatArray]:
         """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
         second, jacobian = self._rows
-        out, diagonal = self._different_queries(gradient)
+        out, diagonal = self._different_queries(gradient, value, scores)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
-        value_spread = self._spread + (1 / keep - 1) * self._own
+        value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
         keys = jacobian * self.qk * (self._own + self.query_bias) * value_spread
-        on = self._later_sum(own * (second / keep + keys), 1 / self._row_length)
+        on = self._later_sum(own * (value * second / keep + keys), 1 / self._row_length)
         n = self._row_length
-        off = own * (1 - second - keys)
+        off = own * (value * (1 - second) - keys)
         out += self._over_both(off, (n > 1) / np.maximum(n * (n - 1), 1.0))
         # queries: the output is linear in the query
-        slope = self._random_slope + self._structural_slope
+        slope = scores * (self._random_slope + self._structural_slope)
         root = np.sqrt(slope)
         out += gradient * np.outer(root, root)
         asks = self._own + self.query_bias
         per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
         return out, diagonal + on + own * (slope + jacobian * per_query * value_spread)
 
-    def _different_queries(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """What pairs of different queries send back, and its diagonal."""
+    def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
+        """What pairs of different queries send back, and its diagonal; as `_sent_back`."""
         pairs = gradient / np.outer(self._row_length, self._row_length)
         np.fill_diagonal(pairs, 0.0)
         # values: M^T G M; keys, and keys made popular for the values: one bracket serves both
-        out = self._over_queries(self._over_queries(pairs, 0), 1) + self._centred_sum(pairs * self._bracket_weight)
+        popular, keys = self._bracket_weights
+        out = self._centred_sum(pairs * (value * popular + scores * keys), values=not value)
+        if value:
+            out += self._over_queries(self._over_queries(pairs, 0), 1)
         return out, np.diagonal(out).copy()
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
@@ -280,21 +305,41 @@ class TokenAttention:
         """Per row, the mean diagonal of S over its keys."""
         return self._mean_over_keys(self._own)
 
-    def _centred_sum(self, h: FloatArray) -> FloatArray:
-        """sum over i that see k, i' that see k' of h_ii' [S_kk' - (MS)_ik' - (MS)_i'k + (MSM^T)_ii']."""
+    def _centred_sum(self, h: FloatArray, values: bool = False) -> FloatArray:
+        """sum over i that see k, i' that see k' of h_ii' [S_kk' - (MS)_ik' - (MS)_i'k + (MSM^T)_ii'].
+
+        `values`: of their kernel.
+        """
+        kernel, mean, double_mean = self._of_values[:3] if values else (self.kernel, self._mean, self._double_mean)
         over_second = self._over_queries(h, 1)
-        first = self.kernel * self._over_queries(over_second, 0)
-        mixed = self._over_queries(self._mean * over_second, 0)
-        last = self._over_queries(self._over_queries(h * self._double_mean, 0), 1)
+        first = kernel * self._over_queries(over_second, 0)
+        mixed = self._over_queries(mean * over_second, 0)
+        last = self._over_queries(self._over_queries(h * double_mean, 0), 1)
         return first - mixed - mixed.T + last
+
+    def _value_own(self, values: FloatArray) -> FloatArray:
+        return np.diagonal(values)
+
+    @cached_property
+    def _of_values(self) -> _Kernel:
+        """What is averaged."""
+        if self.values is None:
+            return _Kernel(self.kernel, self._mean, self._double_mean, self._own, self._mean_square, self._spread)
+        own = self._value_own(self.values)
+        mean, double_mean = self._sums(self.values, own)
+        square = self._mean_over_keys(own)
+        return _Kernel(self.values, mean, double_mean, own, square, self._apart(square, double_mean))
 
     # --- scores ----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _spread(self) -> FloatArray:
         """Per row, how far its keys lie apart: the unbiased 1 - r of equal tokens."""
+        return self._apart(self._mean_square, self._double_mean)
+
+    def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
         n = self._row_length
-        centred = self._mean_square - np.diagonal(self._double_mean)
+        centred = mean_square - np.diagonal(double_mean)
         return np.maximum(np.where(n > 1, centred / self._finite, 0.0), 0.0)
 
     @property
@@ -360,13 +405,14 @@ class TokenAttention:
         return np.asarray(value), np.asarray(met), np.asarray(most)
 
     @cached_property
-    def _bracket_weight(self) -> FloatArray:
-        """Of two queries, what multiplies the sum over keys of the centred bracket: ((e^c - 1) + c e^c) / spread, with
-        overlaps for e^c."""
+    def _bracket_weights(self) -> tuple[FloatArray, FloatArray]:
+        """Of two queries, what multiplies the sum over keys of the centred bracket: (e^c - 1) / spread for values, and
+        c e^c / spread for keys, with overlaps for e^c."""
         value, _, weighted = self._overlaps
         spread = self._of_pair(self._per_row(self._spread))
-        total = np.expm1(value) / self._of_pair(self._per_row(self._finite)) + weighted
-        return np.where(spread > 1e-12, total / np.maximum(spread, 1e-12), 2 * self._pair_scores)
+        by_value = np.expm1(value) / self._of_pair(self._per_row(self._finite))
+        far, spread = spread > 1e-12, np.maximum(spread, 1e-12)
+        return np.where(far, by_value / spread, self._pair_scores), np.where(far, weighted / spread, self._pair_scores)
 
     @cached_property
     def _turned(self) -> FloatArray:
@@ -383,17 +429,19 @@ class TokenAttention:
     def _random_slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
         coherent = 1.0 if self.omega is None else self.omega
-        return np.asarray(self.qk * coherent / self.d_model * self._spread**2 * (1 - self._rows[0]) ** 2)
+        apart = self._spread * self._of_values.spread
+        return np.asarray(self.qk * coherent / self.d_model * apart * (1 - self._rows[0]) ** 2)
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
         """The same from keys that are alike on purpose (equal tokens, one segment): mean product of the centred kernels
         of scores and of values off their diagonals."""
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
-        squares = np.diagonal(self._sums(self._turned * self.kernel, self._own**2)[1])
-        total = np.diagonal(self._double_mean)
-        centred = squares - 2 * self._sum_of_seen(self._mean * turned_mean) / n + total * turned_total
-        own = self._own - 2 * self._mean + total[:, None]
+        v = self._of_values
+        squares = np.diagonal(self._sums(self._turned * v.kernel, self._own * v.own)[1])
+        total = np.diagonal(v.double_mean)
+        centred = squares - 2 * self._sum_of_seen(v.mean * turned_mean) / n + total * turned_total
+        own = v.own - 2 * v.mean + total[:, None]
         turned_own = own if self._turn is None else self._own - 2 * turned_mean + turned_total[:, None]
         structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows[0]) ** 2)
@@ -401,7 +449,7 @@ class TokenAttention:
     @cached_property
     def _crowding(self) -> FloatArray:
         """Per row, the variance over its keys of how alike a key is to all of them (in scores times in values)."""
-        means = self._mean - np.diagonal(self._double_mean)[:, None]
+        means = self._of_values.mean - np.diagonal(self._of_values.double_mean)[:, None]
         turned = self._turned_means[0] - self._turned_means[1][:, None]
         return np.asarray(np.maximum(self._sum_of_seen(means * turned) / self._row_length, 0.0))
 

@@ -44,7 +44,7 @@ class TokenCrossAttention(TokenAttention):
         pairs = gradient / n**2
         np.fill_diagonal(pairs, 0.0)
         centred = self.kernel - self._mean - self._mean.T + self._double_mean
-        to_keys = pairs.sum() + float((pairs * self._bracket_weight).sum()) * centred
+        to_keys = pairs.sum() + float((pairs * sum(self._bracket_weights)).sum()) * centred
         keys = jacobian * self.qk * (self._asks_own + self.query_bias) * value_spread
         on = np.diagonal(to_keys) + (own * (second / keep + keys)).sum() / n
         to_keys += (own * (1 - second - keys)).sum() / max(n * (n - 1), 1.0)

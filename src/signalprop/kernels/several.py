@@ -15,6 +15,7 @@ from signalprop.kernels.stack import Back, Read, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
+from signalprop.results.between_streams import over_their_mean
 from signalprop.theory.several import Connections, Several, connections_of
 
 Keep = NDArray[np.bool_] | Grid | None
@@ -49,6 +50,15 @@ class Kernels(Several):
     def overlap(self, other: State | Kernels, keep: Keep = None) -> float:
         """As of `State`."""
         return self.average.overlap(other.average if isinstance(other, Kernels) else other, keep)
+
+    def between(self, keep: Keep = None) -> FloatArray:
+        """The n x n covariance of the streams over the mean of their variances; positions as of `State`."""
+        own = np.diagonal(self.parts, axis1=1, axis2=2)
+        if isinstance(keep, Grid):
+            found = own[:, : len(keep.n)] @ keep.weights
+        else:
+            found = (own if keep is None else own[:, keep]).sum(1)
+        return over_their_mean(self.connections.between(found))
 
     def rho(self) -> FloatArray:
         """How alike the streams of two tokens are, all together, (T, T)."""

@@ -20,6 +20,7 @@ from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
+from signalprop.theory.branches import first_attention
 from signalprop.theory.logs import HELD, within
 from signalprop.theory.reading import LARGEST_MEMORY
 
@@ -78,6 +79,9 @@ class Stack:
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         self.parallel = p.parallel.tolist()
         self.own: dict[int, FloatArray] = {}
+        # the attention whose values later ones add to theirs, and what these have sent back to it
+        self.first = first_attention(p, self.branches)
+        self.to_first: State | None = None
 
     def read_memory(self, last: State) -> FloatArray:
         """What a decoder reads of the encoder's last stream; without a norm, held where its products are doubles."""
@@ -252,6 +256,8 @@ class Back:
         back = stack.branches[i].backward(i, read.kernel, dropped)
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
+        if getattr(stack.branches[i], "first", None) is not None:
+            back, log_scale = self._with_first(i, State(back, log_scale))
         if read.divisor is not None:
             if read.divisor.ndim == 2:
                 back = back * read.divisor
@@ -262,6 +268,16 @@ class Back:
         if self.meet is not None:
             self.meet(i, at_sum, share)
         return share
+
+    def _with_first(self, i: int, back: State) -> tuple[FloatArray, float]:
+        """What attention i sends back; to the first of them later ones have sent theirs."""
+        stack = self.stack
+        if i != stack.first:
+            sent = State(stack.branches[i].sent, back.log_scale).rescaled()
+            stack.to_first = sent if stack.to_first is None else stack.to_first.plus(sent)
+        elif stack.to_first is not None:
+            back, stack.to_first = back.plus(stack.to_first), None
+        return back.kernel, back.log_scale
 
     def skipped_back(self, i: int, at_sum: State) -> State:
         """Times the skip's multiplier."""

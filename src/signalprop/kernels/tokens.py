@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.several import back_of, stack_of
+from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Back, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
@@ -29,6 +30,7 @@ from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
+from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import POINTS, Profile
 from signalprop.results.series import Series
 from signalprop.theory.elements import squashed
@@ -57,17 +59,19 @@ class Columns:
 
     Attributes:
         overlap: as of `scatter.Overlaps`, (sublayers, 2).
+        between: covariance of several streams after every sublayer, as of `Kernels`; empty of one.
         keep: which positions count, None: all; or the grid that kernels stand on.
     """
 
     log_variance: dict[str, FloatArray]
     correlation: dict[str, FloatArray]
     overlap: FloatArray
+    between: list[FloatArray] = field(default_factory=list)
     keep: NDArray[np.bool_] | Grid | None = None
 
     @staticmethod
     def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None) -> Columns:
-        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, np.zeros((n, 2)), keep)
+        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, np.zeros((n, 2)), keep=keep)
 
     @staticmethod
     def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:
@@ -82,15 +86,19 @@ class Columns:
         tokens = counts / counts.sum(0)
         pairs = counts * (counts - 1) / np.maximum((counts * (counts - 1)).sum(0), 1.0)
         log_variance, correlation = {}, {}
+        between: list[FloatArray] = []
         for k in POINTS:
             logs = np.stack([part.log_variance[k] for part in parts])
             top = logs.max(0)
             variances = np.exp(np.maximum(logs - top, -745.0))
             variance = (tokens * variances).sum(0)
             shared = (pairs * variances * np.stack([part.correlation[k] for part in parts])).sum(0)
+            if k == "stream_out" and parts[0].between:
+                weights = (tokens * variances / variance)[..., None, None]
+                between = list((weights * np.array([part.between for part in parts])).sum(0))
             log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
         overlap = (tokens[..., None] * np.stack([part.overlap for part in parts])).sum(0)
-        return Columns(log_variance, correlation, overlap)
+        return Columns(log_variance, correlation, overlap, between)
 
     def meet(self, i: int, kept: State, added: State) -> None:
         """Keep how alike two addends of a sum are."""
@@ -199,6 +207,7 @@ def profile_of(
         columns = Columns.pooled(backs, tokens)
         gradient = columns.series(relative_to=float(columns.log_variance["stream_out"][-1]))
         back_overlap = columns.overlap
+    between = {STREAM_COVARIANCE: np.array(ahead.between).tolist()} if ahead.between else {}
     profile = Profile(
         source="theory",
         fidelity="kernel",
@@ -211,7 +220,7 @@ def profile_of(
         },
         forward=forward,
         gradient=gradient,
-        statistics=sensitivity_gain(parametrization),
+        statistics=sensitivity_gain(parametrization) | between,
         notes=(note,) if note else (),
     )
     return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
@@ -281,6 +290,9 @@ class _Ahead:
         self.columns.put("stream_in", i, layer_in)
         self.columns.put("branch", i, branch)
         self.columns.put("stream_out", i, stream_out)
+        streams: Any = stream_out
+        if isinstance(streams, Kernels):
+            self.columns.between.append(streams.between(self.columns.keep))
         self.columns.meet(i, layer_in, branch)
         if i in self.stack.own:
             self.log_norm[i] = math.log(max(float(self.stack.own.pop(i).mean()), 1e-300))
@@ -315,6 +327,7 @@ def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Colum
         gradient: at the last stream. across: kernel of what a post-norm there sends back.
     """
     stack, memory = ahead.stack, list[State]()
+    stack.to_first = None
 
     def seen(point: str, i: int, gradient: State) -> None:
         columns.put(point, i, gradient)

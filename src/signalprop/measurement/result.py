@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ from signalprop.attachment.mapping import number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
+from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import POINTS, Profile
 from signalprop.results.series import Series
+from signalprop.watching.between_streams import covariance
 from signalprop.watching.passes import Pass
 from signalprop.watching.reduction import collect
 
@@ -51,7 +54,10 @@ def profile_of(
     rows, items = recorder.plan.layout, recorder.mapping.sublayers
     skips = np.array([number(items[i - 1 if rows.parallel[i] else i].skip) for i in range(len(items))])
     beta = np.array([number(item.multiplier) for item in items])
-    statistics = {}
+    statistics: dict[str, Any] = {}
+    between = [recorder.between.get(site) for site in recorder.plan.stream_out]
+    if all(found is not None for found in between):
+        statistics[STREAM_COVARIANCE] = [covariance(found).tolist() for found in between if found is not None]
     if (beta != 1).any() or (skips != 1).any():
         statistics["branch_gain"] = np.divide(beta, skips, out=np.ones_like(beta), where=skips != 0) ** 2
     entry = (forward[recorder.plan.stream_in[0]] * powers(np.array([items[0].units[0]]))[0]).tolist()

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,10 +31,14 @@ from signalprop.models.synthetic import gaussian, synthetic_batch
 from signalprop.models.transformer import batch_tensors, refuse_sweep, rows_of, stack_names, surroundings
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, Parametrization
+from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import POINTS, Profile, average
 from signalprop.results.series import Series
+from signalprop.sublayers.attention.roles import adds_first_values
 from signalprop.theory.network import sensitivity_gain
+from signalprop.watching.between_streams import covariance, products
 from signalprop.watching.reduction import Padding, collect
 from signalprop.watching.reduction import moments as reduced
 
@@ -90,6 +94,11 @@ def simulate(
         target_len = seq_len if p.architecture.kind == "encoder-decoder" else None
         p = replace(p, architecture=p.architecture.replace(seq_len=seq_len, target_len=target_len))
     passes = p.n_sublayers * (1 + backward)
+    if adds_first_values(p.architecture):
+        raise InputError(
+            "fidelity 'simulate' holds one sublayer at a time, and attention.first_value reads the first one; "
+            "take kernel or moments, or measure what build makes"
+        )
     shapes = torch_shapes(p)
     profiles = []
     place = torch.device(device)
@@ -190,6 +199,7 @@ class _Record:
         self.done = 0
         self.points = {point: [_Moments(0.0, -math.inf, 0.0)] * p.n_sublayers for point in POINTS}
         self.recent: list[tuple[Tensor, int, _Moments]] = []
+        self.between: list[FloatArray] = []
 
     def __call__(self, index: int, tensors: Mapping[str, Tensor], exponent: int) -> None:
         for point, tensor in tensors.items():
@@ -203,9 +213,16 @@ class _Record:
                 )
             self.points[point][index] = moments
             self.recent = [*self.recent[-3:], (tensor, exponent, moments)]
+        streams = self.p.architecture.streams
+        if streams is not None and self.what == "signal" and "stream_out" in tensors:
+            self.between.append(covariance(products(tensors["stream_out"], streams.n, self.padding)))
         if self.counts in tensors:
             self.done += 1
             self.step(self.done)
+
+    def statistics(self) -> dict[str, Any]:
+        """What several streams share after every sublayer."""
+        return {STREAM_COVARIANCE: np.array(self.between).tolist()} if self.between else {}
 
     def series(self, reference: float = 0.0) -> dict[str, Series]:
         """Series by probe point, variances relative to e^reference."""
@@ -254,7 +271,7 @@ def _one_profile(network: Network, data: _Data, backward: bool, step: Callable[[
         forward=forward.series(),
         n_seeds=1,
         notes=data.notes,
-        statistics=sensitivity_gain(p),
+        statistics=sensitivity_gain(p) | forward.statistics(),
     )
     if not backward:
         return profile

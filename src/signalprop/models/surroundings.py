@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class Surroundings:
         memory: the encoder's output, (batch, source tokens, features), that cross-attention reads.
         memory_mask: True at the memory's real tokens, (batch, 1, 1, source tokens); None: all.
         positions: where the tokens stand; shaped attention reads them, and of `mask` only what is added to scores.
+        first_values: under "V" the values of the stack's first attention, (batch, tokens, features), once it has run.
     """
 
     causal: bool = False
@@ -31,6 +32,7 @@ class Surroundings:
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
     positions: Positions | None = None
+    first_values: dict[str, Tensor] = field(default_factory=dict)
 
 
 def rotation_table(

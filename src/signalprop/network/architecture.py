@@ -19,6 +19,7 @@ from signalprop.network.several import Streams
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
+Factor = Annotated[float, Field(ge=1e-30, le=1e30)]
 _WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
 ADDED = ("learned", "sinusoidal")  # positions that are added to the model's input
 _FOLLOWS = (  # (field, what is equal to it by default)
@@ -46,7 +47,8 @@ class Architecture(Value):
             addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
             OLMo 2, Swin v2); one word, or one per layer (mixtures).
             In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
-        parallel: the branches of a layer read the same stream (GPT-NeoX, GPT-J). shared_norm: through one norm
+        parallel: the branches of a layer read the same stream (GPT-NeoX, GPT-J); or names of kinds: only these read
+            what the branch before them reads (Falcon-H1: `attention` beside `mamba2`). shared_norm: through one norm
             (Phi, Falcon 7B).
         branches: kinds of the sublayers of a layer, in their order: one tuple of names for all layers, or one per layer
             (hybrids; in an encoder-decoder the encoder's layers, then the decoder's). Default: `attention`,
@@ -85,8 +87,9 @@ class Architecture(Value):
             after a head_transform, where linear maps have biases.
         family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
             standard deviations drawn (initializer_range, init_std, initializer_factor) over the family's default; read
-            by scheme `huggingface` alone, as are `branch_scale` and `head_scale`: fixed factors that the model's own
-            code has on every branch (Granite's residual_multiplier) and on the head's input.
+            by scheme `huggingface` alone, as are `branch_scale`, `head_scale` and `role_scale`: fixed factors that the
+            model's own code has on every branch (Granite's residual_multiplier; or by kind of sublayer), on the head's
+            input, and by role on what its maps give (Falcon-H1).
     """
 
     kind: Kind = "encoder"
@@ -101,7 +104,7 @@ class Architecture(Value):
     activation: str = "gelu"
     norm: Literal["layernorm", "rmsnorm", "dyt", "derf"] = "layernorm"
     norm_placement: Placement | tuple[Placement, ...] = "pre"
-    parallel: bool = False
+    parallel: bool | tuple[str, ...] = False
     shared_norm: bool = False
     branches: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     settings: dict[str, SerializeAsAny[Value]] = Field(default_factory=dict)
@@ -142,8 +145,9 @@ class Architecture(Value):
     head_bias: bool | None = None
     family: str | None = None
     init_scale: float = Field(1.0, ge=1e-30, le=1e30)
-    branch_scale: float = Field(1.0, ge=1e-30, le=1e30)
-    head_scale: float = Field(1.0, ge=1e-30, le=1e30)
+    branch_scale: Factor | dict[str, Factor] = 1.0
+    head_scale: Factor = 1.0
+    role_scale: dict[str, Factor] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -152,7 +156,7 @@ class Architecture(Value):
         if not isinstance(data, dict):
             return data
         data = {key: value for key, value in data.items() if value is not None}
-        for name in ("norm_placement", "conv_kernels", "conv_strides"):  # JSON has no tuples
+        for name in ("norm_placement", "conv_kernels", "conv_strides", "parallel"):  # JSON has no tuples
             if isinstance(data.get(name), list):
                 data[name] = tuple(data[name])
         if isinstance(data.get("branches"), (list, tuple)):
@@ -228,6 +232,10 @@ class Architecture(Value):
         if is_one_layer(self.branches):
             return (self.branches,) * self.n_layers_total
         return self.branches  # type: ignore[return-value]
+
+    def branch_scale_of(self, kind: str) -> float:
+        """The model's own factor on branches of a kind of sublayer."""
+        return self.branch_scale.get(kind, 1.0) if isinstance(self.branch_scale, dict) else self.branch_scale
 
     @property
     def causal(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
-from signalprop.network.kinds import KINDS, kind_named, kinds_where
+from signalprop.network.kinds import KINDS, ROLES, kind_named, kinds_where
 from signalprop.network.several import Streams
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ def check_consistent(a: Architecture) -> None:
         raise ValueError("positions and decoder_positions may differ only among learned, sinusoidal and none")
     if a.kind == "encoder-decoder" and a.parallel:
         raise ValueError("parallel attention and feed-forward is not defined for kind 'encoder-decoder'")
+    odd = [*_missing(a.parallel if isinstance(a.parallel, tuple) else (), a)]
+    odd += _missing(a.branch_scale if isinstance(a.branch_scale, dict) else (), a)
+    if odd:
+        raise ValueError(f"parallel or branch_scale names {odd[0]!r}: no layer has such a sublayer; see branches")
+    unknown = sorted(a.role_scale.keys() - set(ROLES))
+    if unknown:
+        raise ValueError(f"role_scale names {unknown[0]!r}; expected some of {', '.join(ROLES)}")
     if a.parallel and not set(a.placements) <= {"pre", "none"}:
         raise ValueError("parallel attention and feed-forward needs norm_placement 'pre' or 'none'")
     if a.positions == "alibi" and a.kind != "decoder":
@@ -60,6 +68,10 @@ def check_consistent(a: Architecture) -> None:
         _check_convolutions(a)
     _check_streams(a)
     activation(a.activation)  # raises with the list of names
+
+
+def _missing(names: Iterable[str], a: Architecture) -> list[str]:
+    return sorted(set(names) - {name for layer in a.layer_branches for name in layer})
 
 
 def _check_branches(a: Architecture) -> None:

@@ -74,7 +74,7 @@ def layout(architecture: Architecture) -> Layout:
         layer=np.repeat(layer, sizes).astype(np.int32),
         kind=kinds,
         placement=np.repeat(placement, sizes),
-        parallel=~first & a.parallel,
+        parallel=~first & (np.isin(kinds, _codes(a.parallel)) if isinstance(a.parallel, tuple) else a.parallel),
     )
 
 

@@ -145,12 +145,13 @@ def _map(attached: Attached, p: Parametrization, i: int, row: AttachedRow, role:
     """The weight and the bias of a sublayer's role."""
     common: dict[str, Any] = {"where": row.label, "row": i, "place": str(i), "distribution": p.distribution[role]}
     held = row.weights.get(role)
+    own = attached.mapping.architecture.role_scale.get(role, 1.0)
     weight = _weight(
-        held, std=float(p.weights[role][i]), role=role, learning_rate=float(p.learning_rates[role][i]), **common
+        held, std=float(p.weights[role][i]) / own, role=role, learning_rate=float(p.learning_rates[role][i]), **common
     )
     yield _sized(weight, entries(attached.mapping.architecture, role))
     rate = float(p.learning_rates["vectors"][i])
-    yield from _bias(held, std=float(p.biases[role][i]), role=f"{role} bias", learning_rate=rate, **common)
+    yield from _bias(held, std=float(p.biases[role][i]) / own, role=f"{role} bias", learning_rate=rate, **common)
 
 
 def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Part:

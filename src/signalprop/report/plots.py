@@ -17,6 +17,7 @@ from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
 from signalprop.report.overview_plots import draw_map, heat_maps
+from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -282,7 +283,16 @@ def _correlation_panel(panel: Any, profiles: Sequence[Profile], labels: Sequence
         lowest = min(lowest, float(series.token_correlation.min()))
         bars = series.token_correlation_sd if series.token_correlation_se is None else series.token_correlation_se
         _draw(panel, profiles, i, labels[i], series.token_correlation, bars)
-    panel.set_title("Token correlation of the residual stream", fontsize=11)
+        if profile.stream_covariance is not None:
+            x = depths(profile) / (_depth(profile) if len(_all_depths(profiles)) > 1 else 1)
+            style = ":" if profile.source == "theory" else "x"
+            panel.plot(x, alike(profile.stream_covariance), style, color=_colour(profiles, i), markersize=4)
+            lowest = min(lowest, float(alike(profile.stream_covariance).min()))
+    several = any(profile.stream_covariance is not None for profile in profiles)
+    name = (
+        "Token correlation; dotted, crosses: between streams" if several else "Token correlation of the residual stream"
+    )
+    panel.set_title(name, fontsize=11)
     panel.set_ylim(1.05 * lowest, 1.03)
 
 

@@ -13,6 +13,7 @@ from signalprop.network.kinds import kind_of
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, layout
+from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -86,13 +87,18 @@ def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS, errors: 
     """One line per layer: variance of the stream after it, token correlation, variance of its branches, gradient.
 
     Standard errors stand after ± where the profile has them (of a variance: relative to it), unless `errors` is false.
-    The gradient is that at the layer's input, relative to the last sublayer's output.
+    The gradient is that at the layer's input, relative to the last sublayer's output. Of several residual streams:
+    the mean correlation of two of them, and the least and largest variance of one, over their mean.
     """
     stream, branch, gradient = profile.forward["stream_out"], profile.forward["branch"], profile.gradient
     layers = _layers(profile)
     kinds = list(dict.fromkeys(name for layer in layers for name in layer.branches))
     header = ["stream var", "token corr", *(f"{kind} var" for kind in kinds)]
     header += ["grad var", "grad corr"] if gradient is not None else []
+    streams = profile.stream_covariance
+    if streams is not None:
+        header += ["streams corr", "var of each"]
+        between, sizes = alike(streams), np.diagonal(streams, axis1=1, axis2=2)
 
     def cells(layer: _Layer) -> list[str]:
         row = [*_stream(stream, layer.last, errors)]
@@ -100,6 +106,9 @@ def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS, errors: 
         if gradient is not None:
             inner, i = gradient["stream_in"], layer.first
             row += [_variance(inner, i, errors), f"{inner.token_correlation[i]:.4f}"]
+        if streams is not None:
+            least, most = sizes[layer.last].min(), sizes[layer.last].max()
+            row += [f"{between[layer.last]:.4f}", f"{least:.2f}-{most:.2f}"]
         return row
 
     return _over_layers(header, layers, max_rows, cells)

@@ -79,6 +79,8 @@ def _trainable_multipliers(p: Parametrization) -> int:
     count += int((~p.parallel).sum()) * sizes[p.skip_trainable]  # a parallel layer has one skip
     if p.attention_trainable:  # a query across has no value of its own
         count += sum(2 if kind.attends_itself else 1 for kind in _attending(p))
+        parts = (kind.part("cost") for kind in kinds_in(p))
+        count += sum(part.multipliers(p) for part in parts if hasattr(part, "multipliers"))
     return count
 
 

@@ -16,6 +16,7 @@ from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
+from signalprop.results.between_streams import STREAM_COVARIANCE, check_covariance, covariance_of
 from signalprop.results.text import network_in_words, number
 from signalprop.results.views import Shown, data_frame
 
@@ -47,7 +48,8 @@ class Profile(Document, Shown):
         n_seeds: how many networks were averaged.
         notes: what the reader should know (approximations, exclusions), one sentence each.
         statistics: further numbers by name, e.g. `branch_gain`, the squared ratio (beta / lambda)^2 per sublayer, or
-            `expert_load_variation`: standard deviation of the experts' loads over their mean, per layer, 0 without.
+            `expert_load_variation`: standard deviation of the experts' loads over their mean, per layer, 0 without;
+            `stream_covariance`: of several residual streams after every sublayer, over the mean of their variances.
     """
 
     source: Source
@@ -83,12 +85,21 @@ class Profile(Document, Shown):
     def to_dataframe(self) -> DataFrame:
         """A pandas DataFrame: one row per sublayer; stack, layer, kind, and a column for every quantity.
 
-        Columns are named as `stream_out_variance`, those of the gradient as `gradient_stream_in_variance`.
+        Columns are named as `stream_out_variance`, those of the gradient as `gradient_stream_in_variance`; of several
+        residual streams `stream_out_between_streams` is the mean correlation of two of them.
 
         Raises:
             InputError: a sweep. MissingExtra: pandas is not installed.
         """
         return data_frame(self)
+
+    @property
+    def stream_covariance(self) -> FloatArray | None:
+        """Covariance of the residual streams after every sublayer, (sublayers, n, n), over the mean of their variances.
+
+        The series are means over streams. None of one stream, and where it is not known.
+        """
+        return covariance_of(self.statistics)
 
     @property
     def n_sublayers(self) -> int:
@@ -185,6 +196,8 @@ class Profile(Document, Shown):
                 raise InputError(f"sublayer {i} is not {KINDS[table.kind[i]]!r}, which the architecture has there")
 
         _check_gain(header.statistics.get("branch_gain", 1.0), len(rows))
+        streams = header.architecture.streams
+        check_covariance(header.statistics, len(rows), None if streams is None else streams.n)
         gradients = [row.get("gradient") for row in rows]
         without = all(item is None for item in gradients)
         return cls(
@@ -266,6 +279,9 @@ def average(profiles: Sequence[Profile]) -> Profile:
     every = len(profiles)
     loads = [p.statistics[EXPERT_LOAD] for p in profiles if EXPERT_LOAD in p.statistics]
     spread = {EXPERT_LOAD: np.sqrt(np.square(loads).mean(0)).tolist()} if len(loads) == every else {}
+    between = [p.stream_covariance for p in profiles if p.stream_covariance is not None]
+    if len(between) == every:
+        spread[STREAM_COVARIANCE] = np.mean(between, axis=0).tolist()
     return replace(
         first,
         statistics={**first.statistics, **spread},

@@ -14,6 +14,7 @@ import numpy as np
 from signalprop.errors import InputError, MissingExtra, require
 from signalprop.files.validation import typed
 from signalprop.network.layout import KINDS, STACKS, layout
+from signalprop.results.between_streams import alike
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -81,6 +82,8 @@ def data_frame(profile: Profile, prefix: str = "") -> DataFrame:
         for point, series in points.items():
             found = {item.name: getattr(series, item.name) for item in fields(series)}
             columns |= {f"{prefix}{direction}{point}_{k}": v for k, v in found.items() if v is not None}
+    if profile.stream_covariance is not None:
+        columns[f"{prefix}stream_out_between_streams"] = alike(profile.stream_covariance)
     if np.ndim(profile.forward["stream_out"].variance) != 1:
         raise InputError("a data frame needs a single profile, this is a sweep; select one of its members")
     return cast("DataFrame", require("pandas", "pandas").DataFrame(columns))

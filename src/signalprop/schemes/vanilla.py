@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from signalprop.errors import InputError
 from signalprop.families import find
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import ROLE
+from signalprop.network.kinds import KINDS, ROLE
+from signalprop.network.layout import layout
 from signalprop.network.parametrization import ROLES, Distribution, Embedding, Head, Parametrization, fan
 from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
 from signalprop.theory.embedding import activated
@@ -270,10 +273,12 @@ class HuggingFaceDefault(Scheme):
         embedding = same_embedding(a, tables)
         own = {"transform": drawn.transform(a) * a.init_scale} if drawn.transform and a.head_transform else {}
         scale = family.tied_head_scale(a) if family.tied_head_scale and a.tied_embeddings else a.head_scale
-        biases = {f"bias__{role}": std * a.init_scale for role, std in drawn.biases.items()}
-        weights = {role: std * a.init_scale for role, std in drawn.weights(a).items()}
+        factor = {role: a.init_scale * a.role_scale.get(role, 1.0) for role in ROLES}
+        biases = {f"bias__{role}": std * factor[role] for role, std in drawn.biases.items()}
+        weights = {role: std * factor[role] for role, std in drawn.weights(a).items()}
+        branch = np.array([a.branch_scale_of(name) for name in KINDS])[layout(a).kind]
         return replace(
-            fill(a, self, weights, branch=a.branch_scale, **biases),
+            fill(a, self, weights, branch=branch, **biases),
             embedding=_with_positions(a, embedding, drawn.positions),
             head=Head(**head_of(a, tables, embedding, scale).model_dump() | own),
         )

@@ -37,6 +37,7 @@ class _Setting(NamedTuple):
     omega: Array
     omega_rows: Array
     query_bias: Array
+    r_value: Array
 
 
 class _Scores(NamedTuple):
@@ -52,12 +53,14 @@ class _Scores(NamedTuple):
     weighted_overlap: Array  # E c_ij Λ_J(c_ij)
 
 
-def _setting(*values: Array) -> tuple[Any, _Setting]:
+def _setting(*values: Array, r_value: Array | None = None) -> tuple[Any, _Setting]:
     numbers = [plain(x) for x in values]
     xp = namespace(*numbers)
     r_query, r_key, r_g, s0, n_queries, n_keys, *rest = numbers
     r_query, r_g = _possible(r_query, n_queries, xp), _possible(r_g, n_queries, xp)
-    return xp, _Setting(r_query, _possible(r_key, n_keys, xp), r_g, s0, n_queries, n_keys, *rest)
+    r_key = _possible(r_key, n_keys, xp)
+    r_value = r_key if r_value is None else _possible(plain(r_value), n_keys, xp)
+    return xp, _Setting._make((r_query, r_key, r_g, s0, n_queries, n_keys, *rest, r_value))
 
 
 def _possible(r: Array, n: Array, xp: Any) -> Array:
@@ -83,7 +86,7 @@ def _scores(xp: Any, x: _Setting, causal: Mask) -> _Scores:
     value, jacobian_overlap, weighted = overlaps(c, s, spread, rows.log_shared, rows.log_pair, rows.log_pair_jacobian)
     value_overlap = xp.exp(value)
     weighted = xp.minimum(weighted, x.n_keys * rows.weighted_jacobian * s)
-    return _Scores(r_query, s, c, (1.0 - x.r_key) * own / x.d, rows, value_overlap, jacobian_overlap, weighted)
+    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, rows, value_overlap, jacobian_overlap, weighted)
 
 
 def overlaps(
@@ -143,7 +146,7 @@ def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     own = kept * rows.second
-    variance = x.r_key * (1.0 + x.p * own) + (1.0 - x.r_key) * own
+    variance = x.r_value * (1.0 + x.p * own) + (1.0 - x.r_value) * own
     variance = variance + scores.q0 * (rows.response + 4.0 * x.p * own * rows.squared_tilt)
     if causal:
         value_pairs, score_pairs = _pairs(xp, x, causal)
@@ -153,7 +156,7 @@ def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
         overlap = scores.value_overlap / x.n_keys
     linear = scores.r_query * scores.q0 * (1.0 - rows.second) ** 2
     variance = xp.maximum(variance, 0.0)
-    return variance, _within(x.r_key + (1.0 - x.r_key) * overlap + linear, variance, xp)
+    return variance, _within(x.r_value + (1.0 - x.r_value) * overlap + linear, variance, xp)
 
 
 def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores) -> tuple[Array, Array, Array, Array]:
@@ -163,31 +166,48 @@ def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores) -> tuple[Arra
     per_key = x.n_queries / x.n_keys
     other_queries = xp.maximum(x.n_queries - 1.0, 1.0)
     other_keys = xp.maximum(x.n_keys - 1.0, 1.0)
-    value_pairs, score_pairs = _pairs(xp, x, causal)
+    pairs = _pairs(xp, x, causal)
+    score_pairs = pairs[1]
     # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
     # w as the output is, which adds q₀, more under dropout
     h = x.p * kept
     tilt = rows.squared_tilt * scores.q0
-    noise = kept - x.r_key + (4.0 * h + 1.0) * tilt
+    noise = kept - x.r_value + (4.0 * h + 1.0) * tilt
     half_spread = 1.0 / x.d_head + 2.0 / x.d
     # the same tilt and the value's own part lengthen the keys that a query's gradient sums up
-    longer = noise * (1.0 + half_spread * scores.s * rows.squared_tilt) + 2.0 * kept * (1.0 - x.r_key) / x.d
+    longer = noise * (1.0 + half_spread * scores.s * rows.squared_tilt) + 2.0 * kept * (1.0 - x.r_value) / x.d
 
-    through_value = per_key * kept * rows.second + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
-    through_key = x.r_g * score_pairs * scores.weighted_overlap + per_key * rows.weighted_jacobian * x.s0 * noise
+    through_value = _through_value(x, scores, pairs)
+    apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
+    popular = x.r_g * score_pairs * scores.weighted_overlap * apart
+    through_key = popular + per_key * rows.weighted_jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * rows.remaining + rows.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
-    same_keys = score_pairs * scores.jacobian_overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key)
+    same_keys = score_pairs * scores.jacobian_overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value)
     query_covariance = x.r_g * (scores.q0 * (1.0 - rows.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all
     # keys is known, and with it the covariance. A rotation in between leaves only the share omega of the latter sum.
-    total = per_key * (1.0 + x.p * kept * rows.second + x.r_g * (x.n_queries - 1.0))
+    total = _total(x, rows)
     key = xp.maximum(through_value + through_key, 0.0)
     key_covariance = (total - through_value - x.omega * through_key) / other_keys
     return query, _within(query_covariance, query, xp), key, _within(key_covariance, key, xp)
+
+
+def _through_value(x: _Setting, scores: _Scores, pairs: tuple[Array, Array]) -> Array:
+    """Variance of the gradient at the values; pairs: of `_pairs`."""
+    value_pairs, score_pairs = pairs
+    own = x.n_queries / x.n_keys / (1.0 - x.p) * scores.rows.second
+    found: Array = own + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
+    return found
+
+
+def _total(x: _Setting, rows: RowMoments) -> Array:
+    """The sum over all keys of the products of one key's gradient, through its value, with theirs."""
+    kept = 1.0 / (1.0 - x.p)
+    return x.n_queries / x.n_keys * (1.0 + x.p * kept * rows.second + x.r_g * (x.n_queries - 1.0))
 
 
 def forward(
@@ -202,6 +222,7 @@ def forward(
     omega: Array = 1.0,
     omega_rows: Array | None = None,
     query_bias: Array = 0.0,
+    r_value: Array | None = None,
 ) -> tuple[Array, Array]:
     """Self-attention output: (variance, covariance of two tokens), in units of d σ_v² times the input's second moment.
 
@@ -217,12 +238,14 @@ def forward(
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
             positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
         query_bias: the share of a query's mean square that its bias contributes.
+        r_value: token correlation of what the values are made of, where it is not the input; in units of its second
+            moment then.
 
     Returns:
         Variance and covariance, of the broadcast shape; the mean is 0.
     """
     rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias)
+    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias, r_value=r_value)
     return _forward(xp, x, causal)
 
 
@@ -263,13 +286,39 @@ def backward_ends(
     omega: Array = 1.0,
     omega_rows: Array | None = None,
     query_bias: Array = 0.0,
+    r_value: Array | None = None,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in between."""
     rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias)
+    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias, r_value=r_value)
     scores = _scores(xp, x, causal)
     low, high = (_backward(xp, x._replace(r_g=r_g), causal, scores) for r_g in (0.0, 1.0))
     return (low[0] + low[2], low[1] + low[3]), (high[0] + high[2], high[1] + high[3])
+
+
+def value_ends(
+    r: Array,
+    s0: Array,
+    length: Array,
+    d: Array,
+    d_head: Array,
+    p: Array = 0.0,
+    *,
+    causal: Mask = False,
+    omega: Array = 1.0,
+    omega_rows: Array | None = None,
+    query_bias: Array = 0.0,
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """What comes back through the values alone, of `backward_ends`: it does not ask what they are made of."""
+    rows = omega if omega_rows is None else omega_rows
+    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias)
+    scores = _scores(xp, x, causal)
+    ends = []
+    for at in (x, x._replace(r_g=1.0)):
+        variance = xp.maximum(_through_value(at, scores, _pairs(xp, at, causal)), 0.0)
+        covariance = (_total(at, scores.rows) - variance) / xp.maximum(x.n_keys - 1.0, 1.0)
+        ends.append((variance, _within(covariance, variance, xp)))
+    return ends[0], ends[1]
 
 
 def cross_forward(

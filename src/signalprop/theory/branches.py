@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,6 +36,12 @@ def branches_of(p: Parametrization) -> list[BranchMoments]:
     return out
 
 
+def first_attention(p: Parametrization, branches: Sequence[Any]) -> int | None:
+    """The row of the attention whose values later ones add to theirs, as `first` of a kind's branches says."""
+    rows = np.unique(p.kind, return_index=True)[1].tolist()  # one of each kind
+    return next((i for i in (getattr(branches[k], "first", None) for k in rows) if i is not None), None)
+
+
 @dataclass(frozen=True)
 class Met:
     """What branches and norms met on the way forward, as their backward maps need it; arrays (..., sublayers).
@@ -54,19 +61,26 @@ def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBack
     """Maps of whole branches, from the gradient at the sum to the stream: multiplier and norms included."""
     norm_gain = log(p.norm_output**2) - f.norm
     inner = log(p.branch**2) + np.where(placed(p, NORM_BEFORE), norm_gain, 0.0)
-    sandwich = p.placement == PLACEMENTS.index("sandwich")
-    on_branch = log(np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2)
-    on_branch = on_branch - np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
-    inner = inner + np.where(placed(p, NORM_ON_BRANCH), on_branch, 0.0)
-    scale = safe_exp(inner)
+    scale = safe_exp(inner + log_on_branch(p, f))
     shared = scale * safe_exp(f.turn)
     return BranchBackward(scale * maps.vv, scale * maps.vc, shared * maps.cv, shared * maps.cc)
+
+
+def log_on_branch(p: Parametrization, f: Met) -> FloatArray:
+    """Log of what a norm on the branch multiplies gradients by, (..., sublayers); 0 without one."""
+    sandwich = p.placement == PLACEMENTS.index("sandwich")
+    gain = log(np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2)
+    divisor = np.logaddexp(f.raw_branch, log(float(p.architecture.norm_eps)))
+    return np.asarray(np.where(placed(p, NORM_ON_BRANCH), gain - divisor, 0.0))
 
 
 def backward_maps(
     p: Parametrization, branches: list[BranchMoments], f: Met
 ) -> tuple[BranchBackward, BranchBackward | None]:
-    """Backward maps of all sublayers, (..., n); and to the encoder's output, None where nothing reads it."""
+    """Backward maps of all sublayers, (..., n); and to the encoder's output, or to what the first attention reads.
+
+    The latter is None where nothing goes there.
+    """
     shape = p.skip.shape
     maps = BranchBackward(*(np.zeros(shape) for _ in range(4)))
     to_memory: BranchBackward | None = None
@@ -151,6 +165,8 @@ def met_by(
     a = p.architecture
     if a.streams is not None:
         raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
+    if first_attention(p, branches) is not None:
+        raise InputError("this is not derived for the values of a first attention; leave attention.first_value out")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
     second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))

@@ -15,18 +15,25 @@ import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_of
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import Array, FloatArray, Moments, ratio
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH, back_through, step, step_back, through
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
 from signalprop.results.profile import POINTS, Profile
 from signalprop.results.series import Series
-from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, placed
+from signalprop.theory.branches import (
+    Met,
+    backward_maps,
+    branches_of,
+    first_attention,
+    from_the_sum,
+    log_on_branch,
+    placed,
+)
 from signalprop.theory.elements import normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
-from signalprop.theory.logs import NO_SIGNAL, at, correlation, exp, log, log_add, plain, within
+from signalprop.theory.logs import NO_SIGNAL, at, correlation, exp, log, log_add, plain, safe_exp, within
 from signalprop.theory.reading import LARGEST_MEAN, read_memory, read_normed, read_raw
 
 Stream = tuple[Array, Array, Array]  # log variance, token correlation, mean
@@ -64,9 +71,12 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
 
         ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
 
+    statistics: dict[str, Any] = {}
+
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
         ahead = ahead_of(part)
         stream = ahead.run(starts)
+        statistics.update(ahead.statistics())
         if not backward:
             return ahead.series(), None
         top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
@@ -85,7 +95,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         },
         forward=forward,
         gradient=gradient,
-        statistics=sensitivity_gain(p),
+        statistics=sensitivity_gain(p) | statistics,
     )
 
 
@@ -155,8 +165,8 @@ class Ahead:
             where an activation stands in for it.
         norm: log of the variance (plus epsilon) by which each norm divides, before the branch or after the sum; 0
             without one. raw_branch: log variance of the branch before a norm on it.
-        memory: second moment and correlation of the encoder's normed output. memory_norm: log of what its norm divides
-            by.
+        memory: second moment and correlation of the encoder's normed output, or of what the attention in row `first`
+            reads, whose values later ones add to theirs. memory_norm: log of what the encoder's norm divides by.
     """
 
     def __init__(self, p: Parametrization) -> None:
@@ -164,6 +174,7 @@ class Ahead:
         self.lead = p.skip.shape[:-1]
         self.epsilon = log(float(self.a.norm_eps))
         self.branches = branches_of(p)
+        self.first = first_attention(p, self.branches)
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
                  "r_read", "norm", "turn", "raw_branch")  # fmt: skip
@@ -222,6 +233,8 @@ class Ahead:
     def output(self, i: int, read: Read) -> Output:
         """Log variance and correlation of the branch's output."""
         second, r_read, beyond = read
+        if i == self.first:
+            self.memory = second, r_read
         made = self.branches[i].forward(i, (second, r_read), self.memory)
         raw = log(made.variance) + beyond
         self.seen["raw_branch"][i] = raw
@@ -253,6 +266,10 @@ class Ahead:
         seen["stream_in"][i], seen["r_in"][i], seen["mean_in"][i] = read
         seen["branch"][i], seen["r_branch"][i] = output
         seen["stream_out"][i], seen["r_out"][i], seen["mean_out"][i] = out
+
+    def statistics(self) -> dict[str, Any]:
+        """What a Profile has beside its series."""
+        return {}
 
     def columns(self, name: str) -> FloatArray:
         """A column of what was seen, (..., sublayers)."""
@@ -289,8 +306,13 @@ class Back:
         maps, to_memory = backward_maps(p, ahead.branches, met)
         after = log(p.norm_output**2) - met.norm
         self.numbers = np.stack([p.skip**2, log(p.branch**2), after, *from_the_sum(p, met, maps)])
-        self.to_memory = None if to_memory is None else np.stack(to_memory)
-        self.across = [kind_of(p, i).reads_memory for i in range(p.n_sublayers)] if to_memory is not None else []
+        self.to_memory = None if to_memory is None else np.stack(to_memory) * safe_exp(log_on_branch(p, met))
+        self.across: list[bool] = []
+        if to_memory is not None:
+            self.across = np.any(to_memory.vv.reshape(-1, p.n_sublayers), axis=0).tolist()
+        if ahead.first is not None:  # from what it reads to the stream
+            before = np.where(placed(p, NORM_BEFORE), log(p.norm_output**2) - met.norm, 0.0)
+            self.before_first: Array = before[..., ahead.first]
         self.placements, self.parallel = ahead.placements, p.parallel.tolist()
         shape = (p.n_sublayers, *self.lead)
         self.out = {point: (np.empty(shape), np.empty(shape)) for point in POINTS}
@@ -347,7 +369,11 @@ class Back:
             m_vv, m_vc, m_cv, m_cc = at(self.to_memory, i)
             v, c = m_vv + m_vc * r, m_cv + m_cc * r
             self.memory = _added(self.memory, at_branch[0] + log(v), correlation(c, v))
-        return log_sum, vv + vc * r, cv + cc * r
+        v, c = vv + vc * r, cv + cc * r
+        if i == self.ahead.first:
+            later = safe_exp(self.memory[0] + self.before_first - log_sum)
+            v, c = v + later, c + later * self.memory[1]
+        return log_sum, v, c
 
     def skipped_back(self, i: int, at_sum: Gradient) -> Share:
         """Times the skip's multiplier."""

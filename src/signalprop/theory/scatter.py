@@ -21,7 +21,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
-from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, met_by, placed
+from signalprop.theory.branches import Met, backward_maps, branches_of, first_attention, from_the_sum, met_by, placed
 from signalprop.theory.elements import BranchBackward, BranchMoments
 from signalprop.theory.network import is_shaped
 
@@ -53,6 +53,7 @@ def not_derived(p: Parametrization) -> str:
         (bool(np.any(p.parallel)), "parallel branches"),
         (bool(bare), "norms on a branch's output"),
         (bool((p.value_skip != 0).any()), "value skips"),
+        (first_attention(p, branches_of(p)) is not None, "values of a first attention"),
     )
     return next((words for found, words in reasons if found), "")
 

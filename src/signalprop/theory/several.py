@@ -17,6 +17,7 @@ import numpy as np
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray, Moments
 from signalprop.network.parametrization import Parametrization
+from signalprop.results.between_streams import STREAM_COVARIANCE, over_their_mean
 from signalprop.theory.gates import gates_of
 from signalprop.theory.logs import correlation, log, safe_exp
 from signalprop.theory.network import Ahead, Back, Gradient, Output, Read, Share, Stream
@@ -51,6 +52,9 @@ class Connections(Protocol):
 
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         """The gradient before mixing."""
+
+    def between(self, parts: FloatArray) -> FloatArray:
+        """The n x n covariance of the streams, of parts (K,)."""
 
     def head(self, parts: FloatArray) -> FloatArray:
         """What the head reads, of the last streams."""
@@ -115,6 +119,9 @@ class Fixed:
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         return _apply(np.kron(self.m[i], self.m[i]).T, gradient)
 
+    def between(self, parts: FloatArray) -> FloatArray:
+        return parts.reshape(len(self.last), -1)
+
     def head(self, parts: FloatArray) -> FloatArray:
         return _apply(_pairs(self.last), parts)
 
@@ -167,6 +174,10 @@ class Gated:
 
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         return self.mixed(i, gradient, rho)
+
+    def between(self, parts: FloatArray) -> FloatArray:
+        mean, apart = parts.tolist()  # deviations from the mean of all sum to 0
+        return np.asarray(mean - apart / (self.n - 1) + np.eye(self.n) * apart * self.spread)
 
     def head(self, parts: FloatArray) -> FloatArray:
         return np.asarray(parts[0])
@@ -227,6 +238,7 @@ class AheadOfStreams(Ahead):
         super().__init__(p)
         self.connections = connections_of(p)
         self.before: dict[int, Several] = {}
+        self.between: list[FloatArray] = []
 
     def enter(self, moments: Moments) -> Any:
         one = np.array([moments.variance, moments.covariance, float(moments.mean) ** 2], float)
@@ -258,6 +270,10 @@ class AheadOfStreams(Ahead):
     def see(self, i: int, read: Any, output: Output, out: Any) -> None:
         one, other = (_scalars(x.mean(self.connections), x.log_scale) for x in (read, out))
         super().see(i, one, output, other)
+        self.between.append(over_their_mean(self.connections.between(out.parts[:, 0])))
+
+    def statistics(self) -> dict[str, Any]:
+        return {STREAM_COVARIANCE: np.array(self.between).tolist()}
 
 
 def _scalars(values: FloatArray, log_scale: float) -> Stream:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import describe
 from signalprop.watching.reduction import Rows, Sums
@@ -17,7 +19,7 @@ class Pass:
     Attributes:
         forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
         calls: how often the model ran. recorded: which of these was recorded, in words.
-        shapes: (batch, tokens) of the stream by stack.
+        shapes: (batch, tokens) of the stream by stack. between: products of several streams by site of `stream_out`.
         mask_ignored: a mask of padding had another shape.
     """
 
@@ -28,6 +30,7 @@ class Pass:
         self.model, self.mapping, self.plan = attached.model, attached.mapping, attached.plan
         self.forward: dict[int, Result] = {}
         self.gradient: dict[int, Result] = {}
+        self.between: dict[int, Tensor] = {}
         self.shapes: dict[int, tuple[int, int]] = {}
         self.calls = 0
         self.mask_ignored = False

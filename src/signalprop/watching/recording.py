@@ -16,6 +16,7 @@ from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import masks_of, number
 from signalprop.errors import InputError
 from signalprop.hooks import LOCK, Hooks, in_tokens
+from signalprop.watching.between_streams import products
 from signalprop.watching.first_positions import DECODER, check_length, later
 from signalprop.watching.passes import Pass, Result
 from signalprop.watching.reduction import Padding, moments
@@ -127,7 +128,7 @@ class Recorder(Pass):
         """Drop what was seen before the pass: the end of another thread's, which began before the hooks were on."""
         for handle in self._hooked.values():
             handle.remove()
-        for seen in (self.forward, self.gradient, self.shapes, self._hooked, self._open_sums):
+        for seen in (self.forward, self.gradient, self.between, self.shapes, self._hooked, self._open_sums):
             seen.clear()
         self._hooks.begin()
         self._last = None
@@ -170,6 +171,8 @@ class Recorder(Pass):
                 f"{tuple(plain.shape[:2])}; expected (batch, tokens) of both to agree"
             )
         found = {index: moments(plain, padding)}
+        streams = self.mapping.architecture.streams
+        shared = streams and index in self.plan.stream_out and products(plain, streams.n, padding)
         row = self._sum_branch.get(index)
         entered = None if row is None else self._open_sums.get(row)
         if row is not None and entered is not None:
@@ -183,6 +186,8 @@ class Recorder(Pass):
                 return
             self.shapes.setdefault(stack, (plain.shape[0], plain.shape[1]))
             self.forward |= found
+            if isinstance(shared, Tensor):
+                self.between[index] = shared
             if row is not None:
                 self._open_sums.pop(row, None)
             row = self._sum_entry.get(index)

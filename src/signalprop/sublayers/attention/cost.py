@@ -6,7 +6,7 @@ from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
 from signalprop.network.parametrization import Parametrization, fan
-from signalprop.sublayers.attention.roles import Settings, has_gate, settings_of
+from signalprop.sublayers.attention.roles import KIND, Settings, adds_first_values, first_values, has_gate, settings_of
 
 
 def parameters(a: Architecture) -> int:
@@ -39,11 +39,21 @@ def flops(a: Architecture, p: Parametrization | None, i: int, queries: int, n_no
     )
 
 
+def multipliers(p: Parametrization) -> int:
+    """Trainable numbers by which the sublayers of a table weigh values, beyond value_skip and attention_gain."""
+    added = first_values(p)
+    return 0 if added is None or not p.attention_trainable else 2 * int(KIND.of(p).sum() - 1)
+
+
 def _flops_around(a: Architecture, keys: int) -> float:
-    """Of caps, norms on values and gates, per token; scores outside of a window are counted as the others."""
+    """Of caps, norms on values, values of the first attention and gates, per token.
+
+    Scores outside of a window are counted as the others.
+    """
     given, gates = settings_of(a), fan(a, "attention_gate")[1]
     count = (2 + ACTIVATION) * a.n_heads * keys * (given.score_cap is not None)
     count += NORM * a.n_kv_heads * a.d_head * given.value_norm
+    count += 3 * a.n_kv_heads * a.d_head * adds_first_values(a)
     if has_gate(a):
         count += (2 * a.d_model + bool(a.qkv_bias) + ACTIVATION) * gates + a.n_heads * a.d_head
     return float(count)

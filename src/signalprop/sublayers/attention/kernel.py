@@ -15,8 +15,9 @@ from signalprop.kernels.windows import windowed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention import roles
-from signalprop.sublayers.attention.moments import Row, Varied, seeing, sights_of
-from signalprop.sublayers.attention.roles import Sight, has_gate
+from signalprop.sublayers.attention.heads import Row
+from signalprop.sublayers.attention.moments import Varied, seeing, sights_of
+from signalprop.sublayers.attention.roles import FirstValues, Sight, has_gate
 from signalprop.theory.attention_variants import capped
 
 
@@ -32,7 +33,19 @@ class AttentionKernel:
         self.sights = sights_of(p, stack)
         self.has_gate = has_gate(p.architecture)
         self.kept: dict[int, TokenAttention] = {}  # they serve the way back too
+        self.first_read: FloatArray = np.zeros(0)  # the kernel that the first of them reads
+        self.sent: FloatArray = np.zeros(0)  # what sublayer i sends back to it
         self.keeps = grid is not None  # set before the last pass over sublayers from which the way back begins
+
+    @property
+    def values(self) -> FirstValues | None:
+        """How they add the values of the first one."""
+        return self.made.values
+
+    @property
+    def first(self) -> int | None:
+        """The row of that one."""
+        return self.made.first
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -41,6 +54,8 @@ class AttentionKernel:
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
         row = self.made.at(i)
+        if i == self.first:
+            self.first_read = kernel
         values = self._values(i, kernel)[1]
         if self.has_gate:
             values *= self._gate(i, kernel)[0]
@@ -51,20 +66,38 @@ class AttentionKernel:
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at what the branch reads, from the one before its dropout."""
         row = self.made.at(i)
-        if not isinstance(self.made, Varied):
+        if not isinstance(self.made, Varied) and self.values is None:
             attention = self._shaped(i, kernel) if self.shapes[i] else self.kept.pop(i, None)
             return (attention or self._by_scores(i, kernel)[0]).backward(gradient) * float(row.back)
         attention, values = self._values(i, kernel)
         self.kept.pop(i, None)
         arrived = gradient
-        if self.made.given.sink is not None and isinstance(attention, TokenAttention):
-            arrived = arrived * _pairs(attention.kept(self.made.given.sink))
-        size = float(self.made.value_size(row, size_of(kernel)))
+        if self.sink is not None and isinstance(attention, TokenAttention):
+            arrived = arrived * _pairs(attention.kept(self.sink))
         if not self.has_gate:
-            return attention.backward(arrived) * (float(row.back) / size)
+            return self._by_heads(i, attention, arrived, kernel)
+        assert isinstance(self.made, Varied)
         opened, slope = self._gate(i, kernel)
-        out = attention.backward(arrived * opened) * (float(row.back) / size)
+        out = self._by_heads(i, attention, arrived * opened, kernel)
         return np.asarray(out + gradient * values * slope * float(self.made.gate(i).back))
+
+    @property
+    def sink(self) -> float | None:
+        """The logit of one, where there is one."""
+        return self.made.given.sink if isinstance(self.made, Varied) else None
+
+    def _by_heads(
+        self, i: int, attention: TokenAttention | ShapedAttention, arrived: FloatArray, kernel: FloatArray
+    ) -> FloatArray:
+        """What the heads send back of a gradient at what they give."""
+        row = self.made.at(i)
+        if self.values is not None and isinstance(attention, TokenAttention):
+            value, scores = attention.backward_apart(arrived)
+            begun = self.made.at(self.values.row).value
+            self.sent = value * float(row.output * begun * self.values.first[i] ** 2)
+            return value * float(row.back * self.values.own[i] ** 2) + scores * float(row.output)
+        size = self.made.value_size(row, size_of(kernel)) if isinstance(self.made, Varied) else 1.0
+        return attention.backward(arrived) * (float(row.back) / float(size))
 
     def _values(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | ShapedAttention, FloatArray]:
         """A sublayer's attention, and the kernel of what its heads give before a gate."""
@@ -76,12 +109,17 @@ class AttentionKernel:
         if self.keeps:
             self.kept[i] = attention
         values = attention.forward()
-        values *= size * row.value
-        values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
+        if self.values is None:
+            values *= size * row.value
+            values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
+        else:
+            values *= size
+            values += row.value_bias * self.values.own[i] ** 2
+            values += self.made.at(self.values.row).value_bias * self.values.first[i] ** 2
         if isinstance(self.made, Varied):
             values /= self.made.value_size(row, size_of(kernel))
-            if self.made.given.sink is not None:
-                values *= _pairs(attention.kept(self.made.given.sink))
+        if self.sink is not None:
+            values *= _pairs(attention.kept(self.sink))
         return attention, values
 
     def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -115,6 +153,9 @@ class AttentionKernel:
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
         }
+        if self.values is not None:
+            begun = self.made.at(self.values.row).value * self.values.first[i] ** 2 / size
+            fields["values"] = kernel * (row.value * self.values.own[i] ** 2) + self.first_read * begun
         (window, base), a = self.sights.at(i), self.a
         rho, omega = None, None
         if base:
@@ -125,6 +166,8 @@ class AttentionKernel:
         if self.grid is None:
             return TokenAttention(kernel=kernel, rho=rho, omega=omega, **fields), size
         off, own = self.grid.split(kernel)
+        if "values" in fields:
+            fields["values"], fields["value_own"] = self.grid.split(fields["values"])
         if omega is not None:
             turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
             fields |= {"turn": turned, "omega": omega[self.grid.positions]}

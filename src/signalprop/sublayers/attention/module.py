@@ -14,7 +14,7 @@ from signalprop.models.token_positions import Positions
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
-from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, settings_of, sights
+from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, settings_of, sights
 
 
 class Attention(nn.Module):
@@ -25,6 +25,8 @@ class Attention(nn.Module):
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
         seen: which keys, and which rotations.
+        own_value, first_value: factors on its values and on those of the first attention; None: that are not added.
+        keeps_values: it is that first one.
     """
 
     def __init__(
@@ -39,6 +41,9 @@ class Attention(nn.Module):
         value_skip: Multiplier = 0.0,
         attention_gain: Multiplier = 1.0,
         shape: TorchShape | None = None,
+        own_value: Multiplier = 1.0,
+        first_value: Multiplier | None = None,
+        keeps_values: bool = False,
     ) -> None:
         super().__init__()
         self.architecture = architecture
@@ -48,6 +53,9 @@ class Attention(nn.Module):
         self.seen = seen
         self.value_skip = value_skip
         self.attention_gain = attention_gain
+        self.own_value = own_value
+        self.first_value = first_value
+        self.keeps_values = keeps_values
         self.given = Settings() if cross else settings_of(architecture)
         sink = self.given.sink
         self.sink = None if sink is None else nn.Parameter(torch.full((architecture.n_heads,), sink, dtype=dtype))
@@ -70,7 +78,12 @@ class Attention(nn.Module):
         def heads(x: Tensor, n: int) -> Tensor:
             return x.view(*x.shape[:-1], n, a.d_head).transpose(1, 2)
 
-        v = heads(self.value(source), a.n_kv_heads)
+        value = self.value(source)
+        if self.keeps_values:
+            around.first_values["V"] = value
+        if self.first_value is not None:
+            value = times(self.own_value, value) + times(self.first_value, around.first_values["V"])
+        v = heads(value, a.n_kv_heads)
         if self.given.value_norm:
             v = F.rms_norm(v, (a.d_head,), eps=a.norm_eps)
         if a.n_kv_heads != a.n_heads:
@@ -175,6 +188,8 @@ def make(
             "value of its own"
         )
     learned: Trainable = "scalar" if p.attention_trainable else "fixed"
+    added = None if cross else first_values(p)
+    later = None if added is None or index == added.row else added
     return Attention(
         p.architecture,
         float(p.score_scale[index]),
@@ -185,4 +200,7 @@ def make(
         value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
         attention_gain=trainable(gain, learned, 1, dtype),
         shape=shape,
+        own_value=1.0 if later is None else trainable(float(later.own[index]), learned, 1, dtype),
+        first_value=None if later is None else trainable(float(later.first[index]), learned, 1, dtype),
+        keeps_values=added is not None and later is None,
     )

@@ -1,7 +1,4 @@
-"""Moments through self-attention: one head's formulas are `theory.attention`; here they meet weights, biases, dropout.
-
-Of every placement of mask and rotation, forward, and back along all three paths (`docs/theory/network.md`).
-"""
+"""Moments through self-attention whose layers see different things, with caps, sinks, norms on values and gates."""
 
 from __future__ import annotations
 
@@ -11,12 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.roles import Settings, Sight, Sights, has_gate, settings_of, sights
-from signalprop.theory import attention, attention_scores
-from signalprop.theory.attention_rows import Band, Mask, over_rows
+from signalprop.sublayers.attention.heads import Row, SelfAttention, mixes, settings, table_of
+from signalprop.sublayers.attention.roles import (
+    Settings,
+    Sight,
+    Sights,
+    first_values,
+    has_gate,
+    settings_of,
+    sights,
+)
+from signalprop.theory import attention_scores
+from signalprop.theory.attention_rows import Band, over_rows
 from signalprop.theory.attention_variants import capped, kept
 from signalprop.theory.elements import (
     Branch,
@@ -29,25 +34,7 @@ from signalprop.theory.elements import (
     dropped,
     linear,
 )
-from signalprop.theory.logs import correlation, plain
-
-LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before
-
-
-class Row(NamedTuple):
-    """Products of widths and weight variances: of one sublayer, or of several."""
-
-    qk: Array  # d_model^2 sigma_q^2 sigma_k^2 d_head score_scale^2: s0 on an input of second moment 1
-    query_bias: Array  # variance of a query bias, in units of d_model sigma_q^2; a key bias drops out of softmax
-    value: Array  # d_model sigma_v^2
-    value_bias: Array
-    output: Array  # d_inner sigma_o^2
-    output_bias: Array
-    back: Array  # d_model sigma_o^2 d_inner sigma_v^2
-    value_skip: Array  # the heads give value_skip V + attention_gain A V
-    attention_gain: Array
-    query: Array  # d_model sigma_q^2
-    key: Array  # d_model sigma_k^2
+from signalprop.theory.logs import plain
 
 
 class GateRow(NamedTuple):
@@ -58,152 +45,6 @@ class GateRow(NamedTuple):
     back: Array  # d_model sigma_o^2 d_inner sigma_g^2; a gate of a head sums over its features
 
 
-def score_variances(p: Parametrization) -> FloatArray:
-    """Variance of the scores of every sublayer on an input of second moment 1, (..., sublayers)."""
-    a, scale = p.architecture, p.score_scale**2
-    if a.qk_norm:  # unit vectors times gains, which are part of score_scale
-        return a.d_head * scale
-    return a.d_model**2 * p.weights["query"] ** 2 * p.weights["key"] ** 2 * a.d_head * scale
-
-
-def table_of(p: Parametrization) -> FloatArray:
-    """The fields of Row for every sublayer, (11, ..., sublayers)."""
-    a = p.architecture
-    d, inner = a.d_model, a.n_heads * a.d_head
-    qk = score_variances(p)
-    w = {role: p.weights[role] ** 2 for role in ("query", "key", "value", "output")}
-    b = {role: p.biases[role] ** 2 for role in ("query", "value", "output")}
-    columns = [
-        qk,
-        np.divide(b["query"], d * w["query"], out=np.zeros_like(qk), where=w["query"] > 0),
-        d * w["value"],
-        b["value"],
-        inner * w["output"],
-        b["output"],
-        d * w["output"] * (inner * w["value"]),
-        p.value_skip,
-        p.attention_gain,
-        d * w["query"],
-        d * w["key"],
-    ]
-    return np.stack(columns)
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The attention sublayers of one stack: what self- and cross-attention share.
-
-    Attributes:
-        table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
-        n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
-    """
-
-    table: FloatArray
-    mixes: bool
-    n_queries: int
-    n_keys: int
-    d_model: int
-    d_head: int
-    dropout: float
-    attention_dropout: float
-    qk_norm: bool
-    norm_eps: float
-    causal: Mask = False
-    rotary: float = 1.0
-    rotary_rows: float = 1.0
-
-    def at(self, i: Any) -> Row:
-        """The products of sublayer i, or of several."""
-        values = self.table[..., i]
-        return Row(*(values.tolist() if values.ndim == 1 else values))
-
-    def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
-        """(s0, share of a query bias in it): variance of one raw score, and how much is the same for every query."""
-        total = second_query + row.query_bias
-        if self.qk_norm:  # size 1, but for what the norms add to what they divide by
-            query, key = row.query * total, row.key * second_key
-            kept = ratio(query, query + self.norm_eps) * ratio(key, key + self.norm_eps)
-            return _held_score(row.qk * kept), 0.0
-        return _held_score(row.qk * total * second_key), correlation(row.query_bias, total)
-
-    def through_output(self, row: Row, second: Array, averaged: Pair) -> Branch:
-        """Of values averaged by attention (in units of values of input 1) the branch: output map, biases, dropout."""
-        bias = row.value_bias
-        if self.mixes:  # rows of attention weights sum to 1, so a value bias passes
-            bias = bias * (row.value_skip + row.attention_gain) ** 2
-        values = linear(averaged, row.value * second, bias)
-        return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
-
-    def from_ends(self, row: Row, at_zero: Pair, at_one: Pair) -> BranchBackward:
-        """Attention's backward moments are linear in the gradient's covariance, so two evaluations give the map.
-
-        After the output dropout the gradient has variance G / (1 - p) and covariance Gamma.
-        """
-        (v0, c0), (v1, c1) = at_zero, at_one
-        slope = (np.asarray(v1) - v0, np.asarray(c1) - c0)
-        by_variance, by_covariance = dropped((1.0, 1.0), self.dropout)
-        vv, cv = linear((np.asarray(v0) * by_variance, np.asarray(c0) * by_variance), row.back)
-        vc, cc = linear((slope[0] * by_covariance, slope[1] * by_covariance), row.back)
-        return BranchBackward(np.asarray(vv), np.asarray(vc), np.asarray(cv), np.asarray(cc))
-
-
-class SelfAttention(Heads):
-    """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself."""
-
-    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
-        second, r = read
-        row = self.at(i)
-        s0, bias = self.scores(row, second, second)
-        averaged = attention.forward(
-            r, s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout,
-            causal=self.causal, omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
-        )  # fmt: skip
-        if self.mixes:
-            averaged = attention.mixture(
-                *averaged, r, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal
-            )
-        return self.through_output(row, second, averaged)
-
-    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`, over all three paths."""
-        second, r = read
-        row = self.at(i)
-        s0, bias = self.scores(row, second, second)
-        low, high = attention.backward_ends(
-            r, s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout,
-            causal=self.causal, omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
-        )  # fmt: skip
-        if self.mixes:
-            low, high = (
-                attention.mixture(*end, r_g, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal)
-                for r_g, end in ((0.0, low), (1.0, high))
-            )
-        return Sent(self.from_ends(row, low, high))
-
-
-def settings(a: Architecture, stack: int) -> dict[str, Any]:
-    """The fields of Heads that an architecture says, for one stack (index into STACKS)."""
-    after_encoder = a.kind == "encoder-decoder" and stack == 1
-    n_queries = (a.target_len or a.seq_len) if after_encoder else a.seq_len
-    return {
-        "n_queries": n_queries,
-        "n_keys": n_queries,
-        "d_model": a.d_model,
-        "d_head": a.d_head,
-        "dropout": a.dropout,
-        "attention_dropout": a.attention_dropout or 0.0,
-        "qk_norm": bool(a.qk_norm),
-        "norm_eps": a.norm_eps,
-        "causal": stack == 1,
-    }
-
-
-def mixes(p: Parametrization) -> bool:
-    """Whether any attention does more than average values."""
-    return bool((p.value_skip != 0).any() or (p.attention_gain != 1).any())
-
-
 @dataclass(frozen=True)
 class Layers:
     """Self-attention whose layers see different things: a SelfAttention for every Sight."""
@@ -211,22 +52,29 @@ class Layers:
     seeing: dict[Sight, SelfAttention]
     sights: Sights
 
+    @property
+    def first(self) -> int | None:
+        """As of each."""
+        return next(iter(self.seeing.values())).first
+
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`, of one row, or of rows that see the same."""
-        return self.seeing[self.sights.at(int(i if isinstance(i, int) else i[0]))].forward(i, read)
+        return self.seeing[self.sights.at(int(i if isinstance(i, int) else i[0]))].forward(i, read, memory)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`."""
-        out: FloatArray | None = None
+        out: list[FloatArray] = []  # to the stream, and to what the first values were made of
         second, r = (np.asarray(x) for x in read)
         for seen, made in self.seeing.items():
             where = [k for k, row in enumerate(i.tolist()) if self.sights.at(row) == seen]
             if where:
-                part = np.stack(made.backward(i[where], (second[..., where], r[..., where])).stream)
-                out = np.empty((*part.shape[:-1], len(i))) if out is None else out
-                out[..., where] = part
-        assert out is not None
-        return Sent(BranchBackward(*out))
+                met = None if memory is None else (np.asarray(memory[0])[..., where], np.asarray(memory[1])[..., where])
+                sent = made.backward(i[where], (second[..., where], r[..., where]), met)
+                parts = [np.stack(maps) for maps in sent if maps is not None]
+                out = out or [np.empty((*part.shape[:-1], len(i))) for part in parts]
+                for whole, part in zip(out, parts, strict=True):
+                    whole[..., where] = part
+        return Sent(*(BranchBackward(*whole) for whole in out))
 
 
 @dataclass(frozen=True)
@@ -247,7 +95,7 @@ class Varied(SelfAttention):
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`."""
-        row, values = self.at(i), self._values(i, read)
+        row, values = self.at(i), self._values(i, read, memory)
         if self.gates is not None:
             opened = activated(self._before_gate(i, read), "sigmoid")
             values = (values[0] * opened[0], values[1] * opened[1])
@@ -257,12 +105,15 @@ class Varied(SelfAttention):
         """As `BranchMoments.backward`; what a sink's share changes with the scores is left out."""
         row = self.at(i)
         one, both = self._kept(row, read)
-        vv, vc, cv, cc = (x / self.value_size(row, read[0]) for x in super().backward(i, read).stream)
-        out = BranchBackward(vv * one, vc * both, cv * one, cc * both)
+        without = super().backward(i, read, memory)
+        vv, vc, cv, cc = (x / self.value_size(row, read[0]) for x in without.stream)
+        out = _times(BranchBackward(vv, vc, cv, cc), (one, both))
+        first = without.memory and _times(without.memory, (one, both))
         if self.gates is None:
-            return Sent(out)
+            return Sent(out, first)
         gate = self._before_gate(i, read)
-        opened, values = activated(gate, "sigmoid"), self._values(i, read)
+        opened, values = activated(gate, "sigmoid"), self._values(i, read, memory)
+        through = first and _times(first, opened)
         unit = np.ones_like(np.asarray(read[0], float))
         slope = activated_back((unit * values[0], unit * values[1]), gate, "sigmoid")
         back = self.gate(i).back
@@ -270,7 +121,8 @@ class Varied(SelfAttention):
             BranchBackward(
                 out.vv * opened[0] + slope[0] * back / (1 - self.dropout), out.vc * opened[1],
                 out.cv * opened[0], out.cc * opened[1] + slope[1] * back,
-            )
+            ),
+            through,
         )  # fmt: skip
 
     def gate(self, i: Any) -> GateRow:
@@ -286,9 +138,9 @@ class Varied(SelfAttention):
         gate = self.gate(i)
         return linear((read[0], read[0] * read[1]), gate.weight, gate.bias)
 
-    def _values(self, i: Any, read: Pair) -> Pair:
+    def _values(self, i: Any, read: Pair, memory: Pair | None) -> Pair:
         """What the heads give, before a gate."""
-        row, without = self.at(i), super().forward(i, read)
+        row, without = self.at(i), super().forward(i, read, memory)
         out = (1 - self.dropout) * without.variance - row.output_bias, without.covariance - row.output_bias
         size, (one, both) = self.value_size(row, read[0]) * row.output, self._kept(row, read)
         return ratio(out[0] * one, size), ratio(out[1] * both, size)
@@ -307,6 +159,12 @@ class Varied(SelfAttention):
         one = one / sum(sizes)
         mean = sum((weight * share for weight, share in shares), np.zeros_like(own))
         return plain(one), plain(mean**2)
+
+
+def _times(maps: BranchBackward, by: Pair) -> BranchBackward:
+    """Maps of a gradient whose variance and covariance are multiplied beforehand."""
+    vv, vc, cv, cc = maps
+    return BranchBackward(vv * by[0], vc * by[1], cv * by[0], cc * by[1])
 
 
 def around(p: Parametrization) -> dict[str, Any]:
@@ -347,6 +205,7 @@ def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
         fields["rotary_rows"] = (
             attention_scores.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
         )
+    fields["values"] = first_values(p)
     more = around(p)
     return (Varied if more else SelfAttention)(table_of(p), mixes(p), **fields, **more)
 
@@ -370,7 +229,3 @@ def sights_of(p: Parametrization, stack: int) -> Sights:
         shape = "ALiBi" if p.shaping.kind == "none" else p.shaping.kind
         raise InputError(f"attention.window with {shape}: shaped attention has no window; leave one of them out")
     return found
-
-
-def _held_score(s0: Array) -> Array:
-    return min(s0, LARGEST_SCORE) if isinstance(s0, float) else np.minimum(s0, LARGEST_SCORE)

@@ -9,17 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from signalprop.errors import InputError
 from signalprop.files.validation import Value
 from signalprop.network.kinds import Kind, Role
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
+    from signalprop.network.parametrization import Parametrization
 
 T = TypeVar("T")
+_NORMED = {"pre", "sandwich", "post"}
 _Window = Annotated[int, Field(ge=0, le=10_000_000)]
 _Base = Annotated[float, Field(ge=1, le=1e30)]
 _Cap = Annotated[float, Field(ge=1e-3, le=1e30)]
 _Logit = Annotated[float, Field(ge=-1e3, le=1e3)]
+_Factor = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
 class Settings(Value):
@@ -32,6 +36,9 @@ class Settings(Value):
         score_cap: scores are score_cap tanh(score / score_cap). sink: logit, one per head, that takes part in the
             softmax and has no value, where it starts. value_norm: values are RMS-normalised per head, without gains.
         gate: what the heads give is multiplied by a sigmoid of a map of the input, for every feature or every head.
+        own_value, first_value: attention averages own_value V + first_value V_1, with the values V_1 of the first
+            attention (value residuals: Zhou et al. 2024, 2410.17897); the first averages its own as they are. Fixed
+            numbers, or parameters where the table's attention multipliers are trainable.
     """
 
     window: _Window | tuple[_Window, ...] = 0
@@ -41,6 +48,8 @@ class Settings(Value):
     sink: _Logit | None = None
     value_norm: bool = False
     gate: Literal["none", "features", "heads"] = "none"
+    own_value: _Factor | tuple[_Factor, ...] = 1.0
+    first_value: _Factor | tuple[_Factor, ...] = 0.0
 
 
 class Sight(NamedTuple):
@@ -72,6 +81,48 @@ def sights(a: Architecture, layer: NDArray[np.int32], length: float = math.inf) 
     s = settings_of(a)
     given = (len(x) for x in (s.window, s.rotates, s.rotary_base) if isinstance(x, tuple))
     return Sights(tuple(_sight(a, s, k, length) for k in range(math.lcm(*given))), layer)
+
+
+class FirstValues(NamedTuple):
+    """How the attention of a stack adds the values of its first one.
+
+    Attributes:
+        row: of the first attention in the table. own, first: the factors of every sublayer, (sublayers,).
+    """
+
+    row: int
+    own: NDArray[np.float64]
+    first: NDArray[np.float64]
+
+
+def adds_first_values(a: Architecture) -> bool:
+    """Whether some attention averages values of the first one, or its own times a factor."""
+    s = settings_of(a)
+    return any(x != usual for given, usual in ((s.own_value, 1.0), (s.first_value, 0.0)) for x in np.atleast_1d(given))
+
+
+def first_values(p: Parametrization) -> FirstValues | None:
+    """Those of a table; None where every attention averages its own values.
+
+    Raises:
+        InputError: an architecture for which they are not derived, or more around the values than they go with.
+    """
+    a, s = p.architecture, settings_of(p.architecture)
+    if not adds_first_values(a):
+        return None
+    if a.kind == "encoder-decoder" or a.streams is not None or a.squash or not set(a.placements) <= _NORMED:
+        raise InputError(
+            "attention.first_value needs one stack of one stream, with norms before branches or after the sum; "
+            f"expected norm_placement {', '.join(sorted(_NORMED))} without streams"
+        )
+    if s.value_norm or p.shaping.kind != "none" or a.positions == "alibi":
+        raise InputError("attention.first_value with value_norm or shaped attention; leave one of them out")
+    if (p.value_skip != 0).any() or (p.attention_gain != 1).any():
+        raise InputError("attention.first_value with value_skip or attention_gain; leave one of them out")
+    row = int(np.flatnonzero(KIND.of(p))[0])
+    own, first = (np.array([_of_layer(x, k) for k in p.layer.tolist()]) for x in (s.own_value, s.first_value))
+    own[row], first[row] = 1.0, 0.0
+    return FirstValues(row, own, first)
 
 
 def has_window(a: Architecture) -> bool:

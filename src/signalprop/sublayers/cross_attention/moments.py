@@ -7,7 +7,7 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.network.kinds import rows_where
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.moments import Heads, mixes, settings, table_of
+from signalprop.sublayers.attention.heads import Heads, mixes, settings, table_of
 from signalprop.theory import attention
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
 

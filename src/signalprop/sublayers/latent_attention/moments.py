@@ -13,7 +13,8 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.moments import Row, Varied, mixes, settings
+from signalprop.sublayers.attention.heads import Row, mixes, settings
+from signalprop.sublayers.attention.moments import Varied
 from signalprop.sublayers.latent_attention.roles import settings_of
 from signalprop.theory import attention_scores
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent

@@ -22,7 +22,8 @@ class Mamba2Module(nn.Module):
     """out(norm(scan(silu(filter(value, key, query)), step) silu(gate))).
 
     Attributes:
-        A_log, dt_bias, D: of every head; set as the settings say, not drawn. norm: gains of the gated norm.
+        A_log, dt_bias, D: of every head; set as the settings say, not drawn.
+        norm: gains of the gated norm, if there is one.
     """
 
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, turn: float) -> None:
@@ -40,7 +41,7 @@ class Mamba2Module(nn.Module):
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
         self.dt_bias = nn.Parameter(torch.tensor(s.step_bias(turn), dtype=dtype))
         self.D = nn.Parameter(torch.full((s.n_heads,), s.skip, dtype=dtype))
-        self.norm = nn.Parameter(torch.ones(s.inner, dtype=dtype))
+        self.norm = nn.Parameter(torch.ones(s.inner, dtype=dtype)) if s.normed else None
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape."""
@@ -52,8 +53,10 @@ class Mamba2Module(nn.Module):
         heads = split_features(value, s.n_heads)
         y = self._scanned(heads * step[..., None], key, query, -self.A_log.float().exp() * step.float())
         y = (y + self.D[:, None] * heads).flatten(-2) * F.silu(self.scan_gate(stream))
-        groups = F.rms_norm(split_features(y, s.n_groups), (s.inner // s.n_groups,), eps=s.eps)
-        out: Tensor = self.scan_out(groups.flatten(-2) * self.norm)
+        if self.norm is not None:
+            groups = F.rms_norm(split_features(y, s.n_groups), (s.inner // s.n_groups,), eps=s.eps)
+            y = groups.flatten(-2) * self.norm
+        out: Tensor = self.scan_out(y)
         return out
 
     def _scanned(self, value: Tensor, key: Tensor, query: Tensor, log_decay: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from signalprop.sublayers.mamba2.scan import Gains, scan
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 
 LONGEST = 64  # tokens that the scan is worked out for here: later tokens count as the mean of these
-_NODES, _PER_E = 5, 64  # correlations between which it is interpolated; gains are rounded to e^(1/64)
+# correlations between which it is interpolated; gains are rounded to e^(1/64), finer where no norm follows
+_NODES, _PER_E, _FINER = 5, 64, 1024
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Mamba2:
         scaled = Gains(*(x * second for x in read))._replace(filter=read.filter, out=1.0)
         biases, back = self.biases(i)._replace(out=0.0), self.gains(i, back=True)._replace(out=1.0)
         length = min(self.p.architecture.seq_len, LONGEST)
-        coefficients = _table(
-            settings(self.p.architecture), length, self.uniform, *map(_rounded, (scaled, biases, back))
-        )
+        s = settings(self.p.architecture)
+        rounded = ((_rounded(x, _PER_E if s.normed else _FINER)) for x in (scaled, biases, back))
+        coefficients = _table(s, length, self.uniform, *rounded)
         return np.asarray(chebyshev.chebval(1 - 2 * min(max(r, 0.0), 1.0), coefficients))
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
@@ -82,8 +83,8 @@ def _each(i: int | Rowset, read: Pair) -> list[tuple[int, float, float]]:
     return [(int(n), float(v), float(r)) for n, v, r in zip(rows, *values, strict=True)]
 
 
-def _rounded(gains: Gains) -> Gains:
-    return Gains(*(math.exp(round(_PER_E * math.log(x)) / _PER_E) if x > 0 else 0.0 for x in gains))
+def _rounded(gains: Gains, per_e: int) -> Gains:
+    return Gains(*(math.exp(round(per_e * math.log(x)) / per_e) if x > 0 else 0.0 for x in gains))
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ class Settings(Value):
         bias: the maps from and onto the stream have biases.
         rates: exp(A_log), from the first head's to the last one's in equal steps.
         steps: softplus(dt_bias), between these evenly in the logarithm, in an order that the rates do not follow.
-        skip: D. eps: of the gated norm.
+        skip: D. normed: a norm follows the gate. eps: of that norm.
     """
 
     n_heads: int = Field(8, ge=1, le=1_000_000)
@@ -40,6 +40,7 @@ class Settings(Value):
     rates: tuple[float, float] = (1.0, 16.0)
     steps: tuple[float, float] = (0.001, 0.1)
     skip: float = 1.0
+    normed: bool = True
     eps: float = Field(1e-5, ge=0, le=1)
 
     @model_validator(mode="after")

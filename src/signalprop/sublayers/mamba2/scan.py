@@ -100,7 +100,7 @@ class Scan:
         value, key, query: mean of x x^T over features, and of the slopes of silu.
         decayed: (groups, heads, T, T), what a state keeps times the step. mixing: times query and key: from x to y.
         read: x of the drawn features. read_slope: of its silu. output: y. opened, opened_slope: silu(z), and its slope.
-        root: what the norm divides by, (groups, 1, 1, T).
+        root: what the norm divides by, (groups, 1, 1, T); 1 without one.
     """
 
     s: Settings
@@ -142,7 +142,7 @@ class Scan:
         at_value = (turned.mT @ y @ turned - s.skip**2 * y).mean((0, 1)) * self.value[1] + past.mean((0, 1))
         # keys, queries and steps turn many features at once: the norm takes out what is along its output
         along = (self.features * self.opened).mT @ self.read / self.read.shape[2]
-        lost = g * self._alike[:, 0] / (self.root[:, 0].mT * self.root[:, 0])  # (groups, T, T)
+        lost = s.normed * g * self._alike[:, 0] / (self.root[:, 0].mT * self.root[:, 0])  # (groups, T, T)
         turn = (self.decayed * along).mean(1)
         both = self.value[0] * self.key[0]  # (groups, T, T)
         at_query = (y * (self.decayed @ both[:, None] @ self.decayed.mT)).mean(1)
@@ -167,6 +167,8 @@ class Scan:
 
     def _through_norm(self, x: FloatArray) -> FloatArray:
         """E x_i x_j P_i P_j over a head's features, P the norm's projection: features that are large get less back."""
+        if not self.s.normed:
+            return _second(x)
         n = self.features
         once = (x * n**2).mT @ x / x.shape[-2]
         both = _second(x * n) * self._alike
@@ -222,6 +224,7 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
     divisor = ideal + (seen.mean((1, 2)) - ideal) * min(some / size, 1.0) ** 0.5
     root = np.sqrt(divisor + s.eps)[:, None, None]
     root = root * np.sqrt((seen / root**2).mean((0, 1, 2)) * (1 + s.eps / ideal.mean(0)))  # of mean square 1
+    root = root if s.normed else np.ones_like(root)
     return Scan(
         s, z, rate, step, 1 / (1 + np.exp(-before)), (_second(value), _second(value_slope)),
         (_second(key), _second(key_slope)), (_second(query), _second(query_slope)), decayed, mixing, read,

@@ -1,0 +1,41 @@
+"""Granite MoE with a shared feed-forward: two modules that read one norm and are added up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import _experts, granite, granitemoe, llama
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture: the shared feed-forward stands beside the experts, or alone."""
+    shared, routed = c["shared_intermediate_size"], c["num_local_experts"] > 0
+    given = llama.decoder(c) | granite.multiplied(c)
+    kinds = ("experts",) * routed + ("feed_forward",) * (shared > 0)
+    if routed:
+        experts = {"n_experts": c["num_local_experts"], "top_k": c["num_experts_per_tok"]}
+        given["settings"] |= {"experts": experts | {"width": c["intermediate_size"]}}
+    if len(kinds) == 2:
+        given |= {"parallel": ("feed_forward",), "shared_norm": True}
+    return given | {"d_ff": shared or c["intermediate_size"], "branches": ("attention", *kinds)}
+
+
+SHARED = replace(
+    llama.FEED_FORWARD,
+    branch="shared_mlp",
+    weights={"down": "shared_mlp.output_linear"},
+    blocks={"shared_mlp.input_linear": ("gate", "up")},
+    activation="shared_mlp.activation",
+)
+EXPERTS = _experts.branch("block_sparse_moe", "router")
+(_PATHS,) = _experts.paths(EXPERTS)
+KINDS = {"experts": EXPERTS, "feed_forward": SHARED}
+FAMILY = replace(
+    granitemoe.FAMILY,
+    model_type="granitemoeshared",
+    defaults={**granitemoe.FAMILY.defaults, "shared_intermediate_size": 0},
+    fields=fields,
+    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=KINDS),)),),
+)

@@ -1,0 +1,254 @@
+"""Moments through self-attention: one head's formulas are `theory.attention`; here they meet weights, biases, dropout.
+
+Of every placement of mask and rotation, forward, and back along all three paths (`docs/theory/network.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.network.architecture import Architecture
+from signalprop.network.moments import Array, FloatArray, ratio
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.roles import FirstValues
+from signalprop.theory import attention
+from signalprop.theory.attention_rows import Mask
+from signalprop.theory.elements import (
+    Branch,
+    BranchBackward,
+    Pair,
+    Rowset,
+    Sent,
+    dropped,
+    linear,
+)
+from signalprop.theory.logs import correlation
+
+LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before
+
+
+class Row(NamedTuple):
+    """Products of widths and weight variances: of one sublayer, or of several."""
+
+    qk: Array  # d_model^2 sigma_q^2 sigma_k^2 d_head score_scale^2: s0 on an input of second moment 1
+    query_bias: Array  # variance of a query bias, in units of d_model sigma_q^2; a key bias drops out of softmax
+    value: Array  # d_model sigma_v^2
+    value_bias: Array
+    output: Array  # d_inner sigma_o^2
+    output_bias: Array
+    back: Array  # d_model sigma_o^2 d_inner sigma_v^2
+    value_skip: Array  # the heads give value_skip V + attention_gain A V
+    attention_gain: Array
+    query: Array  # d_model sigma_q^2
+    key: Array  # d_model sigma_k^2
+
+
+Ends = tuple[Pair, Pair]  # what goes back where two tokens' gradients share nothing, and all
+
+
+class Summed(NamedTuple):
+    """Values and those of the first attention: their variance without biases, its correlation, and the bias's."""
+
+    size: Array
+    r: Array
+    bias: Array
+
+
+def score_variances(p: Parametrization) -> FloatArray:
+    """Variance of the scores of every sublayer on an input of second moment 1, (..., sublayers)."""
+    a, scale = p.architecture, p.score_scale**2
+    if a.qk_norm:  # unit vectors times gains, which are part of score_scale
+        return a.d_head * scale
+    return a.d_model**2 * p.weights["query"] ** 2 * p.weights["key"] ** 2 * a.d_head * scale
+
+
+def table_of(p: Parametrization) -> FloatArray:
+    """The fields of Row for every sublayer, (11, ..., sublayers)."""
+    a = p.architecture
+    d, inner = a.d_model, a.n_heads * a.d_head
+    qk = score_variances(p)
+    w = {role: p.weights[role] ** 2 for role in ("query", "key", "value", "output")}
+    b = {role: p.biases[role] ** 2 for role in ("query", "value", "output")}
+    columns = [
+        qk,
+        np.divide(b["query"], d * w["query"], out=np.zeros_like(qk), where=w["query"] > 0),
+        d * w["value"],
+        b["value"],
+        inner * w["output"],
+        b["output"],
+        d * w["output"] * (inner * w["value"]),
+        p.value_skip,
+        p.attention_gain,
+        d * w["query"],
+        d * w["key"],
+    ]
+    return np.stack(columns)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention sublayers of one stack: what self- and cross-attention share.
+
+    Attributes:
+        table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
+        n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
+        values: how they add the values of the first one; None: they do not.
+    """
+
+    table: FloatArray
+    mixes: bool
+    n_queries: int
+    n_keys: int
+    d_model: int
+    d_head: int
+    dropout: float
+    attention_dropout: float
+    qk_norm: bool
+    norm_eps: float
+    causal: Mask = False
+    rotary: float = 1.0
+    rotary_rows: float = 1.0
+    values: FirstValues | None = None
+
+    @property
+    def first(self) -> int | None:
+        """The row whose values later ones add to theirs."""
+        return None if self.values is None else self.values.row
+
+    def at(self, i: Any) -> Row:
+        """The products of sublayer i, or of several."""
+        values = self.table[..., i]
+        return Row(*(values.tolist() if values.ndim == 1 else values))
+
+    def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
+        """(s0, share of a query bias in it): variance of one raw score, and how much is the same for every query."""
+        total = second_query + row.query_bias
+        if self.qk_norm:  # size 1, but for what the norms add to what they divide by
+            query, key = row.query * total, row.key * second_key
+            kept = ratio(query, query + self.norm_eps) * ratio(key, key + self.norm_eps)
+            return _held_score(row.qk * kept), 0.0
+        return _held_score(row.qk * total * second_key), correlation(row.query_bias, total)
+
+    def through_output(self, row: Row, second: Array, averaged: Pair) -> Branch:
+        """Of values averaged by attention (in units of values of input 1) the branch: output map, biases, dropout."""
+        bias = row.value_bias
+        if self.mixes:  # rows of attention weights sum to 1, so a value bias passes
+            bias = bias * (row.value_skip + row.attention_gain) ** 2
+        values = linear(averaged, row.value * second, bias)
+        return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
+
+    def from_ends(self, row: Row, at_zero: Pair, at_one: Pair) -> BranchBackward:
+        """Attention's backward moments are linear in the gradient's covariance, so two evaluations give the map.
+
+        After the output dropout the gradient has variance G / (1 - p) and covariance Gamma.
+        """
+        (v0, c0), (v1, c1) = at_zero, at_one
+        slope = (np.asarray(v1) - v0, np.asarray(c1) - c0)
+        by_variance, by_covariance = dropped((1.0, 1.0), self.dropout)
+        vv, cv = linear((np.asarray(v0) * by_variance, np.asarray(c0) * by_variance), row.back)
+        vc, cc = linear((slope[0] * by_covariance, slope[1] * by_covariance), row.back)
+        return BranchBackward(np.asarray(vv), np.asarray(vc), np.asarray(cv), np.asarray(cc))
+
+
+class SelfAttention(Heads):
+    """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself."""
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        """As `BranchMoments.forward`."""
+        second, r = read
+        row = self.at(i)
+        s0, bias = self.scores(row, second, second)
+        added = None if self.values is None else self.summed(i, row, read, memory)
+        averaged = attention.forward(
+            r, s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout,
+            causal=self.causal, omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
+            r_value=None if added is None else added.r,
+        )  # fmt: skip
+        if added is not None:
+            values = linear(averaged, added.size, added.bias)
+            return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
+        if self.mixes:
+            averaged = attention.mixture(
+                *averaged, r, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal
+            )
+        return self.through_output(row, second, averaged)
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        """As `BranchMoments.backward`, over all three paths."""
+        second, r = read
+        row = self.at(i)
+        s0, bias = self.scores(row, second, second)
+        where: dict[str, Any] = {
+            "causal": self.causal, "omega": self.rotary, "omega_rows": self.rotary_rows, "query_bias": bias
+        }  # fmt: skip
+        setting = r, s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout
+        if self.values is not None:
+            added = self.summed(i, row, read, memory)
+            ends = attention.backward_ends(*setting, **where, r_value=added.r)
+            return self._sent_apart(i, row, second, added.size, ends, attention.value_ends(*setting, **where))
+        low, high = attention.backward_ends(*setting, **where)
+        if self.mixes:
+            low, high = (
+                attention.mixture(*end, r_g, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal)
+                for r_g, end in ((0.0, low), (1.0, high))
+            )
+        return Sent(self.from_ends(row, low, high))
+
+    def summed(self, i: Any, row: Row, read: Pair, memory: Pair | None) -> Summed:
+        """What the values of sublayer i are with those of the first one, `memory`: independent maps of two inputs."""
+        assert self.values is not None
+        own, later = self.values.own[i] ** 2, self.values.first[i] ** 2
+        second, r = memory or (0.0, 0.0)
+        begun = self._begun(i)
+        kept, added = own * row.value * read[0], later * begun.value * second
+        shared = correlation(kept * read[1] + added * r, kept + added)
+        return Summed(kept + added, shared, own * row.value_bias + later * begun.value_bias)
+
+    def _begun(self, i: Any) -> Row:
+        """The products of the first attention, with an axis of rows where i has one."""
+        assert self.values is not None
+        return self.at([self.values.row] if np.ndim(i) else self.values.row)
+
+    def _sent_apart(self, i: Rowset, row: Row, second: Array, size: Array, ends: Ends, by_value: Ends) -> Sent:
+        """What goes to the stream, and through the first values to what they were made of.
+
+        The paths through queries and keys are as large as the sum is, those through values as their factors.
+        """
+        assert self.values is not None
+        ratio_of_sizes = ratio(size, row.value * second)
+        own = self.values.own[i] ** 2 - ratio_of_sizes
+        low, high = (
+            (own * np.asarray(v) + ratio_of_sizes * both_v, own * np.asarray(c) + ratio_of_sizes * both_c)
+            for (v, c), (both_v, both_c) in zip(by_value, ends, strict=True)
+        )
+        back = row.output * self._begun(i).value * self.values.first[i] ** 2
+        return Sent(self.from_ends(row, low, high), self.from_ends(row._replace(back=back), *by_value))
+
+
+def settings(a: Architecture, stack: int) -> dict[str, Any]:
+    """The fields of Heads that an architecture says, for one stack (index into STACKS)."""
+    after_encoder = a.kind == "encoder-decoder" and stack == 1
+    n_queries = (a.target_len or a.seq_len) if after_encoder else a.seq_len
+    return {
+        "n_queries": n_queries,
+        "n_keys": n_queries,
+        "d_model": a.d_model,
+        "d_head": a.d_head,
+        "dropout": a.dropout,
+        "attention_dropout": a.attention_dropout or 0.0,
+        "qk_norm": bool(a.qk_norm),
+        "norm_eps": a.norm_eps,
+        "causal": stack == 1,
+    }
+
+
+def mixes(p: Parametrization) -> bool:
+    """Whether any attention does more than average values."""
+    return bool((p.value_skip != 0).any() or (p.attention_gain != 1).any())
+
+
+def _held_score(s0: Array) -> Array:
+    return min(s0, LARGEST_SCORE) if isinstance(s0, float) else np.minimum(s0, LARGEST_SCORE)
