@@ -51,6 +51,10 @@ def test_what_it_says_of_itself_is_what_was_measured(optimizer: str) -> None:
 def test_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "frontier.svg"
     arguments = ["frontier", "tgs", "--layers", "1,2", "--widths", "64,128", "--scheme", "xavier,rezero"]
+    assert run([*arguments, "--seq-len", "8", "--optimizer", "adam"]) == 0
+    of_adam = capsys.readouterr().out
+    assert run([*arguments, "--seq-len", "8", "--optimizer", "adamw"]) == 0
+    assert capsys.readouterr().out == of_adam
     assert run([*arguments, "--seq-len", "8", "--optimizer", "sgd", "--plot", str(picture)]) == 0
     out = capsys.readouterr().out
     assert len([line for line in out.splitlines() if " 64 " in line]) == 4
