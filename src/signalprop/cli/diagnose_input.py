@@ -109,7 +109,7 @@ def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
 def formats_of(names: list[str] | None) -> list[str]:
     from signalprop.diagnosis.number_formats import FORMATS
 
-    return list(FORMATS) if names and "all" in names else list(names or [])
+    return list(FORMATS) if names and "all" in names else [opt.long_format(name) for name in names or []]
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
