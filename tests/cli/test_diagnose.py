@@ -73,7 +73,7 @@ class TestResults:
 
     @pytest.mark.parametrize("name", ["bert", "t5"])
     def test_other_kinds(self, command: Command, root: Path, name: str) -> None:
-        got = result_of(command, root / name, *SMALL, "--cast", "bfloat16", "--cast", "float8_e5m2")
+        got = result_of(command, root / name, *SMALL, "--cast", "bf16", "--cast", "float8_e5m2")
         assert got["family"] == name and got["loss"]["value"] > 0
         assert {row["format"] for row in got["casts"]} == {"bfloat16", "float8_e5m2"}
 

@@ -67,7 +67,7 @@ def diagnose(
         typer.Option(
             "--cast",
             metavar="FORMAT",
-            help="float8_e4m3fn, float8_e5m2, bfloat16, int8, nvfp4, mxfp4, mxfp8, int8_channel, int8_block, "
+            help="fp8 (float8_e4m3fn), fp8-e5m2, bf16, int8, nvfp4, mxfp4, mxfp8, int8_channel, int8_block, "
             "int4_channel, int4_block or all (repeatable).",
         ),
     ] = None,

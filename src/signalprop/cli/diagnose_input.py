@@ -139,7 +139,7 @@ def formats_of(names: list[str] | None) -> list[str]:
         return []
     from signalprop.diagnosis.number_formats import FORMATS
 
-    return list(FORMATS) if "all" in names else names
+    return list(FORMATS) if "all" in names else [opt.long_format(name) for name in names]
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:

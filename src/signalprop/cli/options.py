@@ -267,6 +267,19 @@ def several(text: str | None, option: str) -> list[str] | None:
     return members
 
 
+FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp8-e5m2": "float8_e5m2"}
+
+
+def long_format(name: str) -> str:
+    """A number format as PyTorch spells it, of either spelling; names that have one alone stay."""
+    return FORMATS.get(name, name)
+
+
+def short_format(name: str) -> str:
+    """Likewise the short one."""
+    return {long: short for short, long in FORMATS.items()}.get(name, name)
+
+
 def several_numbers(text: str | None, option: str, what: str, example: str) -> list[int] | None:
     """The whole numbers that an option names with commas between, None where it is not given.
 
