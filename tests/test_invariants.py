@@ -144,7 +144,7 @@ def check_scheme(name: str, presets: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_every_scheme(name: str) -> None:
-    check_scheme(name, ("bert-base", "llama3-8b", "gpt-neox", "t5-small", "vit-small", "olmo2-7b"))
+    check_scheme(name, ("bert-base", "llama3-8b", "t5-small"))
 
 
 @pytest.mark.slow

@@ -75,9 +75,8 @@ def _gradient(profile: Profile) -> Series:
 SERIES = {"stream": lambda profile: profile.forward["stream_out"], "gradient": _gradient}
 
 
-@pytest.mark.parametrize("seed", [5, 11])
-def test_a_few(seed: int) -> None:
-    p = setting(seed)
+def test_one() -> None:
+    p = setting(5)
     assert not differences(p, 8), p.architecture
 
 

@@ -98,11 +98,19 @@ class Frontier:
             if powers:
                 goes = " x ".join(f"{name}^{power:.2f}" for name, power in powers)
                 lines.append(f"{e.scheme}, {e.norm}: rate ~ {goes}")
-        for c in {(c.scheme, c.norm): c for c in self.cells if c.shares}.values():
-            moved = ", ".join(f"{role} {share:.0%}" for role, share in c.shares.items())
-            even = ", ".join(f"{role} {rate:.2g}" for role, rate in c.even_rates.items())
-            lines.append(f"{c.scheme}, {c.norm}, {c.layers} layers: moved by {moved}; even with rates times {even}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._role_table()])
+
+    def _role_table(self) -> list[str]:
+        """Whose weights move the last network of each scheme, and the rates that would make roles even."""
+        last = {(c.scheme, c.norm): c for c in self.cells if c.shares}.values()
+        roles = list(dict.fromkeys(role for c in last for role in c.shares))
+        rows = []
+        for c in last:
+            name = [c.scheme, c.norm, str(c.layers)]
+            rows.append([*name, "moves", *(f"{c.shares[role]:.1%}" if role in c.shares else "" for role in roles)])
+            even = c.even_rates
+            rows.append([*name, "even at rate x", *(f"{even[role]:.3g}" if role in even else "" for role in roles)])
+        return ["", text_table(["scheme", "norm", "layers", "", *roles], rows)] if rows else []
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""

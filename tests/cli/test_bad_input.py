@@ -48,6 +48,8 @@ Refused = Callable[..., str]
         (["predict", str(BOOK)], "holds no architecture in JSON; expected such a file, a preset's name"),
         (["predict", "tgs", "--json"], "see signalprop predict --help"),
         (["check", "./nothing", "--scheme", "xavier"], "cannot read nothing: there is no such file or directory"),
+        (["anatomy", "tgs"], "tgs is a preset, a network without weights"),
+        (["apply", "tgs", "--scheme", "xavier", "--out", "out"], "tgs is a preset, a network without weights"),
         (["predict", "tgs", "--set", "gated"], "KEY=VALUE"),
         (["predict", "tgs", "--norm", "middle"], "norm_placement"),
         (["predict", "tgs", "--activation", "sigmoidal"], "activation"),

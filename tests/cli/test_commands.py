@@ -116,7 +116,7 @@ def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) ->
     assert status == 0 and picture.read_text().startswith("<?xml")
     lines = out.splitlines()
     assert lines[:2] == [
-        "network             encoder, 4, 192 layers, d_model 256, post-norm, relu",
+        "network             encoder, 4 and 192 layers, d_model 256, post-norm, relu",
         "scheme              xavier, deepscalelm",
     ]
     assert lines[4].split("  ")[0] == "scheme"

@@ -73,14 +73,16 @@ class TestResults:
 
     @pytest.mark.parametrize("name", ["bert", "t5"])
     def test_other_kinds(self, command: Command, root: Path, name: str) -> None:
-        got = result_of(command, root / name, *SMALL, "--cast", "bfloat16", "--cast", "float8_e5m2")
+        got = result_of(command, root / name, *SMALL, "--cast", "bf16", "--cast", "float8_e5m2")
         assert got["family"] == name and got["loss"]["value"] > 0
         assert {row["format"] for row in got["casts"]} == {"bfloat16", "float8_e5m2"}
 
     def test_text(self, command: Command, root: Path) -> None:
         status, out, err = command("diagnose", str(root / "llama"), *SMALL, "--remove", "--cast", "all")
         assert status == 0
-        assert out.startswith("llama (llama), 0.0 M parameters, 3 layers\n64 tokens of sotu in 4 sequences of 16")
+        assert re.match(
+            r"llama \(llama\), [\d,]{5,7} parameters, 3 layers\n64 tokens of sotu in 4 sequences of 16", out
+        )
         for words in (
             "perplexity",
             "few tokens:",

@@ -170,13 +170,6 @@ def test_damaged_checkpoints(subject: str, plain: Path, applied: Path, tmp_path:
     fuzz(subject, plain, applied, tmp_path, FEW, fixed=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.filterwarnings("ignore")
-def test_many_damaged_checkpoints(subject: str, plain: Path, applied: Path, tmp_path: Path) -> None:
-    fuzz(subject, plain, applied, tmp_path, MANY, fixed=False)
-
-
 def refused_by_all(folder: Path, says: str) -> None:
     """Whatever reads weights and tokenizers refuses the directory, and so do the commands."""
     readers: list[Callable[[], Any]] = [

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import signalprop as sp
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.models import layerwise
 from signalprop.results.cost import count_parameters, train_flops
 
 _INPUTS = sp.InputStatistics(token_correlation=1 / 500, target_correlation=1 / 500)
@@ -91,6 +93,21 @@ def test_the_values_are_the_first_ones() -> None:
     assert count_parameters(trained)["multipliers"] == 4 * 2 + 3 * 2
 
 
+@pytest.mark.parametrize("memory", [2**30, 1])
+def test_one_sublayer_at_a_time_gives_the_gradients_of_the_whole(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    monkeypatch.setattr(layerwise, "STREAM_MEMORY", memory)  # of 1: streams are computed again on the way back
+    table = _table(own_value=0.5, first_value=2.0)
+    ids = np.random.default_rng(0).integers(0, 500, (2, 32))
+    batch = Batch(tokens=ids, targets=np.roll(ids, -1, 1))
+    simulated = sp.simulate(table, batch=batch, n_seeds=1, seed=3, dtype=torch.float64)
+    measured = sp.measure(sp.build(table, seed=3, dtype=torch.float64), batch)
+    assert simulated.gradient is not None and measured.gradient is not None
+    for point in ("stream_in", "branch", "stream_out"):
+        one, other = simulated.gradient[point], measured.gradient[point]
+        assert one.log_variance == pytest.approx(other.log_variance, abs=1e-9)
+        assert one.token_correlation == pytest.approx(other.token_correlation, abs=1e-9)
+
+
 def test_a_sweep_is_its_members() -> None:
     table = _table("encoder", own_value=0.5, first_value=0.5)
     sweep = table.with_columns(weight__value=np.stack([table.weights["value"], 2 * table.weights["value"]]))
@@ -107,5 +124,13 @@ def test_what_does_not_go_together() -> None:
         sp.predict(sp.scheme("xavier")(table.architecture.replace(norm_placement="res-post")))
     with pytest.raises(InputError, match="value_norm"):
         sp.build(_table(first_value=0.5, value_norm=True), seed=0)
-    with pytest.raises(InputError, match="simulate"):
-        sp.predict(table, fidelity="simulate")
+
+
+def test_a_grid_of_positions_is_all_of_them() -> None:
+    a = _table(own_value=0.5, first_value=2.0).architecture.replace(seq_len=240, n_layers=3)
+    grid, every = (sp.predict(sp.scheme("xavier")(a), _INPUTS, fidelity=fidelity) for fidelity in ("auto", "kernel"))
+    assert any("positions, interpolated" in note for note in grid.notes)
+    for way, at in (("forward", "stream_out"), ("gradient", "stream_in")):
+        one, other = (getattr(profile, way)[at] for profile in (grid, every))
+        assert one.log_variance == pytest.approx(other.log_variance, abs=1e-3)
+        assert one.token_correlation == pytest.approx(other.token_correlation, abs=1e-3)

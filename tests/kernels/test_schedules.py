@@ -49,13 +49,6 @@ def beside_skip(kernel: np.ndarray, branch: np.ndarray, skip: float) -> np.ndarr
     return skip**2 * kernel + (1 - skip**2) * branch
 
 
-def cosines(kernel: np.ndarray) -> tuple[float, float]:
-    """Mean off the diagonal, and mean of neighbours."""
-    own = np.sqrt(np.diagonal(kernel))
-    cosine, n = kernel / np.outer(own, own), len(kernel)
-    return float((cosine.sum() - n) / (n * (n - 1))), float(np.diagonal(cosine, -1).mean())
-
-
 # --- schedules -----------------------------------------------------------------------------------------------------
 
 
@@ -111,15 +104,6 @@ def test_uspa_beside_a_skip_is_exact_up_to_its_bound(rhos: list[float], skip: fl
     kernel = uniform_kernel(rho, 30)
     branch = kernel_step(USPA(rho, uniform_behind_skip(rho, rho_out, skip)), kernel)
     np.testing.assert_allclose(beside_skip(kernel, branch, skip), uniform_kernel(rho_out, 30), atol=1e-10)
-
-
-def test_largest_skips_of_uspa() -> None:
-    for n_layers, bound in ((32, 0.9428), (36, 0.9487), (100, 0.9806)):
-        rhos = rho_schedule(n_layers, 0.8)
-        for before, after in pairwise(rhos):
-            assert uniform_behind_skip(before, after, bound - 1e-4) < 1
-        with pytest.raises(InputError):
-            uniform_behind_skip(rhos[-2], rhos[-1], bound + 1e-4)
 
 
 @pytest.mark.parametrize(("skip", "bound", "first"), [(0.98, 0.7255, 16), (0.995, 0.2744, 1)])
@@ -245,25 +229,6 @@ def test_the_exact_filter_is_the_last_row_of_the_dense_factor(skip: float) -> No
         np.testing.assert_allclose(found[-1], dense[-1], atol=1e-10)
 
 
-def test_where_the_dense_factor_differs_from_the_filter() -> None:
-    """Skip 0.9, gamma_L = 0.005, 36 blocks, 400 tokens: at the first tokens, where alone it has negative weights."""
-    decays, lowest, worst = decay_schedule(36, 0.005, "tanh"), [], []
-    for before, after in pairwise(decays):
-        dense = dense_beside_skip(before, after, 0.9, 400)
-        made = ESPA(*exact_behind_skip(before, after, 0.9))
-        found = made.matrix(400)
-        if made.zero < 0.8:
-            np.testing.assert_allclose(found[-1, 1:], dense[-1, 1:], atol=2e-13)
-        np.testing.assert_allclose(found[-1, 300:], dense[-1, 300:], atol=3e-7)
-        assert dense[:, 1:].min() > -1e-13
-        lowest.append(dense[:, 0].min())
-        worst.append(np.abs(found[-1, 1:] - dense[-1, 1:]).max())
-    negative = np.flatnonzero(np.array(lowest) < -1e-5) + 1
-    assert (negative[0], negative[-1]) == (12, 34)
-    assert min(lowest) == pytest.approx(-4.1e-3, rel=0.01)
-    assert worst[-1] == pytest.approx(1.4e-3, rel=0.03)
-
-
 def test_one_step_beside_a_skip() -> None:
     paper = exponential_behind_skip(decay_of(0.3), decay_of(0.25), 0.9)
     assert paper.gain == pytest.approx(0.571578, abs=5e-7)
@@ -275,81 +240,6 @@ def test_one_step_beside_a_skip() -> None:
     for rule in (exponential_behind_skip, exact_behind_skip):  # without a skip both are theorem 3
         made = rule(decay_of(0.3), decay_of(0.25), 0.0)
         assert made == pytest.approx((decay_of(0.3), decay_of(0.25), ESPA.between(0.3, 0.25).diagonal))
-
-
-# tokens, skip, blocks, gamma_L; target; the paper's rule; the exact filter with the tanh schedule:
-# mean cosine and cosine of neighbours, and before them least and largest diagonal
-MEASURED = [
-    ((100, 0.98, 36, 0.2), (0.086, 0.819), (0.89, 9.56, 0.530, 0.906), None),
-    ((512, 0.98, 36, 0.2), (0.017, 0.819), (0.89, 11.2, 0.194, 0.960), None),
-    ((512, 0.98, 36, 0.4), (0.008, 0.670), (0.88, 1.00, 0.014, 0.519), None),
-    ((100, 0.98, 36, 0.5), (0.030, 0.607), (0.89, 1.00, 0.039, 0.431), (1.00, 1.12, 0.031, 0.608)),
-    ((100, 0.99, 36, 0.4), (0.040, 0.670), (0.92, 4.51, 0.428, 0.765), None),
-    ((100, 0.9975, 32, 1.0), (0.012, 0.368), (0.99, 1.25, 0.132, 0.239), None),
-    ((100, 0.9, 36, 0.005), (0.851, 0.995), (0.97, 5.01, 0.878, 0.996), (1.00, 1.14, 0.869, 0.996)),
-]
-
-
-@pytest.mark.parametrize(("setting", "target", "paper", "exact"), MEASURED)
-def test_how_far_skips_miss_their_target(
-    setting: tuple[int, float, int, float],
-    target: tuple[float, float],
-    paper: tuple[float, float, float, float],
-    exact: tuple[float, float, float, float] | None,
-) -> None:
-    """The table of docs/theory/shaping.md: attention alone, no norm, independent tokens."""
-    n, skip, n_layers, gamma = setting
-    np.testing.assert_allclose(cosines(exponential_kernel(decay_of(gamma), n)), target, atol=6e-4)
-    for rule, wanted in ((False, paper), (True, exact)):
-        if wanted is None:
-            with pytest.raises(InputError, match="too large for the step"):
-                stack(n_layers, gamma, skip, exact=rule)
-            continue
-        kernel = np.eye(n)
-        for shape in stack(n_layers, gamma, skip, exact=rule):
-            kernel = beside_skip(kernel, kernel_step(shape, kernel), skip)
-        own = np.diagonal(kernel)
-        np.testing.assert_allclose([own.min(), own.max()], wanted[:2], rtol=0.006)
-        np.testing.assert_allclose(cosines(kernel), wanted[2:], atol=6e-4)
-
-
-def test_rows_can_be_calibrated_but_that_does_not_mend_the_cosines() -> None:
-    """The first row above, every branch's diagonal scaled to 1 on the kernel that is sent through the stack."""
-    kernel = np.eye(100)
-    for shape in stack(36, 0.2, 0.98, exact=False):
-        branch = kernel_step(shape, kernel)
-        scale = 1 / np.sqrt(np.diagonal(branch))
-        kernel = beside_skip(kernel, branch * np.outer(scale, scale), 0.98)
-        np.testing.assert_allclose(np.diagonal(kernel), 1, atol=1e-10)
-    assert cosines(kernel) == pytest.approx((0.373, 0.726), abs=6e-4)  # of 0.086 and 0.819
-
-
-# --- sampled sequences ---------------------------------------------------------------------------------------------
-
-
-def test_repeated_tokens_on_sampled_sequences() -> None:
-    """SPA fig. 6: T = 100, 20 equally likely tokens (r = 0.05), gamma_L = 0.02, 36 blocks, 64 sequences.
-
-    Mean and standard deviation of the diagonal over positions, averaged over sequences; within four standard errors.
-    """
-    wanted = {
-        0.0: {12: (1.40, 0.27), 24: (2.24, 0.51), 36: (3.07, 1.21)},
-        0.05: {12: (1.00, 0.18), 24: (1.01, 0.12), 36: (1.01, 0.09)},
-    }
-    ids = np.random.default_rng(0).integers(0, 20, (64, 100))
-    decays = decay_schedule(36, 0.02)
-    for repeats, rows in wanted.items():
-        product, found = np.eye(100), {}
-        for block in range(1, 37):
-            product = ESPA(decays[block - 1], decays[block], repeats=repeats).apply(product)
-            if block in rows:
-                equal = ids[:, :, None] == ids[:, None, :]
-                own = np.einsum("ij,sjk,ik->si", product, equal.astype(float), product, optimize=True)
-                found[block] = own.mean(1), own.std(1)
-        for block, (mean, spread) in rows.items():
-            for values, value in zip(found[block], (mean, spread), strict=True):
-                error = values.std(ddof=1) / math.sqrt(64)
-                assert values.mean() == pytest.approx(value, abs=4 * error + 0.005), (repeats, block)
 
 
 # --- errors --------------------------------------------------------------------------------------------------------

@@ -135,16 +135,6 @@ def test_uspa_is_a_quotient_of_cholesky_factors(pair: list[float], n: int) -> No
     np.testing.assert_allclose(USPA(rho, rho_out).matrix(n), expected, atol=EXACT)
 
 
-@pytest.mark.parametrize(("before", "after"), [(math.inf, 1.06), (math.inf, 0.005), (0.3, 0.25), (0.0057, 0.005)])
-@pytest.mark.parametrize("repeats", [0.0, 0.05])
-def test_closed_forms_at_512_tokens(before: float, after: float, repeats: float) -> None:
-    found = ESPA.between(before, after, repeats).matrix(512)
-    np.testing.assert_allclose(found, dense_espa(before, after, repeats, 512), atol=EXACT)
-    rho, rho_out = 0.8 * math.exp(-before), 0.8 * math.exp(-after)
-    expected = quotient(uniform_kernel(rho_out, 512), uniform_kernel(rho, 512))
-    np.testing.assert_allclose(USPA(rho, rho_out).matrix(512), expected, atol=EXACT)
-
-
 @settings(max_examples=80, deadline=None)
 @given(gammas=st.tuples(GAMMAS, GAMMAS), rhos=st.tuples(RHOS, RHOS), n=st.integers(3, 40))
 def test_weights_are_positive_exactly_when_the_kernel_grows(
@@ -193,10 +183,6 @@ def test_the_generator_of_uspa(rho: float, n: int) -> None:
     np.testing.assert_allclose(step, expm(2 * h * g), atol=1e-8)
 
 
-def test_uspa_repeats_its_own_schedule_backwards_with_negative_weights() -> None:
-    assert quotient(uniform_kernel(0.3, 20), uniform_kernel(0.5, 20)).min() == pytest.approx(-0.25, abs=0.005)
-
-
 # --- whole schedules -----------------------------------------------------------------------------------------------
 
 
@@ -223,17 +209,6 @@ def test_uspa_telescopes(n_blocks: int, repeats: float) -> None:
         np.testing.assert_allclose(np.diagonal(kernel), 1, atol=EXACT)
         np.testing.assert_allclose(kernel, uniform_kernel(shape.rho_out, n), atol=EXACT)
     np.testing.assert_allclose(product, quotient(uniform_kernel(0.8, n), uniform_kernel(repeats, n)), atol=EXACT)
-
-
-def test_schedules_at_512_tokens() -> None:
-    for stack, target in (
-        (espa_stack(36), exponential_kernel(decay_of(0.005), 512)),
-        (uspa_stack(36), uniform_kernel(0.8, 512)),
-    ):
-        kernel = np.eye(512)
-        for shape in stack:
-            kernel = kernel_step(shape, kernel)
-        np.testing.assert_allclose(kernel, target, atol=EXACT)
 
 
 def test_repeated_tokens_in_closed_form() -> None:
@@ -280,15 +255,6 @@ def test_causal_rows_do_not_depend_on_the_length(shape: AttentionShape, n: int, 
     np.testing.assert_allclose(shape.rescale(n + longer)[:n], shape.rescale(n), atol=EXACT)
     near = np.tril_indices(min(n, 10))
     np.testing.assert_allclose(shape.log_weights(n + longer)[near], shape.log_weights(n)[near], atol=1e-8)
-
-
-def test_products_at_512_tokens() -> None:
-    x = np.random.default_rng(0).normal(size=(512, 4))
-    for shape in (*espa_stack(36, repeats=0.02)[::7], *uspa_stack(36)[::7], *ALiBi.heads(8)):
-        a = shape.matrix(512)
-        np.testing.assert_allclose(shape.apply(x), a @ x, atol=EXACT)
-        np.testing.assert_allclose(shape.apply_transposed(x), a.T @ x, atol=EXACT)
-        np.testing.assert_allclose(shape.rescale(512), a.sum(1), rtol=EXACT)
 
 
 # --- logarithms ----------------------------------------------------------------------------------------------------
@@ -431,39 +397,6 @@ def test_dense_matrices_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) 
     assert ask(0.5, 40) and not ask(0.5, 40) and ask(0.1, 10) and ask(0.5, 40)
 
 
-def test_without_a_step_in_gamma_dks_too_is_negative_by_a_little() -> None:
-    decay = 0.6922
-    lowest = quotient(exponential_kernel(decay, 24), after_activation(dks("gelu", 36), exponential_kernel(decay, 24)))
-    assert -1e-7 < np.tril(lowest).min() < -1e-9
-    with pytest.raises(InputError, match="a softmax gives none below 0"):
-        CorrectedESPA(decay, decay, dks("gelu", 36)).matrix(24)
-
-
-@pytest.mark.parametrize("gamma", [0.005, 0.2, 1.0])
-@pytest.mark.parametrize("rule", ["diagonal", "tanh"])
-@pytest.mark.parametrize("activation", ["gelu", "silu", "tanh"])
-def test_dks_can_be_corrected_over_whole_schedules(activation: str, rule: str, gamma: float) -> None:
-    name = dks(activation, 12)
-    for before, after in pairwise(decay_schedule(12, gamma, rule)[1:]):
-        behind = after_activation(name, exponential_kernel(before, 100))
-        assert np.tril(quotient(exponential_kernel(after, 100), behind)).min() > -1e-12
-
-
-def test_a_longer_sequence_can_be_what_forbids_the_correction() -> None:
-    """Rows do not depend on the length, so negative weights of late rows come with it."""
-    decays = decay_schedule(36, 0.005)
-    refused = []
-    for n in (64, 256):
-        count = 0
-        for before, after in pairwise(decays[1:]):
-            try:
-                CorrectedESPA(before, after, "gelu").matrix(n)
-            except InputError:
-                count += 1
-        refused.append(count)
-    assert 0 < refused[0] < refused[1] == 35
-
-
 @pytest.mark.parametrize(("name", "lowest"), [("relu", -0.23), ("gelu", -0.13), ("tat", -0.085)])
 def test_other_activations_cannot_be_corrected(name: str, lowest: float) -> None:
     name = tat(36) if name == "tat" else name
@@ -476,24 +409,6 @@ def test_other_activations_cannot_be_corrected(name: str, lowest: float) -> None
         assert "\n" not in str(caught.value)
     assert min(found) == pytest.approx(lowest, abs=0.005)
     assert max(found) < 0
-
-
-def test_uspa_is_corrected_exactly() -> None:
-    """Q maps a uniform kernel to a uniform one, so rho before attention is C(rho) and nothing else changes."""
-    name, rhos, kernel = dks("gelu", 36), rho_schedule(36, 0.8), np.eye(128)
-    for block in range(1, 37):
-        behind = kernel if block == 1 else after_activation(name, kernel)
-        kernel = kernel_step(USPA(float(behind[1, 0]), rhos[block]), behind)
-        np.testing.assert_allclose(kernel, uniform_kernel(rhos[block], 128), atol=EXACT)
-
-
-@pytest.mark.parametrize(("name", "least"), [("relu", 0.978), ("tat", 0.896), ("gelu", 0.744)])
-def test_least_rho_that_feed_forwards_leave_to_a_corrected_uspa(name: str, least: float) -> None:
-    """After the 36th attention; the feed-forward behind it adds 0.001, 0.004 and 0.001."""
-    name, c = tat(36) if name == "tat" else name, 0.0
-    for _ in range(35):
-        c = float(after_activation(name, np.array(min(c, 1.0))))
-    assert c == pytest.approx(least, abs=6e-4)
 
 
 # --- calibrated ----------------------------------------------------------------------------------------------------
@@ -543,175 +458,7 @@ def test_alibi_slopes_are_those_of_bloom() -> None:
         np.testing.assert_allclose(alibi_slopes(n_heads), bias[:, 0, 1].numpy(), rtol=1e-6)
 
 
-# --- gradients -----------------------------------------------------------------------------------------------------
-
-
-def backward(stack: list[ESPA] | list[USPA], gradient: np.ndarray) -> list[np.ndarray]:
-    """Gradient kernels at block 0, 1, .. L."""
-    out = [gradient]
-    for shape in reversed(stack):
-        out.append(gradient_step(shape, out[-1]))
-    return out[::-1]
-
-
-WHITE = {
-    0: (1.000, 99.9, 0.923, 0.0100),
-    9: (0.245, 72.9, 0.114, 0.0315),
-    18: (0.213, 49.3, 0.119, 0.0998),
-    27: (0.358, 20.5, 0.319, 0.316),
-    35: (0.881, 1.39, 0.880, 0.880),
-}
-
-
-def test_gradients_of_espa_are_uneven() -> None:
-    """36 blocks, gamma_L = 0.005, 512 tokens, white gradients at the top: mean, first, middle, last position."""
-    n, stack = 512, espa_stack(36)
-    kernels, s = backward(stack, np.eye(n)), decay_of(0.005)
-    for block, wanted in WHITE.items():
-        own = np.diagonal(kernels[block])
-        np.testing.assert_allclose([own.mean(), own[0], own[n // 2], own[-1]], wanted, rtol=0.006)
-        # closed form: columns of L_L L_l^-1
-        r = stack[block].zero
-        gain, rest = math.sqrt((1 - s * s) / (1 - r * r)), n - np.arange(1, n + 1)
-        later = gain**2 * (1 + (s - r) ** 2 * -np.expm1(2 * rest * math.log(s)) / (1 - s * s))
-        np.testing.assert_allclose(own[1:], later[1:], rtol=1e-9)
-        first = 1 + (s - gain * r) ** 2 * -math.expm1(2 * (n - 1) * math.log(s)) / (1 - s * s)
-        assert own[0] == pytest.approx(first, rel=1e-9)
-        bulk = (1 - 2 * s * r + r * r) / (1 - r * r)
-        assert later[0] == pytest.approx(bulk, rel=0.01)
-        assert own[-1] == pytest.approx(gain**2, rel=1e-9)
-    np.testing.assert_allclose(np.trace(kernels[0]), n)  # what a unit diagonal implies
-    assert kernels[0][0, 0] == pytest.approx(-math.expm1(-0.01 * n) / -math.expm1(-0.01), rel=1e-9)
-
-
-@pytest.mark.parametrize(("c", "wanted"), [(0.1, (26.5, 6.9, 4.0, 1.85)), (1.0, (256, 67, 38, 15))])
-def test_correlated_gradients_are_amplified(c: float, wanted: tuple[float, ...]) -> None:
-    kernels = backward(espa_stack(36), uniform_kernel(c, 512))
-    found = [np.diagonal(kernels[block]).mean() for block in (0, 9, 18, 27)]
-    np.testing.assert_allclose(found, wanted, rtol=0.02)
-
-
-def test_gradients_of_uspa_go_to_the_first_tokens() -> None:
-    own = np.diagonal(backward(uspa_stack(36), np.eye(512))[0])
-    assert own[0] == pytest.approx(1 + 511 * 0.8**2, rel=1e-12)  # 328.04
-    np.testing.assert_allclose(own[[1, 2, 5]], [36.6, 14.2, 3.32], rtol=0.002)
-    assert own[-1] == pytest.approx(0.2004, abs=5e-5) and np.median(own) == pytest.approx(0.2016, abs=5e-5)
-    np.testing.assert_allclose(own.sum(), 512)
-
-
-def test_unit_diagonal_means_conserved_gradient_energy() -> None:
-    """tr A^T A = tr A A^T, from Sigma_0 = I: for every prefix of the stack."""
-    product = np.eye(200)
-    for shape in espa_stack(12):
-        product = shape.apply(product)
-        assert (product**2).sum() == pytest.approx(200)
-
-
-# --- D -------------------------------------------------------------------------------------------------------------
-
-
-def test_row_sums() -> None:
-    stack = espa_stack(36)
-    far = [shape.rescale(4096)[-1] for shape in (stack[0], stack[-1])]
-    np.testing.assert_allclose(far, [1.436, 1.0665], atol=4e-4)
-    limits = [
-        math.sqrt(math.tanh(gamma_of(shape.zero) / 2) / math.tanh(gamma_of(shape.pole) / 2)) if shape.zero else
-        math.sqrt(1 / math.tanh(gamma_of(shape.pole) / 2))
-        for shape in stack
-    ]  # fmt: skip
-    assert math.prod(limits) == pytest.approx(1 / math.sqrt(math.tanh(0.0025)))  # 20.0
-    for shape, limit in zip(stack, limits, strict=True):
-        i = np.arange(300)
-        np.testing.assert_allclose(shape.rescale(300), limit - (limit - 1) * shape.pole**i, rtol=EXACT)
-    own = [shape.diagonal / limit for shape, limit in ((stack[0], limits[0]), (stack[-1], limits[-1]))]
-    np.testing.assert_allclose(own, [0.653, 0.879], atol=6e-4)  # a token's weight on itself, far from the start
-
-
-def bfloat16(x: np.ndarray) -> np.ndarray:
-    bits = x.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
-
-
-@pytest.mark.parametrize(("n_blocks", "excess"), [(36, 0.06), pytest.param(108, 0.13, marks=pytest.mark.slow)])
-def test_rounding_row_sums_to_bfloat16_makes_the_stream_grow(n_blocks: int, excess: float) -> None:
-    """4,096 tokens: a nearly constant D is rounded to the same side in block after block."""
-    x = np.random.default_rng(0).normal(size=(4096, 16))
-    exact, rounded = x, x
-    for shape in espa_stack(n_blocks):
-        rows = shape.rescale(4096)
-        exact, rounded = shape.apply(exact), shape.apply(rounded) * (bfloat16(rows) / rows)[:, None]
-    assert (rounded**2).sum() / (exact**2).sum() - 1 == pytest.approx(excess, abs=0.005)
-
-
-def test_uspa_row_sums_grow_with_the_logarithm_of_the_position() -> None:
-    stack = uspa_stack(36)
-    np.testing.assert_allclose(stack[0].rescale(4096)[[99, 511, 4095]], [2.16, 3.50, 5.48], atol=0.005)
-    last = [stack[block - 1].rescale(4096)[-1] for block in (2, 3, 18, 36)]
-    np.testing.assert_allclose(last, [1.384, 1.215, 1.029, 1.014], atol=6e-4)
-
-
-def test_frequency_response_of_espa() -> None:
-    """Gain D_inf for what is the same at all positions, 1 / D_inf for what alternates; 20 and 1/20 over the stack."""
-    for shape in espa_stack(36)[::5]:
-        top = shape.diagonal * (1 - shape.zero) / (1 - shape.pole)
-        alternating = shape.diagonal * (1 + shape.zero) / (1 + shape.pole)
-        assert alternating == pytest.approx(1 / top)
-    n = 12_000
-    signs = (-1.0) ** np.arange(n)
-    x = np.stack([np.ones(n), signs], 1)
-    for shape in espa_stack(36):
-        x = shape.apply(x)
-    np.testing.assert_allclose(np.abs(x[-1]), [20.0, 0.05], rtol=1e-4)
-
-
-def test_without_rescaling_the_signal_fades() -> None:
-    """P in place of D P, 36 blocks, 512 tokens: diagonal at the first, middle and last position, and its mean."""
-    product = np.eye(512)
-    for shape in espa_stack(36):
-        product = shape.apply(product) / shape.rescale(512)[:, None]
-    own = (product**2).sum(1)
-    np.testing.assert_allclose(own[[0, 256, 511]], [1, 0.032, 0.0047], rtol=0.02)
-    assert own.mean() == pytest.approx(0.104, abs=5e-4)
-    assert (product.T @ product).trace() / 512 == pytest.approx(own.mean())
-
-
-def test_gradients_of_values_and_scores_carry_the_row_factor() -> None:
-    """dL/dV = P^T D g, dL/dS_ij = D_i P_ij (g_i v_j - sum_k P_ik g_i v_k), by central differences."""
-    rng, n, shape = np.random.default_rng(0), 7, ESPA.between(0.8, 0.3)
-    v, g = rng.normal(size=(2, n, 3))
-    bias, rows = shape.log_weights(n), shape.rescale(n)
-
-    def loss(scores: np.ndarray, values: np.ndarray) -> float:
-        return float((g * (rows[:, None] * softmax(scores + bias, axis=1) @ values)).sum())
-
-    zero, h = np.zeros((n, n)), 1e-5
-    p = softmax(bias, axis=1)
-    weights = g @ v.T
-    by_score = rows[:, None] * p * (weights - (p * weights).sum(1, keepdims=True))
-    by_value = p.T @ (rows[:, None] * g)
-    for i in range(n):
-        for j in range(n):
-            at = zero.copy()
-            at[i, j] = h
-            assert (loss(at, v) - loss(-at, v)) / (2 * h) == pytest.approx(by_score[i, j], abs=1e-8)
-        for j in range(3):
-            at = np.zeros_like(v)
-            at[i, j] = h
-            assert (loss(zero, v + at) - loss(zero, v - at)) / (2 * h) == pytest.approx(by_value[i, j], abs=1e-8)
-
-
 # --- printed numbers -----------------------------------------------------------------------------------------------
-
-
-def test_small_matrices() -> None:
-    a = ESPA.between(1, 0.5).matrix(4)
-    np.testing.assert_allclose(a[:, 0], [1, 0.291987, 0.177099, 0.107416], atol=5e-7)
-    np.testing.assert_allclose(np.diagonal(a)[1:], 0.855020, atol=5e-7)
-    np.testing.assert_allclose([a[2, 1], a[3, 2], a[3, 1]], [0.204051, 0.204051, 0.123763], atol=6e-7)
-    np.testing.assert_allclose(ESPA.between(1, 0.5).rescale(4), [1, 1.147006, 1.236170, 1.290250], atol=5e-7)
-    shape = USPA(0.2, 0.5)
-    np.testing.assert_allclose(shape.matrix(4)[3], [0.287746, 0.141299, 0.093175, 0.826797], atol=5e-7)
-    np.testing.assert_allclose(shape.rescale(4), [1, 1.207107, 1.299138, 1.349017], atol=5e-7)
 
 
 def test_what_the_paper_prints_otherwise() -> None:

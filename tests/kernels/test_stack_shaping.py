@@ -340,16 +340,6 @@ def test_calibration_leaves_the_bias_and_does_not_depend_on_the_length() -> None
         np.testing.assert_array_equal(longer[i][0].log_weights(10), plain.log_weights(10))
 
 
-def test_calibration_is_the_repeated_token_factor_where_nothing_else_stands() -> None:
-    """Attention alone: rows calibrated on (1 - r) I + r 1 1^T telescope to the closed Dbar^-1/2 L of appendix B."""
-    shaped = Shaping(kind="e-spa", repeats=0.05)
-    calibrated = table(replace_calibrated(SPA["e-spa"], 0.05))
-    start = uniform_kernel(0.05, TOKENS)
-    for one, other in zip(kernels(table(shaped), start), kernels(calibrated, start), strict=True):
-        np.testing.assert_allclose(np.diagonal(one), 1, atol=1e-10)
-        np.testing.assert_allclose(np.diagonal(other), 1, atol=1e-10)
-
-
 # --- dropout and biases against a network --------------------------------------------------------------------------
 
 
@@ -399,16 +389,6 @@ def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
         assert (np.abs(samples.mean(0) - theory) < 5 * error + 1e-12).all()
 
 
-def test_a_value_bias_is_mixed_as_values_are() -> None:
-    """Rows of D P sum to D, not to 1: a bias of variance b^2 adds b^2 D_i D_j."""
-    p = table(SPA["e-spa"]).with_columns(bias__value=0.5)
-    shape = row_shape(p, 2)
-    assert shape is not None
-    rows = shape.rescale(TOKENS)
-    wanted = shape.matrix(TOKENS) @ shape.matrix(TOKENS).T + 0.25 * np.outer(rows, rows)
-    np.testing.assert_allclose(Stack(p).branches[2].forward(2, np.eye(TOKENS)), wanted, atol=1e-10)
-
-
 # --- JSON and errors -----------------------------------------------------------------------------------------------
 
 
@@ -430,13 +410,6 @@ def test_json_round_trip_of_shaped_tables(shaping: Shaping, numbers: list[float]
     again = Parametrization.from_json(json.loads(json.dumps(p.to_json())))
     assert again == p and again.shaping == shaping
     assert "shape_out" not in table(Shaping()).rows()[0]
-
-
-def test_json_round_trip_keeps_the_prediction() -> None:
-    p = table(replace_calibrated(SPA["e-spa"], 0.05), feed_forward=True)
-    again = Parametrization.from_json(json.loads(json.dumps(p.to_json())))
-    for one, other in zip(kernels(p, np.eye(TOKENS)), kernels(again, np.eye(TOKENS)), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.windows import windowed
-from signalprop.prediction import WINDOWS
+from signalprop.prediction_notes import WINDOWS
 from signalprop.theory.attention_rows import Band
 
 T = 13

@@ -248,3 +248,20 @@ def test_parameters_are_counted(name: str) -> None:
     pooler = {id(p) for path, p in model.named_parameters() if ".pooler." in f".{path}"}
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in pooler)
     assert count_parameters(mapping_of(model).architecture)["total"] == trained + lacking
+
+
+def test_bert_reads_segments() -> None:
+    model = theirs("bert")
+    own, _ = transplanted(model, mapping_of(model))
+    tokens = torch.tensor([[5, 9, 12, 7, 9, 11, 8]])
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]])
+    found, other = own(tokens, segments=segments).logits, own(tokens).logits
+    assert relative_error(found, model(tokens, token_type_ids=segments).logits) < 1e-13 < relative_error(found, other)
+
+
+def test_t5_past_the_last_bucket_of_distances() -> None:
+    model = theirs("t5")
+    own, _ = transplanted(model, mapping_of(model))
+    tokens = 4 + torch.arange(150).remainder(20)[None]
+    expected = model(input_ids=tokens, decoder_input_ids=tokens.flip(1)).logits
+    assert relative_error(own(tokens, decoder_tokens=tokens.flip(1)).logits, expected) < 2e-6

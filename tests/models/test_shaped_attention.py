@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import polygamma, psi
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -33,7 +31,6 @@ from signalprop.models import Transformer, build
 from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
 from signalprop.models.token_positions import Positions
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.results.profile import POINTS
@@ -119,23 +116,6 @@ def test_lower_precision_keeps_the_row_sums_in_float32(name: str, dtype: torch.d
     rows = made(name).rescale(at, dtype)
     assert rows is not None and rows.dtype == torch.float32
     torch.testing.assert_close(rows[0, 0, :, 0], matrix(name).sum(1).float(), rtol=2e-6, atol=0)
-
-
-@pytest.mark.parametrize("rounded", [False, True])
-def test_a_deep_stack_in_bfloat16_needs_its_row_sums_in_float32(rounded: bool) -> None:
-    """36 layers, T = 512: with B in bfloat16 every squared norm stays; with D in it, the same rounding adds up."""
-    n, p = 512, sp.scheme("e-spa", repeats=0.0)(Architecture(kind="decoder", n_layers=36, d_model=8, n_heads=1))
-    v = expected = values(2, 1, 1, n, 64)
-    at = Positions.of_length(n)
-    for shapes in attention_shapes(p, n)[::2]:
-        shape = torch_shape(shapes, n)
-        assert shape is not None
-        bias, rows = shape.bias(at, torch.bfloat16).double(), shape.rescale(at, torch.bfloat16)
-        assert rows is not None
-        v = (rows.bfloat16() if rounded else rows).double() * (bias.softmax(-1) @ v)
-        expected = torch.from_numpy(shapes[0].apply(expected[0, 0].numpy()))[None, None]
-    error = float((v.square().sum(-1) / expected.square().sum(-1) - 1).abs().max())
-    assert error > 0.02 if rounded else error < 0.001
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -606,75 +586,3 @@ def test_attention_only_networks_follow_the_recursion_at_any_width(
     for shape, gradient in zip(reversed(shapes), reversed(gradients), strict=True):
         g = gradient_step(shape, g)
         np.testing.assert_allclose(kernel(gradient), g, rtol=0, atol=1e-10 * np.abs(g).max())
-
-
-def test_gaussian_weights_scatter_with_depth_over_width() -> None:
-    """log of the first token's squared norm after n matrices: a sum of n independent log(chi^2_d / d), so mean about
-    -n / d and variance about 2n / d; 4 standard errors over 300 networks."""
-    d, depth, draws = 48, 6, 300
-    n = 2 * depth
-    p = attention_only("e-spa", depth, d, 4, orthogonal=False)
-    model, logs = build(p, seed=0), []
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for _ in range(draws):
-            for sublayer in model.sublayers()[::2]:
-                sublayer.branch.function.value.weight.normal_(0.0, d**-0.5)
-                sublayer.branch.function.output.weight.normal_(0.0, d**-0.5)
-            seen = streams(model, torch.arange(4)[None])
-            logs.append(float((seen[-1][0, 0].square().sum() / seen[0][0, 0].square().sum()).log()))
-    mean, variance = n * (psi(d / 2) - math.log(d / 2)), n * polygamma(1, d / 2)
-    assert mean == pytest.approx(-n / d, rel=0.02) and variance == pytest.approx(2 * n / d, rel=0.03)
-    assert np.mean(logs) == pytest.approx(mean, abs=4 * math.sqrt(variance / draws))
-    assert np.var(logs, ddof=1) == pytest.approx(variance, rel=4 * math.sqrt(2 / draws))
-
-
-@pytest.mark.parametrize(("orthogonal", "matrices"), [(True, 0), (False, 16)])
-def test_spurious_cosines_grow_with_gaussian_weights_only(orthogonal: bool, matrices: int) -> None:
-    """Root mean square of what cosines of a network of 8 blocks are off the recursion: sqrt((n + 1) / d), n matrices
-    (none where they are orthogonal). Tokens hardly mix here, as the formula assumes: 15 % (measured: within 8 %)."""
-    d, length, depth = 256, 32, 8
-    p = attention_only("e-spa", depth, d, length, orthogonal=orthogonal, gamma=4.0)
-    expected = np.eye(length)
-    for (shape,) in attention_shapes(p, length)[::2]:
-        expected = kernel_step(shape, expected)
-    squares = []
-    for seed in range(4):
-        with torch.no_grad():
-            stream = streams(build(p, seed=seed), torch.arange(length)[None])[-1][0]
-        cosines = F.normalize(stream, dim=-1) @ F.normalize(stream, dim=-1).mT
-        squares.append((cosines.numpy() - expected)[np.triu_indices(length, 1)] ** 2)
-    assert np.sqrt(np.mean(squares)) == pytest.approx(math.sqrt((matrices + 1) / d), rel=0.15)
-
-
-def deep_case(name: str, d: int, depth: int, length: int) -> tuple[Parametrization, Batch, InputStatistics]:
-    """A table with DKS-GELU feed-forwards, and a sequence of different tokens with its statistics."""
-    a = Architecture(
-        kind="decoder", n_layers=depth, d_model=d, n_heads=8, d_ff=d, seq_len=length, vocab_size=2 * length,
-        positions="none", bias=False,
-    )  # fmt: skip
-    p = sp.scheme(name, repeats=0.0, activation="dks")(a)
-    assert p.architecture.activation.startswith("transformed(gelu")
-    tokens = np.arange(length)[None]
-    statistics = InputStatistics(token_correlation=0.0, target_correlation=0.0)
-    return p, Batch(tokens=tokens, targets=tokens), statistics
-
-
-def mean_cosines_are_near(name: str, d: int, depth: int, length: int, n_seeds: int) -> None:
-    p, batch, statistics = deep_case(name, d, depth, length)
-    theory = sp.predict(p, statistics, fidelity="kernel", backward=False).forward
-    found = simulate(p, batch=batch, n_seeds=n_seeds, backward=False).forward
-    for point in ("stream_in", "stream_out"):
-        np.testing.assert_allclose(found[point].token_correlation, theory[point].token_correlation, atol=0.05)
-    assert theory["stream_out"].token_correlation[-1] > 0.4
-
-
-def test_with_feed_forwards_cosines_stay_near_the_theory() -> None:
-    mean_cosines_are_near("e-spa", 256, 12, 48, 2)
-
-
-@pytest.mark.slow  # a minute and a half of CPU each
-@pytest.mark.parametrize("name", ["e-spa", "u-spa"])
-def test_with_feed_forwards_cosines_stay_near_the_theory_at_full_depth(name: str) -> None:
-    """d = 1024, 36 blocks, 5 networks."""
-    mean_cosines_are_near(name, 1024, 36, 128, 5)

@@ -197,6 +197,7 @@ def test_training_is_the_same_to_the_bit(case: str) -> None:
     assert all(module.training for module in watched.modules())
 
 
+@pytest.mark.slow  # the graph's own outputs: tests/measurement/test_compiled.py
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.usefixtures("compiles")
 def test_compiled_models() -> None:

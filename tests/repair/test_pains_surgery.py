@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,9 +15,7 @@ from torch import Tensor, nn
 from applied import VOCABULARY, vanilla
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.hooks import first_tensor
-from signalprop.measurement import Probe, measure
 from signalprop.repair import apply, initialize, parameter_groups
-from signalprop.repair import initialisation as initialising
 from signalprop.repair.spliced_modules import Multiplied, Rewired
 
 IDS = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -67,21 +64,6 @@ class TestWeightsAreNotDrawnAgain:
         model.init_weights()
         assert not all(torch.equal(q, drawn[name]) for name, q in model.named_parameters())
 
-    def test_every_parameter_is_drawn_once(self) -> None:
-        """huggingface/transformers PR #47478, #17877: one tensor drawn 96 times and others never."""
-        model = vanilla("gpt2", 3)
-        seen: dict[str, int] = {}
-
-        def counted(item: Any, seed: int, factor: float = 1.0) -> None:
-            seen[item.name] = seen.get(item.name, 0) + 1
-            original(item, seed, factor)
-
-        original = initialising.fill_parameter
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(initialising, "fill_parameter", counted)
-            apply(model, "deepscalelm", seed=0)
-        assert sorted(seen) == sorted(name for name, _ in model.named_parameters())
-
 
 class BufferedLinear(nn.Linear):
     """How it is mostly written: the factor of a layer in a buffer."""
@@ -110,15 +92,6 @@ class TestMetaDevice:
         assert scales == [m.branch_scale for m in expected.modules() if isinstance(m, Multiplied)]
         assert scales == pytest.approx([2**-0.5, 2**-0.5, 3**-0.5, 3**-0.5])
         assert not [name for name, _ in model.named_buffers() if "scale" in name]
-
-    @pytest.mark.skipif(before_5, reason="transformers before 5 does not fill its buffers")
-    def test_buffers_are_filled(self) -> None:
-        """huggingface/transformers #48892, #34234, #36577, PR #42309: rotary frequencies as `to_empty` leaves them."""
-        expected = vanilla("llama", 3).model.rotary_emb.inv_freq
-        model = on_meta("llama", "deepscalelm")
-        assert not torch.equal(model.model.rotary_emb.inv_freq, expected)
-        initialize(model, seed=0)
-        assert torch.equal(model.model.rotary_emb.inv_freq, expected)
 
 
 class TestWidthAndDepth:
@@ -187,56 +160,3 @@ class TestGates:
         assert all(gate != 0 for gate in gates)
         e = table.embedding  # the row that tells large embeddings from small ones
         assert e.token > 0 and e.position > 0
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch.compile's own
-class TestCompiledModels:
-    """pytorch/pytorch #117758, #117265, #96722, #173452, #135410: hooks are ignored once a model is compiled."""
-
-    @pytest.mark.parametrize("scheme", ["deepscalelm", "deepnorm", "value-skipinit"])
-    def test_a_probe_sees_what_a_hook_does_not(self, scheme: str) -> None:
-        model = vanilla("gpt2", 3)
-        apply(model, scheme, seed=0)
-        expected = measure(model, dict(ARGUMENTS))
-        for layer in model.transformer.h:
-            layer.compile(backend="eager")
-        model(**ARGUMENTS)
-        seen: list[Tensor] = []
-        handle = model.transformer.h[0].attn.c_proj.register_forward_hook(lambda m, a, out: seen.append(out))
-        model(**ARGUMENTS)
-        handle.remove()
-        assert not seen
-        found = measure(model, dict(ARGUMENTS))
-        assert_same_profile(found, expected)
-
-
-class TestCheckpointing:
-    """pytorch/pytorch #81296; linkedin/Liger-Kernel #1064: checkpointing runs forward, and its hooks, twice."""
-
-    @pytest.mark.parametrize("scheme", ["deepscalelm", "deepnorm", "layerscale"])
-    @pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers 6 calls checkpointing something else
-    def test_a_probe_counts_once(self, scheme: str) -> None:
-        model = vanilla("gpt2", 3).train()
-        apply(model, scheme, seed=0)
-        expected = profile_of(model)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        calls: list[int] = []
-        handle = model.transformer.h[0].mlp.c_fc.register_forward_hook(lambda *_: calls.append(1))
-        model(**ARGUMENTS).loss.backward()
-        handle.remove()
-        assert len(calls) == 2
-        assert_same_profile(profile_of(model), expected)
-
-
-def profile_of(model: nn.Module) -> Any:
-    """One training step under a probe."""
-    with Probe(model) as probe:
-        model(**ARGUMENTS, use_cache=False).loss.backward()
-        return probe.profile()
-
-
-def assert_same_profile(found: Any, expected: Any) -> None:
-    for ours, theirs in ((found.forward, expected.forward), (found.gradient, expected.gradient)):
-        for point in theirs:
-            assert ours[point].variance == pytest.approx(theirs[point].variance, rel=1e-5)
-            assert ours[point].token_correlation == pytest.approx(theirs[point].token_correlation, abs=1e-5)

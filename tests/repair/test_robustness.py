@@ -29,7 +29,8 @@ from signalprop.repair.spliced_modules import Passed, Rewired
 FAMILIES = ("bert", "gpt2", "llama")
 # gauge, gauge, trainable channels, trainable scalars from 0, moved norms, scaled norms, no skip and mixed values
 SCHEMES = ("deepscalelm", "normalised-skip", "layerscale", "skipinit", "deepnorm", "lns", "value-skipinit")
-CELLS = [(f, s) for f in FAMILIES for s in SCHEMES if (f, s) != ("bert", "lns")]  # refused: BERT is post-norm
+OTHERS = {"bert": ("deepnorm", "skipinit"), "llama": ("deepscalelm", "lns", "value-skipinit")}
+CELLS = [(f, s) for f in FAMILIES for s in OTHERS.get(f, SCHEMES)]
 MULTIPLIERS = ("multiplier", "skip", "value_skip", "attention_gain")
 IDS = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 every_cell = pytest.mark.parametrize(("family", "scheme"), CELLS)

@@ -94,7 +94,7 @@ def test_several_depths_are_shades_of_their_scheme_from_first_layer_to_last() ->
     assert len({line.get_color() for line in (light, dark, *others)}) == 4
     np.testing.assert_allclose(light.get_xdata(), np.arange(1, 5) / 4)
     np.testing.assert_allclose(dark.get_xdata(), np.arange(1, 9) / 8)
-    assert "encoder, 2, 4 layers, d_model 256" in canvas.get_suptitle()
+    assert "encoder, 2 and 4 layers, d_model 256" in canvas.get_suptitle()
 
 
 def test_several_schemes_at_several_depths_have_heat_maps() -> None:

@@ -160,6 +160,24 @@ def test_attention_residuals_of_normed_values_start_as_peri_ln() -> None:
     assert not torch.allclose(mine, logits(table("xavier", a)), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.parametrize(
+    ("streams", "branch"),
+    [({"mixing": "hyper", "n": 3}, 1.0), ({"gate_scale": 0.0}, 1.0),
+     ({"mixing": "independent", "gate_std": 0.0, "write_bias": 1.0, "write_gain": 3.0}, 3 / (1 + np.exp(-1)))],
+)  # fmt: skip
+def test_streams_that_stay_equal_are_one(streams: dict[str, Any], branch: float) -> None:
+    many = table("xavier", SMALL.replace(streams=streams))
+    one = table("xavier").with_columns(branch=branch)
+    found = sp.equivalent(many, one)
+    assert found.same and "training parts them" in found.notes[0]
+    assert apart(many, one) < 2e-6
+    assert not sp.equivalent(many, one.with_columns(branch=1.1)).same
+    apart_by_gates = table(
+        "xavier", SMALL.replace(streams={**streams, "mixing": "mhc", "gate_std": 0.1, "gate_scale": 1.0})
+    )
+    assert "streams" in sp.equivalent(apart_by_gates, one).summary()
+
+
 def test_architectures_ends_and_notes() -> None:
     p = table("xavier")
     other = sp.equivalent(p, table("xavier", SMALL.replace(activation="relu")))

@@ -125,10 +125,13 @@ _CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", _CASES)
+# All of them with and without both; each alone with scores of order 1.
+_ALONE = [(_CASES[1], True, False, 0.02), (_CASES[1], False, True, 0.03)]
+
+
 @pytest.mark.parametrize(
-    ("causal", "rotary", "tolerance"),
-    [(False, False, 0.02), (True, False, 0.02), (False, True, 0.03), (True, True, 0.05)],
+    ("case", "causal", "rotary", "tolerance"),
+    [*((case, both, both, 0.05 if both else 0.02) for case in _CASES for both in (False, True)), *_ALONE],
 )
 def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignore[no-untyped-def]
     case = _SHAPE | case

@@ -11,7 +11,8 @@ import torch
 import signalprop as sp
 from signalprop.cli.options import changes
 from signalprop.errors import InputError
-from signalprop.models.connections import Gates
+from signalprop.models.connections import Gates, left_back
+from signalprop.models.transformer import surroundings
 from signalprop.network.several import Streams
 from signalprop.report.tables import profile_table
 from signalprop.results.between_streams import alike
@@ -42,8 +43,8 @@ def test_streams_that_nothing_tells_apart_are_one(streams: dict[str, Any], fidel
 @pytest.mark.parametrize(
     "streams",
     [{"gate_scale": 2.0}, {"gate_scale": 2.0, "mix_bias": 3.0}, {"mixing": "independent", "gate_scale": 2.0},
-     {"mixing": "hyper"}, {"mixing": "input", "keep": 0.9, "add": 0.4}],
-    ids=["mhc", "mhc near the identity", "independent", "hyper", "input"],
+     {"mixing": "hyper"}, {"mixing": "input", "keep": 0.9, "add": 0.4}, {"mixing": "siamese"}],
+    ids=["mhc", "mhc near the identity", "independent", "hyper", "input", "siamese"],
 )  # fmt: skip
 def test_against_random_networks(streams: dict[str, Any]) -> None:
     table = sp.scheme("xavier")(network(streams, d_model=256))
@@ -96,6 +97,28 @@ def test_what_streams_share_by_hand(fidelity: Any) -> None:
         sp.Profile.from_json(broken)
 
 
+def test_siamese_streams_are_those_of_the_paper() -> None:
+    """Its formula, written out with the branches of a built network."""
+    a = network({"mixing": "siamese"}, norm="rmsnorm", n_layers=2, d_model=32)
+    model = sp.build(sp.scheme("xavier")(a), seed=0, dtype=torch.float64).eval()
+    assert model.decoder is not None and model.head is not None
+    ids = torch.arange(32)[None]
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (32,), eps=a.norm_eps)
+
+    x = y = model.decoder.embedding(ids, None)
+    around = surroundings(a, x, "decoder")
+    for i, sublayer in enumerate(model.sublayers()):
+        x = normed(x)
+        z = sublayer.branch(normed(x + normed(y)), around)
+        x, y = x + z / (2 * (i // 2 + 1)) ** 0.5, y + z
+    torch.testing.assert_close(model(ids).logits, model.head(normed(normed(x) + normed(y))), rtol=1e-10, atol=1e-10)
+    assert count_parameters(a)["total"] == sum(p.numel() for p in model.parameters())
+    with pytest.raises(InputError, match="ids"):
+        left_back(a, x)
+
+
 def test_small_gates_average_the_streams() -> None:
     s = Streams(n=4, gate_scale=0.1)
     gates, std = gates_of(s, 1024), s.logit_std(1024)
@@ -145,6 +168,7 @@ def test_built_measured_and_counted(streams: Any) -> None:
         ({"streams": 1}, "greater than or equal to 2"),
         ({"streams": 4, "norm_placement": "post"}, "norms before them"),
         ({"streams": 4, "norm_placement": "none"}, "'pre' or 'sandwich'"),
+        ({"streams": {"mixing": "siamese"}, "tied_embeddings": True}, "not tied_embeddings"),
         ({"streams": {"mixing": "input", "n": 3}}, "2, the stream and the model's input; got 3"),
         ({"streams": {"mixing": "input", "add": (0.1,)}}, "names 1 layers, the model has 3"),
     ],

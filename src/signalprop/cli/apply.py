@@ -18,9 +18,7 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The new directo
 
 def apply(
     directory: Directory,
-    scheme: Annotated[
-        str, typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization.")
-    ],
+    scheme: opt.WantedScheme,
     out: Out,
     option: opt.SchemeOption = None,
     keep_weights: Annotated[

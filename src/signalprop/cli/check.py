@@ -16,10 +16,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 def check(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A Hugging Face directory, or a name on the hub.")],
-    scheme: Annotated[
-        str,
-        typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization."),
-    ],
+    scheme: opt.WantedScheme,
     option: opt.SchemeOption = None,
     fresh: Annotated[
         bool,
@@ -72,6 +69,7 @@ def _directory(source: str, config_only: bool) -> Path:
     """
     from signalprop.errors import InputError, first_line
     from signalprop.files.checkpoint_loading import fetched
+    from signalprop.network.presets import preset_instead
 
     if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
@@ -82,4 +80,5 @@ def _directory(source: str, config_only: bool) -> Path:
         reason = first_line(error)
         raise InputError(
             f"there is no directory {source}, and no model of that name can be fetched: {reason}"
+            f"{preset_instead(source)}"
         ) from None

@@ -21,20 +21,10 @@ if TYPE_CHECKING:
 REPORT = "signalprop-comparison.html"
 
 
+@opt.of_a_network(seq_len=opt.SHORTENED)
 def compare(
     arch: opt.Arch,
-    layers: opt.Layers = None,
-    d_model: opt.DModel = None,
-    heads: opt.Heads = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")
-    ] = None,
-    dropout: opt.Dropout = None,
-    activation: opt.Activation = None,
-    norm: opt.Norm = None,
-    norm_kind: opt.NormKind = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
+    changed: opt.Changes,
     scheme: Annotated[
         str | None,
         typer.Option(
@@ -83,10 +73,6 @@ def compare(
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
-    changed = opt.changes(
-        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
-        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
-    )  # fmt: skip
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
     given: Mapping | None = None

@@ -12,14 +12,10 @@ from signalprop.cli import output
 SCHEMA = "signalprop/compute/1"
 
 
+@opt.of_a_network("layers", "d_model", "heads", "seq_len", "vocab_size")
 def compute(
     arch: opt.Arch,
-    layers: opt.Layers = None,
-    d_model: opt.DModel = None,
-    heads: opt.Heads = None,
-    seq_len: opt.SeqLen = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
+    changed: opt.Changes,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 256,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps.")] = 100_000,
     output_fraction: Annotated[
@@ -39,9 +35,6 @@ def compute(
     from signalprop.results.text import text_table
 
     output.check_outputs(json_file)
-    changed = opt.changes(
-        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, vocab_size=vocab_size
-    )
     architecture = opt.read_architecture(arch, changed)
     parameters = count_parameters(architecture)
     active = active_parameters(architecture)

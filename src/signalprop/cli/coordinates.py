@@ -10,15 +10,13 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 
+@opt.of_a_network("layers", "seq_len", "vocab_size")
 def coordinates(
     arch: opt.Arch,
+    changed: opt.Changes,
     widths: Annotated[
         str, typer.Option("--widths", metavar="N,N[,N...]", help="Widths of the residual stream.")
     ] = "64,128,256",
-    layers: opt.Layers = None,
-    seq_len: opt.SeqLen = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
     scheme: opt.SchemeName = None,
     option: opt.SchemeOption = None,
     text: opt.Text = None,
@@ -52,7 +50,6 @@ def coordinates(
     if optimizer not in ("adamw", "muon", "sgd"):
         raise InputError(f"--optimizer {optimizer!r:.40} is not known; choose adamw, muon or sgd")
     known: Any = optimizer
-    changed = opt.changes(assignments, layers=layers, seq_len=seq_len, vocab_size=vocab_size)
     tables = [opt.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
     require("torch", "models")
     place = opt.usable(device)

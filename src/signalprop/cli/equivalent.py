@@ -16,13 +16,11 @@ if TYPE_CHECKING:
     from signalprop.schemes.equivalence import Equivalence
 
 
+@opt.of_a_network("layers", "d_model", "norm")
 def equivalent(
     arch: opt.Arch,
+    changed: opt.Changes,
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="The other network (default: ARCH).")] = None,
-    layers: opt.Layers = None,
-    d_model: opt.DModel = None,
-    norm: opt.Norm = None,
-    assignments: opt.Set = None,
     scheme: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +50,6 @@ def equivalent(
         raise InputError(
             "equivalent takes two networks: give OTHER, or two schemes as in --scheme running-mean,peri-ln"
         )
-    changed = opt.changes(assignments, layers=layers, d_model=d_model, norm=norm)
     one, two = (
         opt.parametrization(source, changed, name, None)
         for source, name in ((arch, schemes[0]), (other or arch, schemes[-1]))

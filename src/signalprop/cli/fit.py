@@ -69,6 +69,7 @@ def fit(
     from signalprop.repair.fitting import FORMATS, exact_logits
     from signalprop.repair.fitting import fit as fitted
 
+    form = opt.short_format(form)
     if form not in FORMATS:
         raise InputError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
     place = opt.usable(device)

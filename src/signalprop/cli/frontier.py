@@ -11,28 +11,20 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 
+@opt.of_a_network("seq_len", "norm", "vocab_size")
 def frontier(
     arch: opt.Arch,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            "--scheme",
-            metavar="NAME[,NAME...]",
-            autocompletion=opt.schemes_that_begin,
-            help="Initialisations, see `signalprop schemes` (default as of predict).",
-        ),
-    ] = None,
+    changed: opt.Changes,
+    scheme: opt.SchemeNames = None,
     layers: Annotated[str, typer.Option("--layers", metavar="N[,N...]", help="Numbers of layers.")] = "6,12,24,48,96",
     widths: Annotated[
         str | None, typer.Option("--widths", metavar="N[,N...]", help="Widths of the residual stream.")
     ] = None,
-    seq_len: opt.SeqLen = None,
-    norm: opt.Norm = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
     option: opt.SchemeOption = None,
     text: opt.Text = None,
-    optimizer: Annotated[str, typer.Option("--optimizer", help="adam, sgd or muon.")] = "adam",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", help="adam (adamw: the same but for its decay), sgd or muon.")
+    ] = "adam",
     change: Annotated[
         float, typer.Option("--change", help="Change of the last stream, relative to it, that one step may make.")
     ] = 0.1,
@@ -62,14 +54,13 @@ def frontier(
         raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, schemes))}")
     depths = opt.several_numbers(layers, "--layers", "a number of layers", "12, or 12,48") or []
     wide: Sequence[int | None] = opt.several_numbers(widths, "--widths", "a width", "256, or 256,1024") or [None]
-    changed = opt.changes(assignments, seq_len=seq_len, norm=norm, vocab_size=vocab_size)
     tables = [
         opt.parametrization(arch, changed | opt.changes(None, layers=n, d_model=d), name, option)
         for name in schemes
         for d in wide
         for n in depths
     ]
-    known: Any = optimizer
+    known: Any = "adam" if optimizer == "adamw" else optimizer
     a = tables[0].architecture
     inputs = None if text is None else default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
     with output.progress("predicting") as step:

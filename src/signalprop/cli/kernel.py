@@ -40,6 +40,7 @@ class _Input(NamedTuple):
     seed: int
 
 
+@opt.of_a_network(seq_len=opt.SHORTENED)
 def kernel(
     configs: Annotated[
         list[str],
@@ -50,22 +51,11 @@ def kernel(
             "attention-only networks of the SPA paper's figures 1 and 7.",
         ),
     ],
+    changed: opt.Changes,
     scheme: Annotated[
         list[str] | None,
         typer.Option("--scheme", help="For every CONFIG without one: 'NAME [KEY=VALUE ...]' (repeatable)."),
     ] = None,
-    layers: opt.Layers = None,
-    d_model: opt.DModel = None,
-    heads: opt.Heads = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")
-    ] = None,
-    dropout: opt.Dropout = None,
-    activation: opt.Activation = None,
-    norm: opt.Norm = None,
-    norm_kind: opt.NormKind = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
     attention_only: Annotated[
         bool, typer.Option("--attention-only", help="Leave the feed-forwards out; much faster.")
     ] = False,
@@ -122,18 +112,16 @@ def kernel(
     page = output.report_file(report, report is None, json_file)
     if matrices is not None and matrices.suffix != ".npz":
         raise InputError(f"cannot write {matrices}: expected a name that ends in .npz")
-    changed = opt.changes(
-        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
-        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
-    )  # fmt: skip
     read = _Input("text" if text is not None else source, repeats, samples, text, seed)
     if GALLERY in configs and repeats is None:
         read = read._replace(repeats=_GALLERY_REPEATS)
     if read.kind not in ("average", "sampled", "text") and Path(read.kind).suffix not in (".npy", ".json"):
         raise InputError(f"--input is {read.kind!r:.80}; expected average, sampled, text, or a file (.npy or .json)")
     given = None if Path(read.kind).suffix == "" else load_kernel(read.kind)
-    if given is not None and seq_len not in (None, len(given)):
-        raise InputError(f"{read.kind} is a kernel of {len(given)} tokens, --seq-len is {seq_len}; leave that out")
+    if given is not None and changed.get("seq_len") not in (None, len(given)):
+        raise InputError(
+            f"{read.kind} is a kernel of {len(given)} tokens, --seq-len is {changed['seq_len']}; leave that out"
+        )
     networks = _networks(configs, scheme, changed, read, attention_only)
     depths = None if at is None else _depths(at)
     keep: Matrices = "both" if matrices is not None or report is not None else "none" if plot is None else "forward"

@@ -17,6 +17,7 @@ from signalprop.diagnosis.loading import folder_of
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
+from signalprop.network.presets import preset_instead
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +44,7 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
             raise InputError(f"{directory} is a file of weights; leave --random-init out, or give a directory")
         return load(directory).model
     if not directory.exists():
-        raise InputError(f"cannot read {directory}: there is no such file or directory")
+        raise InputError(f"cannot read {directory}: there is no such file or directory{preset_instead(directory)}")
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
     return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
 

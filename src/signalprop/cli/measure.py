@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
 
 
+@opt.of_a_network(seq_len=opt.SHORTENED)
 def measure(
     model: Annotated[
         str,
@@ -27,18 +28,7 @@ def measure(
             metavar="MODEL", help="A Hugging Face directory or .gguf file; or an ARCH, built with --scheme."
         ),
     ],
-    layers: opt.Layers = None,
-    d_model: opt.DModel = None,
-    heads: opt.Heads = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")
-    ] = None,
-    dropout: opt.Dropout = None,
-    activation: opt.Activation = None,
-    norm: opt.Norm = None,
-    norm_kind: opt.NormKind = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
+    changed: opt.Changes,
     scheme: Annotated[
         str | None,
         typer.Option("--scheme", help="Initialisation of an ARCH, see `signalprop schemes` (default: as predict)."),
@@ -82,10 +72,6 @@ def measure(
     from signalprop.studies import with_gradient
 
     output.check_outputs(json_file, plot)
-    changed = opt.changes(
-        assignments, layers=layers, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
-        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
-    )  # fmt: skip
     directory = Path(model) if opt.is_directory(model) or opt.is_gguf(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")

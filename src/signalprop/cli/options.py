@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from signalprop.data.batches import shortened
+from signalprop.data.batches import LONGEST, shortened
 from signalprop.errors import InputError, first_line, require, unknown
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
@@ -16,6 +19,8 @@ from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.network.presets import PRESETS
 from signalprop.schemes import SCHEMES, Scheme, scheme
 from signalprop.schemes.default import parametrized
+
+Command = Callable[..., None]
 
 
 def _presets(typed: str) -> list[str]:
@@ -58,6 +63,19 @@ SchemeName = Annotated[
         help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
         "for what has none, as tgs).",
     ),
+]
+SchemeNames = Annotated[
+    str | None,
+    typer.Option(
+        "--scheme",
+        metavar="NAME[,NAME...]",
+        autocompletion=schemes_that_begin,
+        help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
+        "for what has none, as tgs); several give one table.",
+    ),
+]
+WantedScheme = Annotated[
+    str, typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization.")
 ]
 SchemeOption = Annotated[
     list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the scheme, e.g. k=2 (repeatable).")
@@ -108,6 +126,40 @@ MappingFile = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
+
+Changes = dict[str, Any]  # fields of an architecture, by name
+SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")]
+_NETWORK: dict[str, Any] = {
+    "layers": Layers, "d_model": DModel, "heads": Heads, "seq_len": SeqLen, "dropout": Dropout,
+    "activation": Activation, "norm": Norm, "norm_kind": NormKind, "vocab_size": VocabSize, "assignments": Set,
+}  # fmt: skip
+
+
+def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
+    """Gives a command the options that describe a network, in place of its parameter `changed`: the fields they change.
+
+    Args:
+        names: of the options, beside --set; default: all. other: options that are declared otherwise, by their names;
+            None: the command has one of its own.
+    """
+    chosen = {name: kind for name, kind in _NETWORK.items() if not names or name in (*names, "assignments")} | other
+    shared = {name: kind for name, kind in chosen.items() if kind is not None}
+    options = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=k) for n, k in shared.items()]
+
+    def decorated(command: Command) -> Command:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            found = {name: given.pop(name, None) for name in shared}
+            command(**given, changed=changes(found.pop("assignments"), **found))
+
+        own = signature(command, eval_str=True).parameters.values()
+        parameters = [new for old in own for new in (options if old.name == "changed" else [old])]
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorated
+
 
 # Groups of options in --help; those of a command's own stand in front.
 PANELS = {
@@ -213,6 +265,19 @@ def several(text: str | None, option: str) -> list[str] | None:
         if members.count(member) > 1:
             raise InputError(f"{option} {text!r:.80} has {member!r:.40} {members.count(member)} times; give it once")
     return members
+
+
+FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp8-e5m2": "float8_e5m2"}
+
+
+def long_format(name: str) -> str:
+    """A number format as PyTorch spells it, of either spelling; names that have one alone stay."""
+    return FORMATS.get(name, name)
+
+
+def short_format(name: str) -> str:
+    """Likewise the short one."""
+    return {long: short for short, long in FORMATS.items()}.get(name, name)
 
 
 def several_numbers(text: str | None, option: str, what: str, example: str) -> list[int] | None:

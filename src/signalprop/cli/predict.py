@@ -22,30 +22,14 @@ if TYPE_CHECKING:
     from signalprop.results.profile import Profile
 
 
+@opt.of_a_network(layers=None)
 def predict(
     arch: opt.Arch,
+    changed: opt.Changes,
     layers: Annotated[
         str | None, typer.Option("--layers", metavar="N[,N...]", help="Number of layers; several give one table.")
     ] = None,
-    d_model: opt.DModel = None,
-    heads: opt.Heads = None,
-    seq_len: opt.SeqLen = None,
-    dropout: opt.Dropout = None,
-    activation: opt.Activation = None,
-    norm: opt.Norm = None,
-    norm_kind: opt.NormKind = None,
-    vocab_size: opt.VocabSize = None,
-    assignments: opt.Set = None,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            "--scheme",
-            metavar="NAME[,NAME...]",
-            autocompletion=opt.schemes_that_begin,
-            help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; "
-            "xavier for what has none, as tgs); several give one table.",
-        ),
-    ] = None,
+    scheme: opt.SchemeNames = None,
     option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
@@ -84,10 +68,6 @@ def predict(
         raise InputError("--all prints every layer of one network; leave it out, or give one scheme and one depth")
     if len(schemes) > 1 and option:
         raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, schemes))}")
-    changed = opt.changes(
-        assignments, d_model=d_model, heads=heads, seq_len=seq_len, dropout=dropout,
-        activation=activation, norm=norm, norm_kind=norm_kind, vocab_size=vocab_size,
-    )  # fmt: skip
     tables = [  # all of them first: what is refused is refused before the long work
         opt.parametrization(arch, changed | opt.changes(None, layers=n), name, option, qk_scale)
         for name in schemes

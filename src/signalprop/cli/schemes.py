@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 SCHEMA = "signalprop/schemes/1"
 
 
+@opt.of_a_network("layers", "d_model")
 def schemes(
+    changed: opt.Changes,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this scheme.")] = None,
     architecture: Annotated[
         str | None, typer.Option("--architecture", metavar="ARCH", help="Say what comes out for this network.")
     ] = None,
-    layers: opt.Layers = None,
-    d_model: opt.DModel = None,
     option: opt.SchemeOption = None,
-    assignments: opt.Set = None,
     json_file: opt.Json = None,
 ) -> None:
     """List the initialisation schemes, or describe one.
@@ -41,7 +40,6 @@ def schemes(
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
-    changed = opt.changes(assignments, layers=layers, d_model=d_model)
     if architecture is None and (changed or option):
         raise InputError("--layers, --d-model, --set and --option need --architecture")
     if name is None:

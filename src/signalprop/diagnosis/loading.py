@@ -16,6 +16,7 @@ from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import check_regular
 from signalprop.files.validation import typed
+from signalprop.network.presets import preset_instead
 
 if TYPE_CHECKING:
     from torch import nn
@@ -321,7 +322,7 @@ def _why(what: str, place: str | Path, error: Exception) -> str:
     if isinstance(place, str):
         return (
             f"{what}: {text.rstrip('.')}; expected a directory, a .gguf file, or the name of a model on the hub "
-            "(without a connection: one that is in transformers' cache)"
+            f"(without a connection: one that is in transformers' cache){preset_instead(place)}"
         )
     if list(place.glob("*.gguf")) and not (place / "config.json").is_file():
         return f"{what}: it holds no config.json; give the .gguf file itself"

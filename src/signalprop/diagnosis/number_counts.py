@@ -30,7 +30,6 @@ KEPT = 8
 _AT_ONCE = 1 << 15  # counted at once: index and counts stay in the processor's cache
 _SUBCELLS = (np.arange(16) + 0.5) / 16  # where numbers are taken to lie between two whose upper 16 bits are neighbours
 _SHORTEST_ROW = 64  # of which it is told that they are all zeros
-Word = NDArray[np.uint16]
 Seen = Callable[[int], None]
 
 

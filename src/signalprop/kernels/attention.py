@@ -133,12 +133,7 @@ class TokenAttention:
 
     def backward_apart(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """`backward` through the values, which does not ask what they are made of, and through queries and keys."""
-        parts = []
-        for value, scores in ((1, 0), (0, 1)):
-            out, own = self._sent_back(gradient, np.diagonal(gradient), value, scores)
-            np.fill_diagonal(out, own)
-            parts.append(out)
-        return held(parts[0]), parts[1]
+        return held(self._averages_back(gradient, scores=0)), self._averages_back(gradient, value=0)
 
     def kept(self, sink: float) -> FloatArray:
         """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
@@ -176,19 +171,16 @@ class TokenAttention:
         own = own + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
         return out, np.maximum(own, 0.0) + second * mean_square * (dropped - 1)
 
-    def _averages_back(self, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at the input of A V."""
-        out, own = self._sent_back(gradient, np.diagonal(gradient))
+    def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
+        """Gradient kernel at the input of A V; `value`, `scores` are 0 where that path is left out."""
+        out, own = self._sent_back(gradient, np.diagonal(gradient), value, scores)
         np.fill_diagonal(out, own)
         return out
 
     def _sent_back(
-        self, gradient: FloatArray, own: FloatArray, value: int = 1, scores: int = 1
+        self, gradient: FloatArray, own: FloatArray, value: int, scores: int
     ) -> tuple[FloatArray, FloatArray]:
-        """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output.
-
-        `value`, `scores` are 0 where that path is left out.
-        """
+        """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
         second, jacobian = self._rows
         out, diagonal = self._different_queries(gradient, value, scores)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
@@ -207,9 +199,7 @@ class TokenAttention:
         per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
         return out, diagonal + on + own * (slope + jacobian * per_query * value_spread)
 
-    def _different_queries(
-        self, gradient: FloatArray, value: int = 1, scores: int = 1
-    ) -> tuple[FloatArray, FloatArray]:
+    def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         """What pairs of different queries send back, and its diagonal; as `_sent_back`."""
         pairs = gradient / np.outer(self._row_length, self._row_length)
         np.fill_diagonal(pairs, 0.0)
@@ -327,12 +317,15 @@ class TokenAttention:
         last = self._over_queries(self._over_queries(h * double_mean, 0), 1)
         return first - mixed - mixed.T + last
 
+    def _value_own(self, values: FloatArray) -> FloatArray:
+        return np.diagonal(values)
+
     @cached_property
     def _of_values(self) -> _Kernel:
         """What is averaged."""
         if self.values is None:
             return _Kernel(self.kernel, self._mean, self._double_mean, self._own, self._mean_square, self._spread)
-        own = np.diagonal(self.values)
+        own = self._value_own(self.values)
         mean, double_mean = self._sums(self.values, own)
         square = self._mean_over_keys(own)
         return _Kernel(self.values, mean, double_mean, own, square, self._apart(square, double_mean))

@@ -176,8 +176,8 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
 
 
 def _is_smooth(kernel: Any, p: Parametrization) -> bool:
-    """Whether a kind of sublayer can be followed on a grid: it has `on_grid`, and no need of all positions."""
-    return hasattr(kernel, "on_grid") and not (hasattr(kernel, "needs_all_positions") and kernel.needs_all_positions(p))
+    """Whether a kind of sublayer can be followed on a grid: it has `on_grid`, and no window ends between positions."""
+    return hasattr(kernel, "on_grid") and (not hasattr(kernel, "has_window") or not kernel.has_window(p))
 
 
 @dataclass(frozen=True)
@@ -185,11 +185,13 @@ class GridAttention(TokenAttention):
     """`TokenAttention`, causal and without value skips, on a grid: `kernel` is what two different tokens share.
 
     Attributes:
-        grid: where they stand. own: the diagonal. turn: mean cosines of `Grid.rotated`, in the place of rho.
+        grid: where they stand. own, value_own: the diagonals of kernel and values. turn: mean cosines of
+            `Grid.rotated`, in the place of rho.
     """
 
     grid: Grid = field(kw_only=True)
     own: FloatArray = field(kw_only=True)
+    value_own: FloatArray | None = None
     turn: FloatArray | None = None
 
     def forward(self) -> FloatArray:
@@ -198,7 +200,10 @@ class GridAttention(TokenAttention):
 
     def backward(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input, from the one at the heads' output; (2 m, 2 m) both."""
-        return self.gain**2 * held(self.grid.joined(*self._sent_back(*self.grid.split(gradient))))
+        return self.gain**2 * held(self._averages_back(gradient))
+
+    def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
+        return self.grid.joined(*self._sent_back(*self.grid.split(gradient), value, scores))
 
     def kept(self, sink: float) -> FloatArray:
         """As of every position, (2 m,)."""
@@ -207,6 +212,9 @@ class GridAttention(TokenAttention):
     @property
     def _own(self) -> FloatArray:
         return self.own
+
+    def _value_own(self, values: FloatArray) -> FloatArray:
+        return np.diagonal(values) if self.value_own is None else self.value_own
 
     @property
     def _turn(self) -> FloatArray | None:
@@ -233,13 +241,15 @@ class GridAttention(TokenAttention):
         double = averaged @ seen.T + np.where(self._seen, single, single[:, None])
         return (averaged + e) / n[:, None], double / np.multiply.outer(n, n)
 
-    def _different_queries(
-        self, gradient: FloatArray, value: int = 1, scores: int = 1
-    ) -> tuple[FloatArray, FloatArray]:
+    def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
-        e = self.own - np.diagonal(self.kernel)
-        apart = self.grid.seen @ self.kernel / self.grid.n[:, None]  # M S of keys that a row does not see
-        h = gradient * sum(self._bracket_weights)
+        kernel, own, double_mean = self.kernel, self.own, self._double_mean
+        if not value:
+            kernel, _, double_mean, own, *_ = self._of_values
+        e = own - np.diagonal(kernel)
+        apart = self.grid.seen @ kernel / self.grid.n[:, None]  # M S of keys that a row does not see
+        popular, keys = self._bracket_weights
+        h = gradient * (value * popular + scores * keys)
         met = np.diagonal(h)
 
         def both(values: FloatArray) -> FloatArray:
@@ -250,8 +260,8 @@ class GridAttention(TokenAttention):
         core = one @ over_second - self._of_longer(two @ met)
         step = two @ (e * over_second - apart * met[:, None]) - np.multiply.outer(three @ met, e)
         mixed = one @ (apart * over_second) + np.where(self._seen, step, np.diagonal(step))
-        rest = both(gradient) - mixed - mixed.T + both(h * self._double_mean)
-        return self.kernel * core + rest, self.own * np.diagonal(core) + np.diagonal(rest)
+        rest = value * both(gradient) - mixed - mixed.T + both(h * double_mean)
+        return kernel * core + rest, own * np.diagonal(core) + np.diagonal(rest)
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
         return np.where(self._seen, per_row[:, None], per_row)

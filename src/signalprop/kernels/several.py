@@ -78,6 +78,7 @@ class StackOfStreams(Stack):
         return Kernels.of(Several(parts, start.log_scale), self.connections)
 
     def leave(self, last: Any) -> State:
+        self.connections.meet(self.n, last.parts, last.log_scale)
         return State(self.connections.head(last.parts), last.log_scale).rescaled()
 
     def back(self, gradient: State) -> Any:
@@ -85,6 +86,7 @@ class StackOfStreams(Stack):
 
     def _of(self, i: int, stream: Kernels) -> State:
         self.rho = stream.rho()
+        self.connections.meet(i, stream.parts, stream.log_scale)
         return State(self.connections.read(i, stream.parts, self.rho), stream.log_scale).rescaled()
 
     def read(self, i: int, stream: Any) -> Read:

@@ -36,7 +36,6 @@ from signalprop.network.parametrization import STACKS, Parametrization
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import POINTS, Profile, average
 from signalprop.results.series import Series
-from signalprop.sublayers.attention.roles import adds_first_values
 from signalprop.theory.network import sensitivity_gain
 from signalprop.watching.between_streams import covariance, products
 from signalprop.watching.reduction import Padding, collect
@@ -94,11 +93,6 @@ def simulate(
         target_len = seq_len if p.architecture.kind == "encoder-decoder" else None
         p = replace(p, architecture=p.architecture.replace(seq_len=seq_len, target_len=target_len))
     passes = p.n_sublayers * (1 + backward)
-    if adds_first_values(p.architecture):
-        raise InputError(
-            "fidelity 'simulate' holds one sublayer at a time, and attention.first_value reads the first one; "
-            "take kernel or moments, or measure what build makes"
-        )
     shapes = torch_shapes(p)
     profiles = []
     place = torch.device(device)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.errors import InputError
 from signalprop.models.multipliers import times
 from signalprop.models.sublayers import Sublayer
 from signalprop.models.surroundings import Surroundings
@@ -31,19 +32,30 @@ def left(a: Architecture, stream: Tensor) -> Tensor:
     """What the head reads of the last streams, (batch, tokens, features)."""
     if a.streams is None:
         return stream
-    return (_each(stream, a.streams.n) * _head(a.streams, stream)).sum(-2)
+    each = _each(stream, a.streams.n)
+    if a.streams.mixing == "siamese":
+        return (each * _roots(stream, a.norm_eps).unsqueeze(-1)).sum(-2)
+    return (each * _head(a.streams, stream)).sum(-2)
 
 
 def left_back(a: Architecture, gradient: Tensor) -> Tensor:
-    """The gradient at the last streams, from that of what the head reads of them."""
+    """The gradient at the last streams, from that of what the head reads of them.
+
+    Raises:
+        InputError: the head reads them through norms of their own.
+    """
     if a.streams is None:
         return gradient
+    if a.streams.mixing == "siamese":
+        raise InputError("a Gaussian gradient does not know the last streams of mixing 'siamese'; give a head and ids")
     return (gradient.unsqueeze(-2) * _head(a.streams, gradient)).flatten(-2)
 
 
 def connections_of(p: Parametrization, index: int, seed: int, dtype: torch.dtype) -> nn.Module:
     """The connections of a sublayer, freshly drawn."""
     assert p.architecture.streams is not None
+    if p.architecture.streams.mixing == "siamese":
+        return Norms(p, index, dtype)
     return Gates(p, index, seed, dtype) if p.architecture.streams.gated else Fixed(p, index, dtype)
 
 
@@ -73,6 +85,34 @@ class Fixed(nn.Module):
     def forward(self, stream: Tensor) -> Weights:
         """Weights by which to read, write and mix."""
         return self.read, self.write, self.mix
+
+
+def _roots(streams: Tensor, epsilon: float) -> Tensor:
+    """What a norm multiplies each of two streams by, (batch, tokens, 2)."""
+    return torch.rsqrt(_each(streams, 2).square().mean(-1) + epsilon)
+
+
+class Norms(nn.Module):
+    """Connections of `siamese`: both streams are read after norms, and the first is kept after its own.
+
+    Attributes:
+        write: (2,), fixed.
+    """
+
+    write: Tensor
+
+    def __init__(self, p: Parametrization, index: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert p.architecture.streams is not None
+        made = p.architecture.streams.fixed(index, int(p.layer[index]), first=False)
+        self.epsilon = p.architecture.norm_eps
+        self.register_buffer("write", torch.tensor(made[1], dtype=dtype), persistent=False)
+
+    def forward(self, stream: Tensor) -> Weights:
+        """Weights by which to read, write and mix."""
+        roots = _roots(stream, self.epsilon)
+        kept = torch.stack([roots[..., 0], torch.ones_like(roots[..., 0])], -1)
+        return roots, self.write, torch.diag_embed(kept)
 
 
 class Gates(nn.Module):

@@ -89,7 +89,7 @@ class Coordinates:
         worst = max(self.outside, key=lambda c: abs(c.slope))
         return (
             f"{given}: {len(self.outside)} of {len(self.probes)} slopes are more than {self.tolerance:g} and two "
-            f"standard errors from 0, most that of {worst.name}: {worst.slope:.2f} +- {worst.error:.2f}"
+            f"standard errors from 0, most that of {worst.name}: {worst.slope:.2f} ± {worst.error:.2f}"
         )
 
     def table(self) -> str:

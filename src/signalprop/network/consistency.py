@@ -104,6 +104,10 @@ def _check_streams(a: Architecture) -> None:
         raise ValueError(f"streams of mixing {s.mixing!r} need norm_placement 'pre' or 'sandwich'")
     if s.mixing == "input" and s.n != 2:
         raise ValueError(f"streams of mixing 'input' are 2, the stream and the model's input; got {s.n}")
+    if s.mixing == "siamese" and (s.n != 2 or a.tied_embeddings or not set(a.placements) <= {"pre", "sandwich"}):
+        raise ValueError(
+            "streams of mixing 'siamese' are 2, with norm_placement 'pre' or 'sandwich', not tied_embeddings"
+        )
     for name in ("keep", "add"):
         given = getattr(s, name)
         if isinstance(given, tuple) and len(given) != a.n_layers:
@@ -144,7 +148,7 @@ def settings_of(name: Any, given: Any) -> Any:
 def streams_of(given: int | dict[str, Any]) -> Streams:
     """Streams from their number, or from a mapping of fields."""
     fields: dict[str, Any] = {"n": given} if isinstance(given, int) else given
-    if fields.get("mixing") == "input":
+    if fields.get("mixing") in ("input", "siamese"):
         fields = {"n": 2} | fields
     made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     return Streams(**made)

@@ -58,9 +58,6 @@ class CentralDual(NamedTuple):
     slope_moment: Array
 
 
-_EDGE = 12.0  # |z| beyond which the Gaussian weight is below 1e-31
-
-
 _NODES_PER_PANEL = 24
 
 

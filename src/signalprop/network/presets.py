@@ -343,6 +343,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def preset_instead(name: object) -> str:
+    """What to add to the refusal of a preset's name where a model is expected; '' of any other name."""
+    if str(name) not in PRESETS:
+        return ""
+    return f"; {name} is a preset, a network without weights, which signalprop predict, measure and compare take"
+
+
 def preset(name: str) -> dict[str, Any]:
     """The fields of the Architecture of a known name (see `Architecture.preset`).
 

@@ -23,7 +23,10 @@ class Streams(Value):
             (DeepSeek-V4, GLM-5.3). `independent`: the same gates without a matrix (Hy4). `hyper`: fixed numbers, of
             which sublayer k reads stream k mod n, all are written alike, and none are mixed (what hyper-connections
             start as). `input`: two streams, of which the second stays the model's input (times the table's skips,
-            where they are not 1); every layer begins with x <- keep x + add x0 (modded-nanoGPT, nanochat).
+            where they are not 1); every layer begins with x <- keep x + add x0 (modded-nanoGPT, nanochat). `siamese`:
+            two streams, x after a norm and y: every sublayer reads the sum of both normed, y gets its branch, and x
+            the branch over sqrt(2 (layer + 1)) (SiameseNorm, Li et al. 2026, 2602.08064, released code; the streams'
+            norms are RMSNorms without gains here).
         gate_std: of the gates' weights, which read all streams, normed by their common root mean square. gate_scale:
             factor on what they give (1 in transformers' DeepSeek-V4 and GLM-5.3, 0.01 in Hy4 and in the paper).
         read_bias, write_bias: added to a gate before its sigmoid. write_gain: factor on write gates.
@@ -33,7 +36,7 @@ class Streams(Value):
     """
 
     n: int = Field(4, ge=2, le=16)
-    mixing: Literal["mhc", "independent", "hyper", "input"] = "mhc"
+    mixing: Literal["mhc", "independent", "hyper", "input", "siamese"] = "mhc"
     gate_std: float = Field(0.02, ge=0, le=100)
     gate_scale: float = Field(1.0, ge=0, le=100)
     read_bias: float = Field(0.0, ge=-50, le=50)
@@ -59,6 +62,8 @@ class Streams(Value):
 
     def parameters(self, d_model: int) -> int:
         """Trainable numbers of one sublayer's connections."""
+        if self.mixing == "siamese":
+            return 0
         if not self.gated:
             return 2 * self.n + self.n**2
         return self.gates() * (self.n * d_model + 1) + 2 + (self.mixing == "mhc")
@@ -77,6 +82,8 @@ class Streams(Value):
         if self.mixing == "input":
             keep, add = self.of_layer(layer) if first else (1.0, 0.0)
             return [keep, add], [1.0, 0.0], [[keep, add], [0.0, 1.0]]
+        if self.mixing == "siamese":  # of streams after their norms
+            return [1.0, 1.0], [(2 * (layer + 1)) ** -0.5, 1.0], [[1.0, 0.0], [0.0, 1.0]]
         read = [float(i == index % self.n) for i in range(self.n)]
         return read, [1.0] * self.n, [[float(i == j) for i in range(self.n)] for j in range(self.n)]
 

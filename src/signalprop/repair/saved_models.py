@@ -33,6 +33,7 @@ from signalprop.files.validation import Value, typed
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.presets import preset_instead
 from signalprop.repair.initialisation import whole
 from signalprop.repair.installation import install
 from signalprop.repair.module_swaps import Splice
@@ -298,7 +299,8 @@ def _read_record(folder: Path) -> tuple[dict[str, Any], _Document]:
     path = folder / RECORD
     if not path.is_file():
         if not folder.is_dir():
-            raise InputError(f"there is no directory {folder}; expected one that signalprop.save wrote")
+            instead = preset_instead(folder)
+            raise InputError(f"there is no directory {folder}; expected one that signalprop.save wrote{instead}")
         raise InputError(
             f"{folder} has no {RECORD}, so it is a plain checkpoint, without a scheme that could be loaded or folded; "
             "load it with transformers, or give it a scheme with `signalprop apply` first"

@@ -38,9 +38,11 @@ def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
 def header(d: Diagnosis) -> str:
     """What was diagnosed, on what, and the loss."""
     kind = f" ({d.family})" if d.family else ""
+    n = d.n_parameters
+    size = f"{n / 1e6:,.1f} M" if n >= 1e6 else f"{n:,}"
     several = f"{d.data.sequences} sequences" if d.data.sequences != 1 else "1 sequence"
     lines = [
-        f"{d.model}{kind}, {d.n_parameters / 1e6:,.1f} M parameters, {len(d.signal)} layers",
+        f"{d.model}{kind}, {size} parameters, {len(d.signal)} layers",
         f"{d.data.tokens:,} tokens of {d.data.source} in {several} of {d.data.length}; statistics leave out the first "
         f"{d.data.skip_first} positions",
     ]

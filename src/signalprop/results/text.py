@@ -63,9 +63,10 @@ def tokens_in_words(architecture: Architecture) -> str:
 
 
 def depth_in_words(architectures: Sequence[Architecture]) -> str:
-    """`12 layers`, of an encoder-decoder `6+6 layers`, of several depths `12, 48, 192 layers`."""
+    """`12 layers`, of an encoder-decoder `6+6 layers`, of several depths `12, 48 and 192 layers`."""
     depths = [f"{a.n_layers}+{a.n_decoder_layers}" if a.n_decoder_layers else str(a.n_layers) for a in architectures]
-    return f"{', '.join(dict.fromkeys(depths))} layers"
+    *others, last = dict.fromkeys(depths)
+    return f"{', '.join(others)} and {last} layers" if others else f"{last} layers"
 
 
 def network_in_words(*architectures: Architecture) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def equivalent(one: str | Architecture | Parametrization, other: str | Architect
     the ratio of branch and skip, products of matrices with nothing but linear maps between them, biases in units of
     their maps. Sizes are standard deviations, so weights are the same where they are drawn alike. Inside a branch the
     freedom of attention and feed-forward is known; of other kinds every matrix is compared by itself, and a freedom
-    there is not found.
+    there is not found. Several residual streams are one where their connections keep equal streams equal.
 
     Args:
         one, other: a preset's name or an Architecture, with the scheme that `predict` takes for it; or a
@@ -130,6 +131,9 @@ def equivalent(one: str | Architecture | Parametrization, other: str | Architect
     for p in (mine, theirs):
         if p.skip.ndim != 1:
             raise InputError(f"this parametrization is a sweep of shape {p.skip.shape[:-1]}; give one of its members")
+    several = [p.architecture.streams is not None for p in (mine, theirs)]
+    mine, theirs = _of_one_stream(mine), _of_one_stream(theirs)
+    merged = any(many and p.architecture.streams is None for many, p in zip(several, (mine, theirs), strict=True))
     difference = _of_architectures(mine, theirs)
     if difference is not None:
         return Equivalence(same=False, difference=difference)
@@ -142,7 +146,7 @@ def equivalent(one: str | Architecture | Parametrization, other: str | Architect
                 )
     stream = tuple(x / y for x, y in zip(forms[0].units, forms[1].units, strict=True))
     weights = _factors(mine, theirs)
-    return Equivalence(same=True, stream=stream, weights=weights, notes=_notes(mine, theirs, stream))
+    return Equivalence(same=True, stream=stream, weights=weights, notes=_notes(mine, theirs, stream) + _EQUAL * merged)
 
 
 def _of_architectures(one: Parametrization, other: Parametrization) -> Difference | None:
@@ -153,6 +157,21 @@ def _of_architectures(one: Parametrization, other: Parametrization) -> Differenc
     fields.append(("final_norm", a.has_final_norm, b.has_final_norm))
     fields.append(("shaping", one.shaping, other.shaping))
     return next((Difference(where="architecture", what=n, one=x, other=y) for n, x, y in fields if x != y), None)
+
+
+_EQUAL = ("residual streams that start equal stay so with these connections; training parts them",)
+
+
+def _of_one_stream(p: Parametrization) -> Parametrization:
+    """The same function of one stream, where the connections keep equal streams equal; else the table itself.
+
+    Gates that see nothing read a multiple of the stream, which the norm before the branch takes out.
+    """
+    s = p.architecture.streams
+    if s is None or (s.mixing != "hyper" and not (s.gated and s.logit_std(p.architecture.d_model) == 0)):
+        return p
+    written = s.write_gain / (1 + math.exp(-s.write_bias)) if s.gated else 1.0
+    return replace(p, architecture=p.architecture.replace(streams=None)).with_columns(branch=written * p.branch)
 
 
 class _Canonical:

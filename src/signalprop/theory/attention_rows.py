@@ -25,7 +25,6 @@ _OUTER, _INNER = math.sqrt(5 + math.sqrt(10)), math.sqrt(5 - math.sqrt(10))
 _HERMITE_X = np.array([-_OUTER, -_INNER, 0.0, _INNER, _OUTER])
 _HERMITE_W = 4.8 / (_HERMITE_X**4 - 6 * _HERMITE_X**2 + 3) ** 2
 _CAUSAL_POSITIONS = 24
-_MAX_SCORE_VARIANCE = 1e6
 
 _FLOATS = SimpleNamespace(exp=math.exp, log=math.log, minimum=min, maximum=max)
 _NUMBER = (float, int)

@@ -35,6 +35,9 @@ class Connections(Protocol):
     start: FloatArray
     gated: bool
 
+    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+        """Note the streams before sublayer i (of all: what the head reads), parts times exp(log_scale)."""
+
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
         """What sublayer i reads, (...); of gated streams in units of the sum of its weights, which a norm divides."""
 
@@ -80,6 +83,8 @@ def connections_of(p: Parametrization) -> Connections:
     """The connections of a table whose architecture has several streams."""
     streams = p.architecture.streams
     assert streams is not None
+    if streams.mixing == "siamese":
+        return Siamese(p)
     return Gated(p) if streams.gated else Fixed(p)
 
 
@@ -100,6 +105,9 @@ class Fixed:
         self.average = np.eye(s.n).ravel() / s.n
         self.start = np.ones(s.n**2)
         self.last = np.array(s.head())
+
+    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+        pass
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
         return _apply(_pairs(self.a[i]), parts)
@@ -143,6 +151,45 @@ def _pairs(weights: FloatArray) -> FloatArray:
     return np.multiply.outer(weights, weights).ravel()
 
 
+class Siamese(Fixed):
+    """Two streams of which the first is normed before every sublayer, and both are where they are read.
+
+    Norms are factors of every token, on gradients too: their own directions are 1 of d_model.
+    """
+
+    def __init__(self, p: Parametrization) -> None:
+        super().__init__(p)
+        self.n_sublayers, self.epsilon = p.n_sublayers, p.architecture.norm_eps
+        self.reads: dict[int, FloatArray] = {}  # factors on the parts of what is read, and of what is kept
+        self.keeps: dict[int, FloatArray] = {}
+
+    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+        kernels = parts.ndim == 3  # else moments, of one variance for all tokens
+        own = np.diagonal(parts, axis1=1, axis2=2) if kernels else parts[:, :1]
+        x, y = (1 / np.sqrt(own[k] * safe_exp(log_scale) + self.epsilon) for k in (0, 3))
+        pairs = np.outer if kernels else np.multiply
+        self.reads[i] = np.stack([pairs(a, b) for a in (x, y) for b in (x, y)])
+        self.keeps[i] = np.stack([pairs(a, b) for a in (x, np.ones_like(x)) for b in (x, np.ones_like(x))])
+
+    def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
+        return np.asarray((self.reads[i] * parts).sum(0))
+
+    def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
+        return self.keeps[i] * parts
+
+    def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
+        return self.reads[i] * gradient
+
+    def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
+        return self.keeps[i] * gradient
+
+    def head(self, parts: FloatArray) -> FloatArray:
+        return self.read(self.n_sublayers, parts, parts)
+
+    def head_sent(self, gradient: FloatArray) -> FloatArray:
+        return self.sent(self.n_sublayers, gradient, gradient)
+
+
 class Gated:
     """Connections by gates: parts are second moments of the mean stream, and the mean ones of deviations from it."""
 
@@ -154,6 +201,9 @@ class Gated:
         self.gates = gates_of(s, p.architecture.d_model)
         self.average, self.start = np.ones(2), np.array([1.0, 0.0])
         self.spread = self.n / (self.n - 1)
+
+    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+        pass
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
         return np.asarray(parts[0] + self.spread * self.gates.of("read", rho) * parts[1])
@@ -245,10 +295,12 @@ class AheadOfStreams(Ahead):
         return Several(np.multiply.outer(self.connections.start, one), 0.0).rescaled()
 
     def leave(self, stream: Any) -> Stream:
+        self.connections.meet(self.p.n_sublayers, stream.parts, stream.log_scale)
         return _scalars(self.connections.head(stream.parts), stream.log_scale)
 
     def _of(self, i: int, stream: Several) -> Stream:
         self.before[i] = stream
+        self.connections.meet(i, stream.parts, stream.log_scale)
         read = self.connections.read(i, stream.parts, _rho(stream.mean(self.connections)))
         return _scalars(read, stream.log_scale)
 

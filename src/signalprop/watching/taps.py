@@ -16,18 +16,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.utils.checkpoint import CheckpointPolicy
 
 from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError
 from signalprop.hooks import Handle, first_tensor, plainly_after, plainly_before, read_by, replaced
 from signalprop.watching.first_positions import DECODER
+from signalprop.watching.kept import kept, told
 from signalprop.watching.passes import Pass
 from signalprop.watching.reduction import Sums, single_is_enough
 
@@ -73,37 +71,19 @@ class Seen:
         self.read = Read()
 
 
-_LIBRARY = torch.library.Library("signalprop", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define("kept(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-
-
-@torch.library.impl(_LIBRARY, "kept", "CompositeImplicitAutograd")
-def _kept(x: Tensor) -> Tensor:
-    """The tensor, which a compiled graph keeps for the backward pass.
-
-    Between two checkpointed layers it keeps the stream, and computes a layer again from there. What stands there is
-    then this; a view, which is never kept, would have it compute all layers again from the first one's input.
-    """
-    tracing = get_proxy_mode()
-    before = 0 if tracing is None else len(tracing.tracer.graph.nodes)
-    out = x.clone()
-    if tracing is not None:
-        nodes = tracing.tracer.graph.nodes
-        for node in islice(reversed(nodes), len(nodes) - before):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return out
-
-
 class _Tap(torch.autograd.Function):
     """x, and the sums of x and of its gradient as the gradient of `leaf` (2, 9). between: x is between layers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaf: Tensor, keep: Tensor | None, skip: int, group: Any, between: bool) -> Tensor:
         ctx.skip, ctx.group, ctx.masked = skip, group, keep is not None
+        if between:
+            x = kept(x)
         found = _sums(x, keep, skip, group)
+        if not between:
+            x, found = told(x, found)
         ctx.save_for_backward(found, *([] if keep is None else [keep]))
-        out: Tensor = torch.ops.signalprop.kept(x) if between else x.view_as(x)
-        return out
+        return x
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

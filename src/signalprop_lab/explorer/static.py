@@ -11,11 +11,11 @@ from signalprop.files.storage import write_text
 from signalprop.network.activations import ACTIVATIONS
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
-from signalprop.prediction import (
+from signalprop.prediction import cheapest
+from signalprop.prediction_notes import (
     LARGE_SCORES,
     QUERY_SIZES,
     SPREAD,
-    cheapest,
     gate_growth,
     logits_note,
     scores_note,

@@ -35,14 +35,9 @@ def key_of(content: str | bytes) -> int:
 def held_out(keys: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
     """Which examples are for validation: a share of the different ones, those with the smallest keys.
 
-    It does not depend on their order, and equal examples are on one side. At least one is on each side.
-
-    Raises:
-        InputError: fewer than two different examples.
+    It does not depend on their order, and equal examples are on one side. At least one of two is on each side.
     """
     different = np.unique(keys)
-    if different.size < 2:
-        raise InputError("there are fewer than two different examples; expected some to train on and one to validate")
     n = min(max(1, round(share * different.size)), different.size - 1)
     return np.asarray(keys <= different[n - 1])
 
@@ -95,6 +90,10 @@ def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Calla
     share = data.validation
     keys = np.array([key(item) for item in first], np.uint64)
     if not data.streaming:
+        if len(set(keys.tolist())) < 2:
+            raise InputError(
+                f"{place.source} holds fewer than two different examples; expected some to train on and one to validate"
+            )
         return _parted(first, held_out(keys, share))
     least = share * 2.0**64  # of a stream: known without the others, and a share of them on average
     out = np.array([float(k) < least for k in keys.tolist()], np.bool_)

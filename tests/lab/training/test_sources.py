@@ -168,6 +168,10 @@ class TestBadInput:
         source = str(as_jsonl(tmp_path))
         self.refused(Data(source=source, validation=source), "which is the training data")
 
+    def test_an_empty_file(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("")
+        self.refused(Data(source=str(tmp_path / "a.txt"), validation=0.1), r"a\.txt holds fewer than two different")
+
 
 # --- what is held out --------------------------------------------------------------------------------------
 

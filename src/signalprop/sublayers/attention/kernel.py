@@ -166,6 +166,8 @@ class AttentionKernel:
         if self.grid is None:
             return TokenAttention(kernel=kernel, rho=rho, omega=omega, **fields), size
         off, own = self.grid.split(kernel)
+        if "values" in fields:
+            fields["values"], fields["value_own"] = self.grid.split(fields["values"])
         if omega is not None:
             turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
             fields |= {"turn": turned, "omega": omega[self.grid.positions]}
@@ -209,6 +211,6 @@ def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid
     return AttentionKernel(p, stack, shapes, grid)
 
 
-def needs_all_positions(p: Parametrization) -> bool:
-    """Whether some layer of a table sees less than what came before, or adds the values of the first."""
-    return roles.has_window(p.architecture) or roles.adds_first_values(p.architecture)
+def has_window(p: Parametrization) -> bool:
+    """Whether some layer of a table sees less than what came before."""
+    return roles.has_window(p.architecture)
