@@ -4,7 +4,8 @@
 
 Every layer alone is cast, all others stay; the loss, the divergence from the model without a cast (Kullback-Leibler,
 nats per token) and the logits are measured on sequences of the built-in text. The rise of the loss on a text is that
-divergence plus chance; ranks of the same number on two halves of the text say how much.
+divergence plus chance; ranks of the same number on two halves of the text say how much. The plain ranking that the
+prediction has to beat is the squared error of the cast weights of a layer, over the square of these weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, is_transposed
 from signalprop.attachment.families import mapping_for
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import cast
@@ -55,15 +56,26 @@ def ranking(source: str, formats: list[str], sequences: int, length: int) -> dic
             measured["divergence"].append(_divergence(clean, noisy).tolist())
             measured["logits"].append([float((noisy - clean).square().mean() / clean.square().mean())])
         damages = [found.damages[k] for k in range(len(layers))]
-        ranks = {f"damage and {what}": _rank(damages, np.mean(each, -1)) for what, each in measured.items()}
+        plain = [_weight_error(maps, Format(name, scaled=True)) for maps in layers]
+        ranks = {
+            f"{by} and {what}": _rank(ranked, np.mean(each, -1))
+            for by, ranked in (("damage", damages), ("weight error", plain))
+            for what, each in measured.items()
+        }
         for what in ("loss", "divergence"):
             halves = np.array(measured[what])
             half = halves.shape[1] // 2
             ranks[f"{what}, two halves of the text"] = _rank(halves[:, :half].mean(-1), halves[:, half:].mean(-1))
         print(name, ranks, flush=True)
         means = {what: np.mean(each, -1).tolist() for what, each in measured.items()}
-        out["formats"][name] = {"damage": damages, **means, "ranks": ranks}
+        out["formats"][name] = {"damage": damages, "weight_error": plain, **means, "ranks": ranks}
     return out
+
+
+def _weight_error(maps: list[torch.nn.Module], form: Format) -> float:
+    """Squared error of the cast weights over their square, all maps of a layer together."""
+    weights = [(m.weight.mT if is_transposed(m) else m.weight).detach().double() for m in maps]
+    return float(sum((form(w) - w).square().sum() for w in weights) / sum(w.square().sum() for w in weights))
 
 
 def _rank(one: Any, other: Any) -> float:
