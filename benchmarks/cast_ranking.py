@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from signalprop.attachment.attached import attach, is_transposed
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.families import mapping_for
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.casts import cast
+from signalprop.diagnosis.casts import LinearMap, cast, maps_of
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.loading import load
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.result import Cast, Estimate
-from signalprop.diagnosis.sensitivity import by_map, layer_maps
+from signalprop.diagnosis.sensitivity import by_map
 from signalprop.diagnosis.stream import token_batches
 from signalprop.files.storage import write_json
 
@@ -37,8 +37,8 @@ def ranking(source: str, formats: list[str], sequences: int, length: int) -> dic
     (batch,) = token_batches(None, loaded.tokenizer, length, sequences, sequences, architecture=mapping.architecture)
     clean, before = _logits(model, batch)
     nothing = Estimate(value=None)
-    attached = attach(model, mapping)
-    layers = [list(layer_maps(attached, group).values()) for group in groups(attached.layout)]
+    attached = require_roles(attach(model, mapping))
+    layers = [maps_of(attached, [attached.rows[i] for i in group]) for group in groups(attached.layout)]
     out: dict[str, Any] = {
         "model": loaded.name,
         "tokens": sequences * length,
@@ -50,7 +50,7 @@ def ranking(source: str, formats: list[str], sequences: int, length: int) -> dic
         (found,) = by_map(model, batch, mapping, [row])
         measured: dict[str, list[Any]] = {"loss": [], "divergence": [], "logits": []}
         for maps in layers:
-            with cast(model, mapping, Format(name, scaled=True), "weights", maps):
+            with cast(model, Format(name, scaled=True), "weights", maps):
                 noisy, losses = _logits(model, batch)
             measured["loss"].append((losses - before).tolist())
             measured["divergence"].append(_divergence(clean, noisy).tolist())
@@ -72,10 +72,11 @@ def ranking(source: str, formats: list[str], sequences: int, length: int) -> dic
     return out
 
 
-def _weight_error(maps: list[torch.nn.Module], form: Format) -> float:
+def _weight_error(maps: list[LinearMap], form: Format) -> float:
     """Squared error of the cast weights over their square, all maps of a layer together."""
-    weights = [(m.weight.mT if is_transposed(m) else m.weight).detach().double() for m in maps]
-    return float(sum((form(w) - w).square().sum() for w in weights) / sum(w.square().sum() for w in weights))
+    weights = [one.weight.detach() for one in maps]
+    wrong = [one.held(form) - weight for one, weight in zip(maps, weights, strict=True)]
+    return float(sum(w.double().square().sum() for w in wrong) / sum(w.double().square().sum() for w in weights))
 
 
 def _rank(one: Any, other: Any) -> float:
