@@ -64,6 +64,7 @@ def test_predictions_against_networks() -> None:
         assert predicted.gradient is not None and measured.gradient is not None
         ratio = predicted.gradient["stream_in"].variance / measured.gradient["stream_in"].variance
         np.testing.assert_allclose(ratio, 1, rtol=0.2)
+        assert any("gradients through gated DeltaNets scatter" in note for note in predicted.notes)
 
 
 def test_what_is_refused() -> None:
