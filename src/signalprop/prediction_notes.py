@@ -196,8 +196,9 @@ def _small_outputs(p: Parametrization) -> str:
     if not rows_where(p, lambda kind: kind.name == "gated_delta_net").any():
         return ""
     return (
-        "gradients through gated DeltaNets scatter: the norm of a head divides by outputs near zero, so few tokens carry "
-        "much of them; 8 networks of 12 layers differed by half and more, their mean was up to half below the prediction"
+        "gradients through gated DeltaNets scatter: the norm of a head divides by outputs near zero, so few tokens "
+        "carry much of them; 8 networks of 12 layers differed by half and more, their mean was up to half below what "
+        "was predicted"
     )
 
 

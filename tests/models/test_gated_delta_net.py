@@ -49,7 +49,7 @@ def test_the_module_is_that_of_transformers() -> None:
 
 
 def test_predictions_against_networks() -> None:
-    """Two layers of width 128; 6 networks. Branches within 5 %, correlations within .02; gradients, which scatter, 20 %."""
+    """Two layers, 6 networks. Branches within 5 %, correlations within .02; gradients, which scatter, 20 %."""
     table = sp.scheme("xavier")(architecture(2)).with_columns(weight__delta_filter=0.4)
     ids = torch.randint(0, 500, (4, 32), generator=torch.Generator().manual_seed(0))
     batch = Batch(tokens=ids.numpy(), targets=ids.roll(-1, 1).numpy())
