@@ -52,6 +52,7 @@ SLOW = (
     "sublayer",
     "step",
     "causal attention",
+    "cross attention",
     " rotary attention",
     "rms norm",
 )  # heads: tests/theory/test_attention.py

@@ -97,7 +97,7 @@ def drawn(page: Page, chart: str) -> dict[str, list[float | None]]:
 
 
 class TestLoading:
-    @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
+    @pytest.mark.parametrize(("width", "dark"), [(1400, False), pytest.param(390, True, marks=pytest.mark.slow)])
     def test_everything_is_drawn_without_an_error_or_a_request(
         self, page: Page, everything: Path, width: int, dark: bool
     ) -> None:
@@ -113,6 +113,7 @@ class TestLoading:
         ink = page.run("getComputedStyle(document.body).backgroundColor")
         assert (np.mean([int(part) for part in ink[4:-1].split(",")]) < 60) == dark
 
+    @pytest.mark.slow
     def test_printing_leaves_the_labels_of_the_axes(self, page: Page, everything: Path) -> None:
         page.open(everything, height=20_000)
         shown = "[...document.querySelectorAll('figure.block:not(.hidden)')]"
@@ -123,6 +124,7 @@ class TestLoading:
         for figure, labels in before.items():  # on another size there may be fewer of them, or more
             assert len(set(labels) & set(paper[figure])) >= min(len(labels), len(paper[figure])) / 2, figure
 
+    @pytest.mark.slow  # as text, without a browser: tests/fuzzing/test_names.py
     def test_hostile_names_are_shown_and_not_run(self, page: Page, tmp_path: Path) -> None:
         p = Profile.from_json({**predicted("xavier").to_json(), "scheme": HOSTILE[0], "notes": list(HOSTILE)})
         run = read_run(write_run(tmp_path / "r", recipe=HOSTILE[1]))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from signalprop.diagnosis.kept import Kept
     from signalprop.diagnosis.result import Diagnosis, Estimate
-from signalprop.cli.diagnose_input import Asked, More, Subject, formats_of, ready
+from signalprop.cli.diagnose_input import Asked, More, Subject, check_options, formats_of, is_stored, ready
 
 REPORT = "signalprop-diagnosis.html"
 # Where removals and casts stay meanwhile, if no --json FILE gives the name.
@@ -155,21 +155,6 @@ def diagnose(
 
     output.check_outputs(json_file, plot)
     page = output.report_file(report, no_report, json_file, REPORT)
-    if save is not None and not (prune or greedy):
-        raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
-    if prune and save is None:
-        raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    if is_stored(source) and (remove or greedy or cast or task or save or resume or audio):
-        raise InputError(
-            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need "
-            "the model"
-        )
-    if expect not in (None, "lns"):
-        raise InputError(
-            f"--expect {expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
-            "against any scheme"
-        )
-    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (source, against))
     asked = Asked(
         data=data,
         field=field,
@@ -180,7 +165,7 @@ def diagnose(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         skip_first=skip_first,
-        expect=expect or "",
+        expect=expect,
         device=device,
         audio=audio,
         inside=inside,
@@ -188,6 +173,8 @@ def diagnose(
     )
     removals = greedy if greedy or remove else None
     more = More(remove=removals, cast=formats_of(cast), task=task, prune=prune, save=save)
+    check_options(source, asked, more, resume=resume)
+    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (source, against))
     kept, finish = None, None
     if against is not None and other is None:
         if stored is None:
@@ -279,7 +266,7 @@ def _diagnosed(
             remove=remove,
             cast=cast,
             accuracy=accuracy,
-            expected=asked.expect,
+            expected=asked.expect or "",
             kept=kept,
             progress=step,
         )
@@ -319,12 +306,6 @@ def _draw(path: Path | None, results: list[Diagnosis]) -> None:
 
     assert path is not None
     save_figure(path, lambda: diagnosis_figure(results))
-
-
-def is_stored(source: str) -> bool:
-    """Whether a MODEL is the JSON file of an earlier diagnosis."""
-    path = Path(source)
-    return path.suffix == ".json" and path.name != "config.json" and path.is_file()
 
 
 def _pair(found: Diagnosis, other: Diagnosis) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     dtype: str
     trust_remote_code: bool
     skip_first: int
-    expect: str
+    expect: str | None
     device: str
     audio: Path | None
     inside: str | None
@@ -58,6 +58,33 @@ class Subject(NamedTuple):
     batches: list[Batch]
     accuracy: Callable[[nn.Module], Estimate] | None
     finish: Callable[[Diagnosis], None] | None
+
+
+def is_stored(source: str) -> bool:
+    """Whether a MODEL is the JSON file of an earlier diagnosis."""
+    path = Path(source)
+    return path.suffix == ".json" and path.name != "config.json" and path.is_file()
+
+
+def check_options(source: str, asked: Asked, more: More, *, resume: bool) -> None:
+    """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
+    from signalprop.errors import InputError
+
+    if more.save is not None and not (more.prune or more.remove):
+        raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
+    if more.prune and more.save is None:
+        raise InputError("--prune says which layers --save DIR leaves out; give --save")
+    work = more.remove is not None or more.cast or more.task or more.save
+    if is_stored(source) and (work or resume or asked.audio):
+        raise InputError(
+            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need "
+            "the model"
+        )
+    if asked.expect not in (None, "lns"):
+        raise InputError(
+            f"--expect {asked.expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
+            "against any scheme"
+        )
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
@@ -107,9 +134,12 @@ def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
 
 
 def formats_of(names: list[str] | None) -> list[str]:
+    """The formats of --cast; all of them for `all`."""
+    if not names:
+        return []
     from signalprop.diagnosis.number_formats import FORMATS
 
-    return list(FORMATS) if names and "all" in names else [opt.long_format(name) for name in names or []]
+    return list(FORMATS) if "all" in names else [opt.long_format(name) for name in names]
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:

@@ -29,6 +29,7 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
          "shared_width": 128},
     ],
     "latent_attention": [{"rank": 512}, {"rank": 64}, {"rank": 128, "query_rank": 96}],
+    "gated_delta_net": [{"n_heads": 4, "n_groups": 2, "d_value": 32, "d_key": 32}],
 }  # fmt: skip
 
 

@@ -153,11 +153,11 @@ class Scan:
         filtered = filtered + shared * gains.query * (at_query * self.query[1]).mean(0)
         filtered = filtered + shared * gains.key * (at_key * self.key[1]).mean(0)
         out = gains.gate * at_gate + gains.filter * taken(filtered, s.width, ahead=False)
-        sent = symmetric_root(y.mean(1, keepdims=True)) @ self.noise.gradient  # (groups, heads, T, draws)
+        sent = (symmetric_root(y.mean(1, keepdims=True)) @ self.noise.gradient).mT  # (groups, heads, draws, T)
         read = self.read[:, :, np.arange(_DRAWS) % self.read.shape[2]]
-        at_steps = self._at_steps(np.einsum("ghtd,ghds->ghdts", sent, read))
-        taken_out = symmetric_root(lost[:, None]) @ self.noise.gradient
-        less = self._at_steps(np.einsum("ghtd,ghts->ghdts", taken_out, along))
+        at_steps = self._at_steps((sent @ self.mixing) * read, sent * (read @ self.mixing.mT))
+        taken_out = (symmetric_root(lost[:, None]) @ self.noise.gradient).mT
+        less = self._at_steps(taken_out @ (along * self.mixing), taken_out * (along * self.mixing).sum(-1)[:, :, None])
         return np.asarray(out + gains.step * s.d_head * (at_steps - s.d_head / shared * less))
 
     @cached_property
@@ -174,13 +174,16 @@ class Scan:
         both = second_moment(x * n) * self._alike
         return np.asarray(second_moment(x) + (both - once - once.mT) * self.s.n_groups / self.s.inner)
 
-    def _at_steps(self, at: FloatArray) -> FloatArray:
-        """Gradient kernel at a head's steps before their softplus, (T, T), from draws of that at the scores g_t x_s."""
-        each = at * self.mixing[:, :, None]
-        before = np.cumsum(each, -1) - each  # over s < r
-        later = np.tril(before).sum(-2)  # over t >= r, at column r
-        direct = each.sum(-2) / self.step[:, :, None]
-        found = (direct - self.rate[:, :, None, None] * later) * self.step_slope[:, :, None]
+    def _at_steps(self, columns: FloatArray, rows: FloatArray) -> FloatArray:
+        """Gradient kernel at a head's steps before their softplus, (T, T), from draws of that at the scores.
+
+        Args:
+            columns, rows: the gradient at the score of token t for token s times that score, summed over t, and over s,
+                (groups, heads, draws, T) each.
+        """
+        change = columns - rows
+        later = np.cumsum(change, -1) - change  # over s < r and t >= r, at r
+        found = (columns / self.step[:, :, None] - self.rate[:, :, None, None] * later) * self.step_slope[:, :, None]
         found = found.reshape(-1, found.shape[-1])
         return np.asarray(found.T @ found / len(found))
 
