@@ -30,7 +30,7 @@ class GatedDeltaNetKernel:
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
-        return np.asarray(self.made.gains(i).out * self._rule(i, kernel).out)
+        return np.asarray(self.made.gains(i).out * self._rule(i, kernel).out + self.made.biases(i).out)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """As `BranchKernel.backward`."""
@@ -44,7 +44,7 @@ class GatedDeltaNetKernel:
                 f"{len(kernel)}; give a smaller seq_len, or predict moments"
             )
         made = self.made
-        return rule(settings(made.p.architecture), kernel, made.gains(i), uniform=made.uniform, layer=i)
+        return rule(settings(made.p.architecture), kernel, made.gains(i), made.biases(i), uniform=made.uniform, layer=i)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> GatedDeltaNetKernel:

@@ -34,6 +34,10 @@ class GatedDeltaNet:
         stds = (float(self.p.weights[f"delta_{name}"][i]) for name in Gains._fields)
         return Gains(*(n * std**2 for n, std in zip(sizes, stds, strict=True)))
 
+    def biases(self, i: int) -> Gains:
+        """Variance of every bias."""
+        return Gains(*(float(self.p.biases[f"delta_{name}"][i]) ** 2 for name in Gains._fields))
+
     @property
     def uniform(self) -> bool:
         """Whether the taps are drawn so."""
@@ -44,13 +48,14 @@ class GatedDeltaNet:
         read, back = self.gains(i), self.gains(i, back=True)._replace(out=1.0)
         scaled = Gains(*(x * second for x in read))._replace(filter=read.filter, out=1.0)
         length = min(self.p.architecture.seq_len, LONGEST)
-        coefficients = _table(settings(self.p.architecture), length, self.uniform, _rounded(scaled), _rounded(back))
+        rounded = (_rounded(x) for x in (scaled, self.biases(i)._replace(out=0.0), back))
+        coefficients = _table(settings(self.p.architecture), length, self.uniform, *rounded)
         return np.asarray(chebyshev.chebval(1 - 2 * min(max(r, 0.0), 1.0), coefficients))
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`."""
         p = self.p.architecture.dropout
-        made = [self.gains(n).out * self.through(n, v, r)[:2] for n, v, r in each(i, read)]
+        made = [self.gains(n).out * self.through(n, v, r)[:2] + self.biases(n).out for n, v, r in each(i, read)]
         variance, covariance = dropped((np.array(made)[:, 0], np.array(made)[:, 1]), p)
         if np.ndim(i) == 0:
             return Branch(float(np.asarray(variance)[0]), float(np.asarray(covariance)[0]))
@@ -69,16 +74,18 @@ def _rounded(gains: Gains) -> Gains:
 
 
 @lru_cache(maxsize=64)
-def _table(s: Settings, length: int, uniform: bool, gains: Gains, back: Gains) -> FloatArray:
+def _table(s: Settings, length: int, uniform: bool, gains: Gains, biases: Gains, back: Gains) -> FloatArray:
     """Chebyshev coefficients in 1 - 2 r of variance, covariance, vv, vc, cv, cc; (nodes, 6)."""
     nodes = chebyshev.chebpts2(_NODES)
-    values = [_at((1 - x) / 2, s, length, uniform, gains, back) for x in nodes]
+    values = [_at((1 - x) / 2, s, length, uniform, gains, biases, back) for x in nodes]
     return np.asarray(np.linalg.solve(chebyshev.chebvander(nodes, _NODES - 1), np.array(values)))
 
 
-def _at(r: float, s: Settings, length: int, uniform: bool, gains: Gains, back: Gains) -> tuple[float, ...]:
+def _at(
+    r: float, s: Settings, length: int, uniform: bool, gains: Gains, biases: Gains, back: Gains
+) -> tuple[float, ...]:
     same, one = np.ones((length, length)), np.eye(length)
-    made = rule(s, (1 - r) * one + r * same, gains, uniform=uniform)
+    made = rule(s, (1 - r) * one + r * same, gains, biases, uniform=uniform)
     alone, both = (means(made.back(g, back)) for g in (one, same))
     return (*means(made.out), alone[0], both[0] - alone[0], alone[1], both[1] - alone[1])
 

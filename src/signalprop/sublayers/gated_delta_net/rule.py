@@ -17,11 +17,11 @@ from signalprop.sublayers.gated_delta_net.roles import Settings
 from signalprop.sublayers.mamba2.scan import convolved, second_moment, silu, symmetric_root, taken
 
 _NUMBERS = 2**20  # values of all drawn heads and tokens, about
-_LEAST, _MOST = 16, 256  # heads
+_LEAST, _MOST = 16, 4096  # heads
 
 
 class Gains(NamedTuple):
-    """Of every map fan_in sigma^2 (`filter`: sigma^2); or, of `back`, fan_out sigma^2."""
+    """Of every map fan_in sigma^2 (`filter`: sigma^2); or variances of the biases; or, of `back`, fan_out sigma^2."""
 
     gate: float
     value: float
@@ -34,7 +34,7 @@ class Gains(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Standard normal numbers, of many rows orthogonal, (groups, heads or 1, features, T) and taps (..., width).
+    """Standard normal numbers, of many rows orthogonal: (groups, heads or 1, features, T), taps (..., width + 1).
 
     Attributes:
         rate: exp(A_log) of every drawn head, (groups, heads, 1).
@@ -70,7 +70,8 @@ def noise(s: Settings, length: int, uniform: bool, layer: int) -> Noise:
 
     def taps(*shape: int) -> FloatArray:
         size = (*shape, s.width)
-        return rng.uniform(-(3**0.5), 3**0.5, size) if uniform else rng.standard_normal(size)
+        drawn = rng.uniform(-(3**0.5), 3**0.5, size) if uniform else rng.standard_normal(size)
+        return np.concatenate([drawn, rng.standard_normal((*shape, 1))], -1)
 
     values, keys = (n, of_group, s.d_value), (n, 1, s.d_key)
     return Noise(
@@ -150,27 +151,35 @@ class Rule:
         return np.asarray(found)
 
 
-def rule(s: Settings, kernel: FloatArray, gains: Gains, *, uniform: bool, layer: int = 0) -> Rule:
+def rule(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, uniform: bool, layer: int = 0) -> Rule:
     """The sublayer where what it reads has this kernel, (T, T).
 
     Args:
         uniform: the taps of the filters are, else normal.
     """
-    z, root = noise(s, len(kernel), uniform, layer), symmetric_root(kernel)
+    z = noise(s, len(kernel), uniform, layer)
 
-    def filtered(x: FloatArray, taps: FloatArray, gain: float) -> tuple[FloatArray, FloatArray]:
-        return silu(convolved((gain * gains.filter) ** 0.5 * (x @ root), taps))
+    @lru_cache
+    def root_of(gain: float, bias: float) -> FloatArray:
+        return symmetric_root(gain * kernel + bias)
+
+    def drawn(x: FloatArray, role: str) -> FloatArray:
+        return np.asarray(x @ root_of(getattr(gains, role), getattr(biases, role)))
+
+    def filtered(x: FloatArray, taps: FloatArray, role: str) -> tuple[FloatArray, FloatArray]:
+        through = convolved(drawn(x, role), taps[..., :-1] * gains.filter**0.5)
+        return silu(through + taps[..., -1:] * biases.filter**0.5)
 
     def unit(x: FloatArray) -> tuple[FloatArray, FloatArray]:
         length = np.sqrt((x * x).sum(-2, keepdims=True) + s.eps)
         return x / length, length
 
-    value = filtered(z.value, z.value_taps, gains.value)
-    key, query = filtered(z.key, z.key_taps, gains.key), filtered(z.query, z.query_taps, gains.query)
+    value = filtered(z.value, z.value_taps, "value")
+    key, query = filtered(z.key, z.key_taps, "key"), filtered(z.query, z.query_taps, "query")
     (unit_key, key_length), (unit_query, query_length) = unit(key[0]), unit(query[0])
     unit_query = unit_query * s.d_key**-0.5
-    before = gains.decay**0.5 * (z.decay @ root) + s.step_bias
-    write = 1 / (1 + np.exp(-(gains.write**0.5) * (z.write @ root)))
+    before = drawn(z.decay, "decay") + s.step_bias
+    write = 1 / (1 + np.exp(-drawn(z.write, "write")))
     total = z.rate * np.cumsum(np.logaddexp(0, before), -1)
     kept = np.exp(np.minimum(total[..., None, :] - total[..., :, None], 0.0))
     factor = np.tril(kept) * write[..., None, :]
@@ -180,7 +189,7 @@ def rule(s: Settings, kernel: FloatArray, gains: Gains, *, uniform: bool, layer:
     output = written @ mixed.mT
     rms = np.sqrt((output * output).mean(-2, keepdims=True) + s.eps)
     return Rule(
-        s, z, value, key, query, silu(gains.gate**0.5 * (z.gate @ root)), unit_key, unit_query, key_length,
+        s, z, value, key, query, silu(drawn(z.gate, "gate")), unit_key, unit_query, key_length,
         query_length, -z.rate / (1 + np.exp(-before)), write, factor, solved, read, mixed, written, output / rms, rms,
     )  # fmt: skip
 
