@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Exact versions of all that is installed, and (the two variables, for old and new pip) of what builds this package.
-PIP := PIP_CONSTRAINT=constraints-dev.txt PIP_BUILD_CONSTRAINT=constraints-dev.txt $(BIN)/python -m pip install --quiet
+PIP := PIP_CONSTRAINT=constraints-dev.txt PIP_BUILD_CONSTRAINT=constraints-dev.txt $(BIN)/python -m pip install --quiet --no-compile
 DEMO := tgs --layers 48 --scheme xavier
 
 .PHONY: demo test test-slow lint docs docs-links fuzz bench gpu-pack accuracy constraints clean

@@ -40,6 +40,7 @@ OWN = {
         "intermediate_size": WIDTH,
         "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 5 + ["attention"],
     },
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
     "granitemoeshared": {"shared_intermediate_size": WIDTH, "intermediate_size": WIDTH},
     "nemotron_h": {
         "mamba_num_heads": 2 * WIDTH // 64,
@@ -47,7 +48,7 @@ OWN = {
         "moe_shared_expert_intermediate_size": WIDTH,
         "layers_block_type": ["mamba", "mlp", "mamba", "moe", "attention", "mlp"] * (LAYERS // 6),
     },
-    "falcon_h1": {  # the factors are those of Falcon-H1-0.5B, rounded, but for smaller ones on the two branches
+    "falcon_h1": {  # a factor on every map that has one
         "mamba_n_heads": 8,
         "mamba_d_ssm": 2 * WIDTH,
         "mamba_d_state": 64,

@@ -173,7 +173,7 @@ class TestQuantised:
             sp.apply(model, "xavier")
 
 
-@pytest.mark.parametrize(("arch", "n"), [("gpt2-large", 10**12), ("vit-base", 10**30), ("whisper-tiny", 10**12)])
+@pytest.mark.parametrize(("arch", "n"), [("gpt2-large", 10**12), ("vit-base", 10**30)])
 def test_batches_larger_than_memory(arch: str, n: int) -> None:
     with pytest.raises(InputError, match=r"a batch of 1,000,.* needs at least .* GB of memory"):
         default_batch(sp.Architecture.preset(arch), batch_size=n)

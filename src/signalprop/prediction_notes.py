@@ -11,12 +11,13 @@ import numpy as np
 
 from signalprop.network.activations import activation
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import rows_where
+from signalprop.network.kinds import kind_named, rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
 from signalprop.sublayers.attention.heads import score_variances
 from signalprop.sublayers.attention.roles import has_window, settings_of, sights
+from signalprop.sublayers.mamba2.roles import settings as scan_settings
 
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 LARGE_SCORES = 8.0
@@ -53,6 +54,16 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
         _large_logits(p, profile),
         _query_sizes(p, profile),
         _small_outputs(p),
+        _scan_without_norm(p),
+    )
+
+
+def _scan_without_norm(p: Parametrization) -> str:
+    if not kind_named("mamba2").of(p).any() or scan_settings(p.architecture).normed:
+        return ""
+    return (
+        "no norm follows the scan of Mamba-2: single networks differ much; where inputs are large their branches "
+        "had 0.4 to 2.8 times the predicted variance (fresh Falcon-H1 of width 64 with large factors)"
     )
 
 

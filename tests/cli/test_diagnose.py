@@ -349,6 +349,7 @@ def test_help_has_an_example(command: Command) -> None:
     assert status == 0 and re.search(r"Example: *\n +signalprop diagnose ", out)
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(root: Path) -> None:
     """Results on standard output, progress on standard error, no warnings of libraries."""
     done = subprocess.run(

@@ -66,6 +66,7 @@ def test_before_training(family: str) -> None:
     assert ("no layer counts", tuple(range(4))) in findings(found, "note")
 
 
+@pytest.mark.slow
 def test_after_200_steps(trained: Any) -> None:
     found = found_in(trained)
     assert found.loss is not None and found.loss.value is not None and found.loss.value < 2.6

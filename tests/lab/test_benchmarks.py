@@ -56,7 +56,7 @@ def test_dense_numpy_and_our_recursion_end_in_one_kernel(tokens: int) -> None:
 
 
 def test_scores_have_the_variance_that_was_asked_for() -> None:
-    from signalprop.sublayers.attention.moments import score_variances
+    from signalprop.sublayers.attention.heads import score_variances
 
     p = recursion.network(2, 8, scores=1.7)
     np.testing.assert_allclose(score_variances(p)[p.kind == 0], 1.7)

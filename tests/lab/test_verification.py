@@ -55,6 +55,7 @@ SLOW = (
     "cross attention",
     " rotary attention",
     "rms norm",
+    "feed-forward",
 )  # heads: tests/theory/test_attention.py
 
 

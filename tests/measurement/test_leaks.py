@@ -37,6 +37,7 @@ def resident() -> int:
     return int(pages.read_text().split()[1]) * 4096
 
 
+@pytest.mark.slow
 def test_a_thousand_cycles_of_attaching_leave_nothing(build: Any) -> None:
     model = build("gpt_neox").eval()
     before = alive(Recorder)

@@ -21,6 +21,7 @@ if not torch.distributed.is_available() or not hasattr(torch.cpu.Stream, "record
     pytest.skip("this PyTorch cannot shard on the CPU", allow_module_level=True)
 
 every_case = pytest.mark.parametrize(("family", "scheme"), CASES)
+pytestmark = pytest.mark.slow  # two processes, a minute; training in two processes is tested in every run
 
 
 @pytest.fixture(scope="module")

@@ -356,6 +356,7 @@ class TestPrecision:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch.compile reads the gradients of tensors that have none
+@pytest.mark.slow
 class TestCompile:
     """torch.compile: no more graphs or breaks than the vanilla model's, the same numbers."""
 

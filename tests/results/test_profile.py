@@ -57,7 +57,7 @@ def check_invariants(profile: Profile) -> None:
 
 
 class TestInvariants:
-    @settings(max_examples=250, deadline=None, derandomize=True)
+    @settings(max_examples=120, deadline=None, derandomize=True)
     @given(st.data())
     def test_any_architecture_scheme_and_input(self, data: st.DataObject) -> None:
         a = data.draw(architectures())

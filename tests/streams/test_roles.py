@@ -39,10 +39,17 @@ def of_family(name: str) -> nn.Module:
     return made
 
 
-def stranger(family: str, **fields: Any) -> Any:
+def published(family: str, **fields: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **{**_LLAMA, **fields})
     return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def stranger(family: str, **fields: Any) -> Any:
+    """A model of transformers under a name that no family has."""
+    model = published(family, **fields)
+    model.config.model_type = "stranger"
+    return model
 
 
 # Separate, fused in blocks and in groups; grouped heads; rotated in halves and by share (ALiBi: bloom below); tables of
@@ -220,7 +227,7 @@ def test_half_precision_and_queries_without_effect_prove_nothing() -> None:
 
 def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Command, tmp_path: Path) -> None:
     for family, fields in (("hyperclovax", {"use_post_norm": False}), ("mixtral", {"num_local_experts": 4})):
-        stranger(family, **fields).save_pretrained(tmp_path / family)
+        published(family, **fields).save_pretrained(tmp_path / family)
     found = command("anatomy", str(tmp_path / "hyperclovax"), "--json", str(tmp_path / "found.json"))
     assert "weights proved      of 6 of 6 branches, by replay in float64" in found.out
     assert "3 x feed-forward: gate model.layers.*.mlp.gate_proj, up model.layers.*.mlp.up_proj, down" in found.out
@@ -229,7 +236,7 @@ def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Co
     assert weights["sublayers"][2]["key"] == "model.layers.1.self_attn.k_proj"
     mixtral = command("anatomy", str(tmp_path / "mixtral"))
     assert "3 x 4 experts, 2 a token by softmax: router model.layers.*.mlp.gate, expert_gate" in mixtral.out
-    lightning = stranger("minimax", num_local_experts=4, layer_types=["linear_attention"] * 3)
+    lightning = published("minimax", num_local_experts=4, layer_types=["linear_attention"] * 3)
     lightning.save_pretrained(tmp_path / "minimax")
     refused = command("anatomy", str(tmp_path / "minimax"))
     assert refused.status == 0 and "weights proved      of 3 of 6 branches" in refused.out

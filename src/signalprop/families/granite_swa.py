@@ -9,14 +9,12 @@ from signalprop.families import granite, llama
 from signalprop.families.base import Config, every, rotary, seeing
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def windows(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture that say what its attentions see."""
     usual = rotary(c, "rope_theta", 10_000.0)
     bases = c.get("layer_rope_theta") or [usual] * c["num_hidden_layers"]
     turns = [float(base or usual) for base in bases]
-    return granite.FAMILY.fields(c) | seeing(
-        c, every(4, c, first=True), sink=0.0, rotates=[bool(base) for base in bases], rotary_base=turns
-    )
+    return seeing(c, every(4, c, first=True), sink=0.0, rotates=[bool(base) for base in bases], rotary_base=turns)
 
 
 FAMILY = replace(
@@ -27,6 +25,6 @@ FAMILY = replace(
         "num_hidden_layers": 24, "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "sliding_window": 128,
     },
-    fields=fields,
+    fields=lambda c: granite.FAMILY.fields(c) | windows(c),
     paths=llama.paths(replace(llama.ATTENTION, attention="")),
 )  # fmt: skip

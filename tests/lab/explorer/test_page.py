@@ -157,6 +157,7 @@ def test_a_curve_keeps_its_colour(page: Page) -> None:
     assert {name: before[name] for name in after} == after
 
 
+@pytest.mark.slow
 def test_the_address_is_the_state(page: Page, address: str) -> None:
     """It opens elsewhere as it is here; the back button leads to where the controls were."""
     page.click("#starts a")

@@ -136,7 +136,7 @@ def brief(cache: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("gpt-small", "vit-small", "translation-small") else pytest.param(name, marks=pytest.mark.slow)
+        name if name in ("vit-small", "translation-small") else pytest.param(name, marks=pytest.mark.slow)
         for name in SMALL
         if name != "lora-small"
     ],

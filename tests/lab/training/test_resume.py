@@ -137,6 +137,7 @@ class TestDamaged:
 
 
 class TestNoRoom:
+    @pytest.mark.slow
     def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
         """The system refuses to let a file grow, as it does on a full disk."""
         out = tmp_path / "full"

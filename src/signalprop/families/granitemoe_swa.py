@@ -1,0 +1,25 @@
+"""Granite MoE with windows, sinks and a rotary base per layer; a shared feed-forward beside the experts, or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import granite_swa, granitemoeshared
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    given, windows = granitemoeshared.fields({**c, "layer_types": None}), granite_swa.windows(c)
+    return given | windows | {"settings": given["settings"] | windows["settings"]}
+
+
+(_PATHS,) = granite_swa.FAMILY.paths
+FAMILY = replace(
+    granitemoeshared.FAMILY,
+    model_type="granitemoe_swa",
+    defaults={**granitemoeshared.FAMILY.defaults, "sliding_window": 128},
+    fields=fields,
+    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=granitemoeshared.KINDS),)),),
+)

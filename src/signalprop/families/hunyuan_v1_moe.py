@@ -1,0 +1,32 @@
+"""HunYuan with experts (v1): the dense one, with experts beside a shared one in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.errors import InputError
+from signalprop.families import _experts, hunyuan_v1_dense
+from signalprop.families.base import BY_HAND, Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture; layers that differ in their number of experts are refused."""
+    counts = [c.get("num_local_experts") or c["num_experts"], c["moe_topk"]]
+    found = [{*count} if isinstance(count, list) else {count} for count in counts]
+    if any(len(several) > 1 for several in found):
+        raise InputError(f"layers with different numbers of experts are not supported; {BY_HAND}")
+    (n_experts,), (top_k,) = found
+    return _experts.sparse(
+        hunyuan_v1_dense.fields(c), [False] * c["num_hidden_layers"], n_experts=n_experts, top_k=top_k,
+        shared_width=c["intermediate_size"],
+    )  # fmt: skip
+
+
+FAMILY = replace(
+    hunyuan_v1_dense.FAMILY,
+    model_type="hunyuan_v1_moe",
+    defaults={**hunyuan_v1_dense.FAMILY.defaults, "num_experts": 1, "moe_topk": 1},
+    fields=fields,
+    paths=_experts.paths(_experts.branch(router="gate.wg", shared="shared_mlp"), hunyuan_v1_dense.ATTENTION),
+)

@@ -1,0 +1,30 @@
+"""Solar Open: GLM-4.5's experts in every layer, beside Llama's attention.
+
+The bias that corrects the choice of experts starts at zero, and is read as that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import glm4_moe
+from signalprop.families.base import Config
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    fixed = {"use_qk_norm": False, "first_k_dense_replace": 0, "intermediate_size": c["moe_intermediate_size"]}
+    rotations = {"rope_parameters": {"partial_rotary_factor": 1.0, **(c.get("rope_parameters") or {"rope_theta": 1e6})}}
+    return glm4_moe.fields({**c, **fixed, **rotations})
+
+
+FAMILY = replace(
+    glm4_moe.FAMILY,
+    model_type="solar_open",
+    defaults={
+        **glm4_moe.FAMILY.defaults, "vocab_size": 196608, "num_hidden_layers": 48, "num_attention_heads": 64,
+        "head_dim": 128, "moe_intermediate_size": 1280,
+    },
+    fields=fields,
+)  # fmt: skip
