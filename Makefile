@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints-dev.txt PIP_BUILD_CONSTRAINT=constraints-dev.txt $(BIN)/python -m pip install --quiet --no-compile
 DEMO := tgs --layers 48 --scheme xavier
 
+# Packages are compiled as they are imported. Where a machine forbids that, every process would compile PyTorch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-slow lint docs docs-links fuzz bench gpu-pack accuracy constraints clean
 
 demo: $(VENV)/demo.stamp

@@ -39,7 +39,7 @@ REACH, FILE, PAGE = (ROOT / "docs" / name for name in ("reach.json", "fitted.jso
 TOP = 65504.0  # of fp16
 NEAR = 0.05  # likewise of outputs in fp16
 IDLE = "does not run"
-SAME = 1e-10  # relative difference of outputs in float64 up to which the function is the same
+SAME, SAME_IN_SINGLE = 1e-10, 1e-5  # relative differences of outputs up to which the function is the same
 Record = dict[str, Any]
 
 
@@ -78,11 +78,11 @@ def scanned(name: str) -> Record:
     model, inputs = model.eval().double(), _in(inputs, torch.float64)
     try:
         overflowing(require_roles(attach(model, None, inputs)), fit(copy.deepcopy(model), inputs))
-        before, half = exact_logits(model, inputs), _half(model, inputs)
+        before, (single, half) = exact_logits(model, inputs), _rounded(model, inputs)
         found = fit(model, inputs, margin=1)
     except InputError as error:
         return {"class": type(model).__name__, "reason": _line(error, kind=False)}
-    now = _half(model, inputs)
+    single_now, half_now = _rounded(model, inputs)
     return {
         "class": type(model).__name__,
         "before": sum(one.before > TOP for one in found.activations),
@@ -92,7 +92,8 @@ def scanned(name: str) -> Record:
         "held": found.held,
         "epsilon": "" if found.matched else found.epsilon,
         "error": _apart(exact_logits(model, inputs), before),
-        "half": [IDLE if one is None else _apart(one, before) for one in (half, now)],
+        "single": IDLE if single is None or single_now is None else _apart(single_now, single),
+        "half": [IDLE if one is None else _apart(one, before) for one in (half, half_now)],
     }
 
 
@@ -100,12 +101,15 @@ def _in(inputs: Record, dtype: torch.dtype) -> Record:
     return {k: x.to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x for k, x in inputs.items()}
 
 
-def _half(model: nn.Module, inputs: Record) -> Tensor | None:
-    """Outputs in fp16; None where the model does not run so on this machine."""
-    try:
-        return first_output(copy.deepcopy(model).half(), _in(inputs, torch.float16)).double()
-    except (RuntimeError, ValueError):
-        return None
+def _rounded(model: nn.Module, inputs: Record) -> list[Tensor | None]:
+    """Outputs in float32 and in fp16; None where the model does not run so on this machine."""
+    out: list[Tensor | None] = []
+    for dtype in (torch.float32, torch.float16):
+        try:
+            out.append(first_output(copy.deepcopy(model).to(dtype), _in(inputs, dtype)).double())
+        except (RuntimeError, ValueError):
+            out.append(None)
+    return out
 
 
 def _apart(one: Tensor, other: Tensor) -> float | None:
@@ -174,7 +178,7 @@ nothing curved follows it are multiplied until streams and what is inside of bra
 
 * *over*: how many of the watched activations were beyond fp16. After it none is, in every model.
 * *divided by*: the stream; *inside*: branches with a factor of their own.
-* *same function*: largest difference of outputs in float64 over the largest output.
+* *same function*: largest difference of outputs in float64 over the largest output, then of outputs in float32.
 * *in fp16*: the same difference of outputs computed in fp16, before and after (∞: not finite; empty: does not run in
   fp16 here).
 """
@@ -189,7 +193,18 @@ def text_of(stored: Record) -> str:
     fitted = {name: record for name, record in models.items() if "error" in record}
     refused = {name: record for name, record in models.items() if "error" not in record}
     parts.append(SCANNED.format(**stored["versions"], counts=_counts(fitted, refused)))
-    head = ["model", "class", "over", "divided by", "inside", "same function", "in fp16: before", "after", "note"]
+    head = [
+        "model",
+        "class",
+        "over",
+        "divided by",
+        "inside",
+        "same function",
+        "in float32",
+        "in fp16: before",
+        "after",
+        "note",
+    ]
     parts.append(_table(head, [_row(name, record) for name, record in fitted.items()]))
     if refused:
         rows = [[f"`{name}`", _clean(record["reason"])] for name, record in refused.items()]
@@ -228,6 +243,10 @@ def _counts(fitted: dict[str, Record], refused: dict[str, Record]) -> str:
         "beyond fp16 before": sum(one["before"] > 0 for one in every),
         "beyond fp16 after": sum(bool(one["after"]) for one in every),
         f"same function in float64, to {SAME:.0e}": sum(_within(one["error"], SAME) for one in every),
+        f"and in float32, to {SAME_IN_SINGLE:.0e}": sum(
+            _within(one["error"], SAME) and one["single"] != IDLE and _within(one["single"], SAME_IN_SINGLE)
+            for one in every
+        ),
         "only inside of branches, since no weight divides the stream": sum(bool(one["held"]) for one in every),
         "epsilon stays, so the function is another": sum(bool(one["epsilon"]) for one in every),
         f"outputs in fp16 within {NEAR:g} of those in float64 (of {len(half)} that run in fp16 on this machine)": sum(
@@ -247,8 +266,8 @@ def _row(name: str, one: Record) -> list[str]:
     notes += [f"stream not divided: {one['held']}"] if one["held"] else []
     notes += [f"epsilon {one['epsilon']}"] if one["epsilon"] else []
     before, after = map(_number, one["half"])
-    divided, same = f"{one['stream']:g}", _number(one["error"])
-    numbers = [str(one["before"]), divided, str(one["inner"]), same, before, after]
+    divided, same = f"{one['stream']:g}", map(_number, (one["error"], one["single"]))
+    numbers = [str(one["before"]), divided, str(one["inner"]), *same, before, after]
     return [f"`{name}`", one["class"], *numbers, _clean("; ".join(notes))]
 
 

@@ -1,6 +1,7 @@
 """docs/benchmarks.md, from the records in docs/benchmarks/NAME.json and nothing else.
 
-A benchmark is a module of MODULES or IN_A_BROWSER (those of ON_A_GPU have records from `benchmarks.gpu`). It has
+A benchmark is a module of MODULES or IN_A_BROWSER (those of ON_A_GPU and OF_A_CHECKPOINT have
+commands of their own). It has
 
     TITLE           heading of its section
     ABOUT           Markdown: what is measured, and how
@@ -33,6 +34,7 @@ MODULES = (
 )
 IN_A_BROWSER = ("report", "explore")  # they need Chromium, and run only when they are named
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
+OF_A_CHECKPOINT = ("cast_ranking",)  # `python -m benchmarks.cast_ranking MODEL`
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -70,7 +72,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 def write_page() -> None:
     """The page of the records that there are."""
-    files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *IN_A_BROWSER, *ON_A_GPU)}
+    files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *OF_A_CHECKPOINT, *IN_A_BROWSER, *ON_A_GPU)}
     write_text(PAGE, page({name: read_json(file) for name, file in files.items() if file.is_file()}))
 
 

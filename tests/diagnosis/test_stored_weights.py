@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from commandline import Command
@@ -150,6 +151,32 @@ def test_roles_layers_and_initialisation(llama: Path) -> None:
     others = [x for x in found.initialisation.others.values() if x is not None]
     assert others == sorted(others) and others[0] > found.initialisation.error
     assert "as drawn by" in weights_text(found)
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "matrices"),
+    [
+        ("Mixtral", {"num_local_experts": 4}, {"expert_gate": 8, "expert_up": 8, "expert_down": 8}),  # w1, w3, w2
+        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+         {"expert_gate": 8, "expert_up": 8, "expert_down": 8}),
+        ("GptOss", {"num_local_experts": 4}, {"expert_gate, expert_up": 2, "expert_down": 2}),
+        ("GraniteMoe", {"num_local_experts": 4}, {"expert_gate, expert_up": 2, "expert_down": 2}),
+    ],
+)  # fmt: skip
+def test_experts_as_checkpoints_name_them(
+    tmp_path: Path, family: str, given: dict[str, int], matrices: dict[str, int]
+) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes, vocab_size=97, intermediate_size=48, **given)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
+    found = read_weights(tmp_path)
+    assert not found.notes
+    counted = {role.role: role.tensors for role in found.roles if role.role.startswith(("expert", "router"))}
+    assert counted == matrices | {"router": 2}
+    assert {row.layer for row in found.tensors if row.role == "expert_down"} == {0, 1}
+    assert found.initialisation is not None and "huggingface" in found.initialisation.schemes
+    assert found.initialisation.error <= found.initialisation.tolerance
 
 
 def test_fused_maps_and_trained_weights(tmp_path: Path) -> None:

@@ -258,6 +258,8 @@ def test_changes() -> None:
     assert (a.seq_len, a.dropout, a.attention_dropout, a.embedding_dropout, a.n_heads) == (64, 0.0, 0.0, 0.0, 12)
     t5 = Architecture.from_hf(config("t5"), seq_len=64)
     assert (t5.seq_len, t5.target_len) == (64, 64)
+    wide = Architecture.from_hf(config("gpt2", n_inner=1536), d_model=1536)
+    assert (wide.d_ff, wide.n_heads, wide.d_head) == (3072, 24, 64)
 
 
 class TestBadInput:

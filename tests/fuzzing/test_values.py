@@ -96,7 +96,7 @@ class TestMemory:
             (["kernel", "gpt2 xavier", "--seq-len", "1000000"], "fewer tokens"),
             (["measure", "tgs", "--d-model", "1000000", "--layers", "4"], "parameters needs at least"),
             (
-                ["predict", "tgs", "--layers", "1000000", "--fidelity", "kernel", "--seq-len", "100000"],
+                ["predict", "tgs", "--layers", "100000", "--fidelity", "kernel", "--seq-len", "100000"],
                 "needs at least",
             ),
         ],

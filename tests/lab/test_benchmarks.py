@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import recursion, timing
-from benchmarks.page import IN_A_BROWSER, MODULES, PAGE, RECORDS, page
+from benchmarks import cast_ranking, recursion, timing
+from benchmarks.page import IN_A_BROWSER, MODULES, OF_A_CHECKPOINT, PAGE, RECORDS, page
 
 from signalprop.files.storage import read_json
 
-WRITTEN = [name for name in (*MODULES, *IN_A_BROWSER) if (RECORDS / f"{name}.json").is_file()]
+WRITTEN = [name for name in (*MODULES, *OF_A_CHECKPOINT, *IN_A_BROWSER) if (RECORDS / f"{name}.json").is_file()]
 
 
 # --- times ---------------------------------------------------------------------------------------------------------
@@ -68,3 +68,14 @@ def test_scores_have_the_variance_that_was_asked_for() -> None:
 @pytest.mark.skipif(not WRITTEN, reason="nothing has been measured")
 def test_the_page_in_the_documentation_is_that_of_its_records() -> None:
     assert PAGE.read_text() == page({name: read_json(RECORDS / f"{name}.json") for name in WRITTEN})
+
+
+def test_predicted_damages_of_casts_rank_layers_better_than_the_error_of_their_weights() -> None:
+    """What docs/diagnosing.md and the line below the table of casts say, of every model that was measured."""
+    stored = read_json(RECORDS / "cast_ranking.json")
+    assert stored["section"] == cast_ranking.section(stored["models"])
+    for found in (each for model in stored["models"].values() for each in model["formats"].values()):
+        ranks = found["ranks"]
+        assert ranks["damage and divergence"] > ranks["weight error and divergence"] + 0.1
+        ratios = np.divide(found["damage"], found["divergence"])
+        assert np.quantile(ratios, 0.05) > 1 / 3 and np.quantile(ratios, 0.95) < 3 and 1 < np.median(ratios) < 1.3

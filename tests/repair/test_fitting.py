@@ -235,6 +235,17 @@ class TestCommand:
         assert status == 0 and "the model fits as it is; nothing was written" in out
         assert not (tmp_path / "again").exists()
 
+    def test_an_epsilon_that_stays_is_why_nothing_is_written(self, command: Command, tmp_path: Path) -> None:
+        model: Any = theirs("opt").float()
+        with torch.no_grad():
+            model.model.decoder.layers[-1].fc2.weight.mul_(1e9)
+        model.save_pretrained(tmp_path / "model")
+        (tmp_path / "text").write_text("the stream is divided and the function is another " * 30)
+        text = ("--text", str(tmp_path / "text"))
+        status, _, err = command("fit", str(tmp_path / "model"), *text, "--out", str(tmp_path / "new"))
+        assert status == 1 and "the epsilon of the norms stays at 1e-05 (the configuration has no entry for it)" in err
+        assert not (tmp_path / "new").exists()
+
     def test_an_unknown_format(self, command: Command, tmp_path: Path) -> None:
         status, _, err = command("fit", str(tmp_path), "--format", "fp4", "--out", str(tmp_path / "new"))
         assert status == 2 and "--format is 'fp4'; expected one of fp16, bf16, fp8, fp8-e5m2" in err

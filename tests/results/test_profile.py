@@ -57,7 +57,7 @@ def check_invariants(profile: Profile) -> None:
 
 
 class TestInvariants:
-    @settings(max_examples=120, deadline=None, derandomize=True)
+    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(st.data())
     def test_any_architecture_scheme_and_input(self, data: st.DataObject) -> None:
         a = data.draw(architectures())
@@ -69,7 +69,7 @@ class TestInvariants:
         check_invariants(profile)
         assert Profile.from_json(json.loads(json.dumps(profile.to_json(), allow_nan=False))) == profile
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=30, deadline=None, derandomize=True)
     @given(st.data())
     def test_any_numbers_in_the_table(self, data: st.DataObject) -> None:
         a = data.draw(architectures(deepest=3))

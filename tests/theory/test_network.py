@@ -142,7 +142,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
 
 # What two others of them show together.
 SLOW = ("parallel decoder", "sinusoidal decoder", "post-norm decoder", "post-norm encoder-decoder", "decoder",
-        "biases", "gated, grouped heads", "mixture")  # fmt: skip
+        "biases", "gated, grouped heads", "mixture", "sandwich", "parallel")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ def fit(
             again = _exact(load_model(folder, random_init=False, seed=0)).to(place)
             error = checkpoints.difference(before, exact_logits(again, arguments))
             instead = "try a smaller --margin, or a checkpoint in float32"
+            if not found.matched:
+                instead = f"the epsilon of the norms {found.epsilon}; a smaller --margin divides by less"
             result["stored_error"] = checkpoints.refused_beyond(
                 math.inf if error is None else error, stored, "fitted", instead
             )

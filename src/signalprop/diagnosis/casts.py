@@ -1,22 +1,22 @@
 """What a direct cast to few bits does to a model: its loss, and the noise in the stream after every layer.
 
-Weights: those of the branches' linear maps (embedding, head and norms stay). Activations: what those maps read. Numbers
-are cast and cast back, so that the arithmetic in between stays in the model's own precision: this is the error of the
-format, not of a kernel.
+Weights: those of the branches' linear maps, experts' too (embedding, head and norms stay). Activations: what those maps
+read. Numbers are cast and cast back, so that the arithmetic in between stays in the model's own precision: this is the
+error of the format, not of a kernel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach, is_transposed, require_roles
+from signalprop.attachment.attached import Attached, AttachedRow, attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
@@ -28,50 +28,93 @@ from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
+from signalprop.network.kinds import ROLE
 
 Of = Literal["weights", "activations", "both"]
 
 
-def maps_of(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
-    """The linear maps of all branches, each once."""
-    holders = [held.holder for row in require_roles(attach(model, mapping)).rows for held in row.weights.values()]
-    return list({id(holder): holder for holder in holders if isinstance(holder, nn.Module)}.values())
+class LinearMap(NamedTuple):
+    """A linear map of a branch, or all experts' of one role.
+
+    Attributes:
+        path: of its module in the model, or of the parameter that a module holds for all experts.
+        module: which reads its input and has `parameter`. turned: the weight is stored as (inputs, outputs).
+        experts: a stack of matrices. inside: what it reads is made within the module, so that nothing sees it.
+    """
+
+    path: str
+    module: nn.Module
+    parameter: str
+    turned: bool
+    experts: bool
+    inside: bool
+
+    @property
+    def weight(self) -> Any:
+        """The parameter."""
+        return getattr(self.module, self.parameter)
+
+    def held(self, form: Format) -> Tensor:
+        """The weight as a format holds it; every expert's by itself."""
+        x = self.weight.data.mT if self.turned else self.weight.data
+        x = torch.stack([form(one) for one in x]) if self.experts else form(x)
+        return x.mT.contiguous() if self.turned and self.experts else x.mT if self.turned else x
+
+
+def maps_of(attached: Attached, rows: Iterable[AttachedRow] | None = None) -> list[LinearMap]:
+    """The linear maps of branches, each once. rows: of which; default: all."""
+    modules = {id(m): name for name, m in attached.model.named_modules(remove_duplicate=False)}
+    bare = {id(p): name for name, p in attached.model.named_parameters(remove_duplicate=False)}
+    found: dict[int, LinearMap] = {}
+    for role, held in ((r, h) for row in (attached.rows if rows is None else rows) for r, h in row.weights.items()):
+        key = id(held.holder)
+        if isinstance(held.holder, nn.Module):
+            made = LinearMap(modules[key], held.holder, "weight", held.transposed, held.copies, inside=False)
+        elif held.copies and key in bare:  # other bare parameters are no maps (Mamba's rates)
+            place, _, name = bare[key].rpartition(".")
+            owner = attached.model.get_submodule(place)
+            made = LinearMap(bare[key], owner, name, held.transposed, True, inside=ROLE[role].writes)
+        else:
+            continue
+        found.setdefault(key, made)
+    return list(found.values())
 
 
 @contextmanager
-def cast(
-    model: nn.Module, mapping: Mapping, form: Format, of: Of, maps: Sequence[nn.Module] | None = None
-) -> Iterator[None]:
-    """The model with cast weights, activations or both, for as long as the block runs. One map's weights at a time.
+def cast(model: nn.Module, form: Format, of: Of, maps: Iterable[LinearMap]) -> Iterator[None]:
+    """The model with cast weights, activations or both, for as long as the block runs. One module's weights at a time.
 
     Args:
-        maps: of `maps_of`; default: all.
+        maps: of `maps_of`.
     """
-    kept: dict[int, Tensor] = {}
+    kept: dict[int, list[tuple[LinearMap, Tensor]]] = {}
+    held: dict[int, list[LinearMap]] = {}
+    for one in maps:
+        held.setdefault(id(one.module), []).append(one)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        here = held[id(module)]
         if of != "activations":
-            weight: nn.Parameter = module.weight  # type: ignore[assignment]
-            kept[id(module)] = weight.data
-            weight.data = form(weight.data.mT).mT if is_transposed(module) else form(weight.data)
-        if of != "weights" and args and isinstance(args[0], Tensor):
+            kept[id(module)] = [(one, one.weight.data) for one in here]
+            for one in here:
+                one.weight.data = one.held(form)
+        if of != "weights" and args and isinstance(args[0], Tensor) and not all(one.inside for one in here):
             return (form(args[0]), *args[1:]), kwargs
         return None
 
     def after(module: nn.Module, *_: Any) -> None:
-        if id(module) in kept:
-            weight: nn.Parameter = module.weight  # type: ignore[assignment]
-            weight.data = kept.pop(id(module))
+        for one, weight in kept.pop(id(module), ()):
+            one.weight.data = weight
 
-    hooks, maps = Hooks(model), maps_of(model, mapping) if maps is None else maps
-    for module in maps:
+    hooks, modules = Hooks(model), [parts[0].module for parts in held.values()]
+    for module in modules:
         hooks.before(module, before)
         hooks.after(module, after, always=True)
     try:
         with hooks:
             yield
     finally:
-        for module in maps:
+        for module in modules:
             after(module)
 
 
@@ -108,13 +151,14 @@ def casts(
     first = next(sequences(batches[0]))
     layered = has_modules(mapping)
     clean = _streams(model, first, mapping, skip_first) if layered else []
+    maps = maps_of(require_roles(attach(model, mapping)))
     combinations = [
         (Format(name, scale), part) for name in formats for part in of
         for scale in (scaled if name in PER_TENSOR else (True,)) if not (scale and name == "bfloat16")
     ]  # fmt: skip
 
     def measured(form: Format, part: Of) -> Cast:
-        with cast(model, mapping, form, part):
+        with cast(model, form, part, maps):
             found = loss(model, batches, mapping=mapping)
             noisy = _streams(model, first, mapping, skip_first) if layered else []
         return Cast(

@@ -277,7 +277,7 @@ def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
     Raises:
         InputError: transformers has no such class.
     """
-    import transformers
+    transformers = require("transformers", "models")
 
     names = _class_names(config)
     if trust_remote_code and (own := getattr(config, "auto_map", None)):

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, attach, require_roles
+from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.casts import cast
+from signalprop.diagnosis.casts import LinearMap, cast, maps_of
 from signalprop.diagnosis.layers import Positions, Progress, groups, layer_modules, sequences, stacks_of
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.result import LEAST_DAMAGE, Cast, LeftOut, MapNoise, number, tuples
@@ -60,29 +60,31 @@ def by_map(
         InputError: the mapping does not name the layers, or does not know their weights.
     """
     attached = require_roles(attach(model, mapping))
-    maps = [layer_maps(attached, group) for group in groups(attached.layout)]
-    modules, one = layer_modules(model, mapping), next(sequences(batch))
-    passes = _passes(model, one, mapping, modules, skip_first)
-    targets = int((one.targets >= 0).sum())
+    maps = [maps_of(attached, [attached.rows[i] for i in group]) for group in groups(attached.layout)]
+    modules, first = layer_modules(model, mapping), next(sequences(batch))
+    passes = _passes(model, first, mapping, modules, skip_first)
+    targets = int((first.targets >= 0).sum())
     outliers = [_outliers(layer, seen, of) for layer, seen, of in zip(modules, passes, maps, strict=True)]
     out: list[Cast] = []
     for row in rows:
         form, found = Format(row.format, row.scaled), []
         for k, (layer, seen) in enumerate(zip(modules, passes, strict=True)):
             signal = float(seen.output[seen.keep].double().square().sum())
-            for name, module in maps[k].items():
-                with cast(model, mapping, form, row.of, [module]), torch.no_grad():
+            for one in maps[k]:
+                if one.inside and row.of == "activations":
+                    continue
+                with cast(model, form, row.of, [one]), torch.no_grad():
                     output = first_tensor(layer(*seen.args, **seen.kwargs))
                 assert output is not None
                 noise = (output - seen.output)[seen.keep].double()
                 changes = (noise * seen.gradient[seen.keep]).sum(-1)
                 found.append(
                     MapNoise(
-                        name=name,
+                        name=one.path,
                         layer=k,
                         noise=number(float(noise.square().sum()) / signal) if signal > 0 else None,
                         damage=number(0.5 * targets * float(changes.square().sum())),
-                        **outliers[k].get(name, {}),
+                        **outliers[k].get(one.path, {}),
                     )
                 )
         out.append(row.model_copy(update={"maps": tuple(found)}))
@@ -91,17 +93,18 @@ def by_map(
     return tuple(out)
 
 
-def _outliers(layer: nn.Module, seen: _Pass, maps: dict[str, nn.Module]) -> dict[str, dict[str, Any]]:
+def _outliers(layer: nn.Module, seen: _Pass, maps: Sequence[LinearMap]) -> dict[str, dict[str, Any]]:
     """Of each map of a layer, by its path: the outliers of what it reads, as `MapNoise` has them."""
     read: dict[str, Tensor] = {}
     hooks = Hooks(layer)
-    for name, module in maps.items():
-        hooks.before(module, lambda _, args, kwargs, name=name: read.update({name: args[0].detach()} if args else {}))
+    for path, module in ((one.path, one.module) for one in maps if not one.inside):
+        hooks.before(module, lambda _, args, kwargs, path=path: read.update({path: args[0].detach()} if args else {}))
     with hooks, torch.no_grad():
         layer(*seen.args, **seen.kwargs)
     found = {}
     for name, x in read.items():
-        squares = (x[seen.keep] if x.shape[:-1] == seen.keep.shape else x.flatten(0, -2)).double().square()
+        x = x.flatten(0, -2)  # experts read tokens without their sequence
+        squares = (x[seen.keep.flatten()] if len(x) == seen.keep.numel() else x).double().square()
         whole = squares.mean()
         if whole > 0:
             channels, tokens = squares.mean(0) / whole, squares.mean(-1) / whole
@@ -140,13 +143,6 @@ def _told(row: Cast, name: str) -> str:
     if (item.channel or 0.0) > OUTLYING:
         return f"; channel {item.largest_channel} of what it reads is {item.channel:.0f} times the root mean square"
     return f"; a token is {item.token:.0f} times the root mean square" if (item.token or 0.0) > OUTLYING else ""
-
-
-def layer_maps(attached: Attached, group: Sequence[int]) -> dict[str, nn.Module]:
-    """The linear maps of a layer's sublayers by their paths, each once."""
-    holders = [held.holder for i in group for held in attached.rows[i].weights.values()]
-    modules = {id(holder): holder for holder in holders if isinstance(holder, nn.Module)}.values()
-    return {attached.path_of(module, "a map"): module for module in modules}
 
 
 def _passes(

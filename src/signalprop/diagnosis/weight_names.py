@@ -9,13 +9,22 @@ from typing import NamedTuple
 
 from signalprop.errors import InputError
 from signalprop.families import find
-from signalprop.families.base import ModelPaths, SublayerPaths
+from signalprop.families.base import ModelPaths, StackPaths
 from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.layout import STACKS, Layout, layout, stacks_of
 
 _FUSED = ("query", "key", "value")
+# Checkpoints hold experts one by one, and name what transformers 5 renames as it loads them.
+_EXPERTS = {
+    "gate_proj": "expert_gate", "up_proj": "expert_up", "down_proj": "expert_down",
+    "w1": "expert_gate", "w3": "expert_up", "w2": "expert_down",
+}  # fmt: skip
+_STORED = (
+    (r"^block_sparse_moe\b", "mlp"), (r"\binput_linear$", "experts.gate_up_proj"), (r"\brouter\.layer$", "router"),
+    (r"\boutput_linear$", "experts.down_proj"), (r"\b\d+\b", "*"),
+)  # fmt: skip
 _LAYER = re.compile(r"^(?:(.*?)\.)?(\d+)\.(.+)$")
 
 
@@ -76,30 +85,42 @@ def _by_paths(paths: ModelPaths, a: Architecture, names: Sequence[str]) -> dict[
     out = {}
     for stack, (which, indices) in zip(paths.stacks, stacks_of(rows), strict=False):
         pattern = re.compile(rf"^(?:.*\.)?{re.escape(stack.layers)}\.(\d{{1,9}})\.(.+?)(?:\.weight)?$")
-        places = _in_layers(stack.sublayers, rows, indices)
+        places = _in_layers(stack, rows, indices)
         for name in names:
             match = pattern.match(name)
-            found = None if match is None else places.get((int(match[1]), match[2]))
             if match is not None:
-                out[name] = found or Place(match[2], int(match[1]))
-                out[name] = out[name]._replace(stack=STACKS[which])
+                found = places.get((int(match[1]), _plain(match[2]))) or Place(_plain(match[2]), int(match[1]))
+                out[name] = found._replace(stack=STACKS[which])
     token = re.compile(rf"^(?:.*\.)?{re.escape(paths.token)}(?:\.weight)?$")
     return out | {name: Place("embedding") for name in names if token.match(name)}
 
 
-def _in_layers(sublayers: Sequence[SublayerPaths], rows: Layout, indices: range) -> dict[tuple[int, str], Place]:
-    """By layer and path in it."""
+def _plain(path: str) -> str:
+    """A path in a layer as all checkpoints have it; experts' numbers are `*`."""
+    for stored, name in _STORED:
+        path = re.sub(stored, name, path)
+    return path
+
+
+def _in_layers(stack: StackPaths, rows: Layout, indices: range) -> dict[tuple[int, str], Place]:
+    """By layer and path in it, as `_plain` writes it."""
     out, before, k = {}, -1, 0
     for index in indices:
-        layer = int(rows.layer[index])
+        layer, kind = int(rows.layer[index]), KINDS[rows.kind[index]]
         k = k + 1 if layer == before else 0
         before = layer
-        if k >= len(sublayers):
+        if k >= len(stack.sublayers) and kind not in stack.kinds:
             continue
-        prefix = "cross_" if kind_named(KINDS[rows.kind[index]]).reads_memory else ""
-        paths: dict[str, tuple[str, ...]] = {path: (role,) for role, path in sublayers[k].weights.items()}
-        if sublayers[k].fused:
-            paths[sublayers[k].fused] = _FUSED
+        sublayer = stack.of(k, kind)
+        prefix = "cross_" if kind_named(kind).reads_memory else ""
+        paths: dict[str, tuple[str, ...]] = {path: (role,) for role, path in sublayer.weights.items()}
+        paths |= sublayer.blocks
+        if sublayer.fused:
+            paths[sublayer.fused] = _FUSED
+        for path, roles in tuple(paths.items()):
+            place, _, _ = path.rpartition(".")
+            if place.endswith("experts"):
+                paths |= {f"{place}.*.{name}": (role,) for name, role in _EXPERTS.items() if role in roles}
         for path, roles in paths.items():
-            out[layer, path] = Place(prefix + ", ".join(roles), layer, None, roles, index)
+            out[layer, _plain(path)] = Place(prefix + ", ".join(roles), layer, None, roles, index)
     return out

@@ -64,13 +64,13 @@ def read_as(family: Family, config: Config, class_name: str, **changes: Any) -> 
             fields.pop(name, None)
         fields["kind"] = "encoder"
     changes = {key: value for key, value in changes.items() if value is not None}
-    if "seq_len" in changes and "target_len" in fields and "target_len" not in changes:
-        alike = fields["target_len"] == fields["seq_len"]
-        changes["target_len"] = changes["seq_len"] if alike else min(fields["target_len"], changes["seq_len"])
+    if "seq_len" in changes and fields.get("target_len", fields["seq_len"]) != fields["seq_len"]:
+        changes = {"target_len": min(fields["target_len"], changes["seq_len"])} | changes
     if "dropout" in changes:
         fields.pop("attention_dropout", None)
         fields.pop("embedding_dropout", None)
-    return Architecture(**{**fields, **changes})
+    found = Architecture(**fields)
+    return found.replace(**changes) if changes else found
 
 
 def _load(source: Any) -> tuple[Config, str]:

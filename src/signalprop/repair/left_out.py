@@ -29,8 +29,11 @@ def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
     A list that is given replaces the default of transformers, which spares the head; llm-compressor's default is empty,
     and torchao's filter takes every linear map: so the head is in.
 
+    Experts' weights, which one parameter holds, are left out with their module: no runtime takes them apart. As vLLM
+    matches names of experts, and llm-compressor's models, which have them one by one, need a pattern.
+
     Args:
-        reasons: by path of a linear map in the model, in words.
+        reasons: by path of a linear map in the model, or of a parameter that holds experts' weights, in words.
     """
     if not reasons:
         return {"reasons": {}, "runtimes": {}}
@@ -39,16 +42,17 @@ def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
     ends = {name: "the head, which no runtime spares by itself where a list is given" for name, module in named.items()
             if module is head and name not in reasons}  # fmt: skip
     every = {**reasons, **ends}
-    plain = list(every)
-    together = sorted({one for name in plain for one in _together(name, named)}, key=_in_order(named))
+    maps = [name for name in every if name in named]
+    stacks = list(dict.fromkeys(name.rpartition(".")[0] for name in every if name not in named))
+    together = sorted({one for name in maps for one in _together(name, named)}, key=_in_order(named))
     return {
         "reasons": every,
         "runtimes": {
-            "transformers": plain,
-            "llm-compressor": together,
-            "torchao": plain,
-            "onnxruntime": [f"{_scope(name)}/{'Gemm' if is_transposed(named[name]) else 'MatMul'}" for name in plain],
-            "vllm": together,
+            "transformers": maps + stacks,
+            "llm-compressor": together + [f"re:{re.escape(name)}.*" for name in stacks],
+            "torchao": maps,
+            "onnxruntime": [f"{_scope(name)}/{'Gemm' if is_transposed(named[name]) else 'MatMul'}" for name in maps],
+            "vllm": together + stacks,
         },
     }
 

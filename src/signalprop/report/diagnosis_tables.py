@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import LEAST_DAMAGE, ONE_SCALE, Cast, Diagnosis, Estimate, Number
+from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Number
 from signalprop.results.text import number, text_table
 
 _WIDTH = 110
@@ -14,9 +14,8 @@ Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
 TRUST = (
-    "damage: predicted by gradients on the first sequence;\n"
-    "it tells layers that stand out, and hardly the order of "
-    f"those below {LEAST_DAMAGE:g} nats per token (docs/diagnosing.md)"
+    "damage: how much the predicted words change, by gradients on the first sequence; right within a factor of 3\n"
+    "where it was measured (docs/diagnosing.md); the loss on one text may rise by less, or fall"
 )
 
 
