@@ -115,25 +115,28 @@ class TokenAttention:
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
         averages = self._averages()
+        averages *= self.gain**2
         if self.value_skip == 0:
-            averages *= self.gain**2
             return averages
-        own = self.value_skip**2 * self.kernel + self.value_skip * self.gain * (self._mean + self._mean.T)
-        return np.asarray(own + self.gain**2 * averages)
+        kernel, mean = self._of_values[:2]
+        return np.asarray(self.value_skip**2 * kernel + self.value_skip * self.gain * (mean + mean.T) + averages)
 
     def backward(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
-        back = held(self._averages_back(gradient))
-        if self.value_skip == 0:
-            return self.gain**2 * back
-        assert self.values is None
-        returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
-        own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
-        return np.asarray(own + self.gain**2 * back)
+        return self._past(gradient, self.gain**2 * held(self._averages_back(gradient)))
 
     def backward_apart(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """`backward` through the values, which does not ask what they are made of, and through queries and keys."""
-        return held(self._averages_back(gradient, scores=0)), self._averages_back(gradient, value=0)
+        value = self._past(gradient, self.gain**2 * held(self._averages_back(gradient, scores=0)))
+        return value, self.gain**2 * self._averages_back(gradient, value=0)
+
+    def _past(self, gradient: FloatArray, averaged: FloatArray) -> FloatArray:
+        """What averages of values send back, with what passes their skip."""
+        if self.value_skip == 0:
+            return averaged
+        returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
+        own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
+        return np.asarray(own + averaged)
 
     def kept(self, sink: float) -> FloatArray:
         """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""

@@ -65,12 +65,13 @@ class AttentionKernel:
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at what the branch reads, from the one before its dropout."""
-        row = self.made.at(i)
-        if not isinstance(self.made, Varied) and self.values is None:
-            attention = self._shaped(i, kernel) if self.shapes[i] else self.kept.pop(i, None)
-            return (attention or self._by_scores(i, kernel)[0]).backward(gradient) * float(row.back)
-        attention, values = self._values(i, kernel)
-        self.kept.pop(i, None)
+        if self.has_gate:
+            attention, values = self._values(i, kernel)
+            self.kept.pop(i, None)
+        elif self.shapes[i]:
+            attention = self._shaped(i, kernel)
+        else:
+            attention = self.kept.pop(i, None) or self._by_scores(i, kernel)[0]
         arrived = gradient
         if self.sink is not None and isinstance(attention, TokenAttention):
             arrived = arrived * _pairs(attention.kept(self.sink))
@@ -91,13 +92,18 @@ class AttentionKernel:
     ) -> FloatArray:
         """What the heads send back of a gradient at what they give."""
         row = self.made.at(i)
-        if self.values is not None and isinstance(attention, TokenAttention):
-            value, scores = attention.backward_apart(arrived)
+        size = self.made.value_size(row, size_of(kernel)) if isinstance(self.made, Varied) else 1.0
+        if not isinstance(attention, TokenAttention) or attention.values is None:
+            return attention.backward(arrived) * (float(row.back) / float(size))
+        value, scores = attention.backward_apart(arrived)
+        own, weight = 1.0, row.back
+        if self.values is not None:
+            own, weight = float(self.values.own[i]) ** 2, row.output
             begun = self.made.at(self.values.row).value
             self.sent = value * float(row.output * begun * self.values.first[i] ** 2)
-            return value * float(row.back * self.values.own[i] ** 2) + scores * float(row.output)
-        size = self.made.value_size(row, size_of(kernel)) if isinstance(self.made, Varied) else 1.0
-        return attention.backward(arrived) * (float(row.back) / float(size))
+        if self.a.qk_norm:
+            scores = scores * _pairs(self._norms(row, kernel) ** -0.5) * self._size(kernel)
+        return np.asarray((value * float(row.back * own) + scores * float(weight)) / float(size))
 
     def _values(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | ShapedAttention, FloatArray]:
         """A sublayer's attention, and the kernel of what its heads give before a gate."""
@@ -136,26 +142,27 @@ class AttentionKernel:
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         """A sublayer's attention, and the factor on its forward kernel.
 
-        QK-norm takes the size of the stream out of the scores (here one size for all tokens), not out of the values. On
-        the way back the two cancel: scores change by 1 / size with the input, what they weigh is of that size.
+        QK-norm takes the size of every token out of the scores, not out of the values.
         """
-        row = self.made.at(i)
-        size = size_of(kernel) if self.a.qk_norm else 1.0
-        size = size if size > 0 else 1.0
-        kernel = kernel if size == 1 else kernel / size
+        row, size = self.made.at(i), self._size(kernel)
+        read = kernel if size == 1 else kernel / size
+        norms = self._norms(row, kernel)
         fields: dict[str, Any] = {
-            "qk": float(self.made.scores(row, size, size)[0]) if self.a.qk_norm else self._qk(row, kernel),
+            "qk": float(row.qk) if self.a.qk_norm else self._qk(row, kernel),
             "d_model": self.a.d_model,
             "causal": self.made.causal,
             "dropout": self.a.attention_dropout or 0.0,
-            "query_bias": float(row.query_bias),
+            "query_bias": float(row.query_bias) / (float(norms.mean()) if self.a.qk_norm else 1.0),
             "value_skip": float(row.value_skip),
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
         }
         if self.values is not None:
             begun = self.made.at(self.values.row).value * self.values.first[i] ** 2 / size
-            fields["values"] = kernel * (row.value * self.values.own[i] ** 2) + self.first_read * begun
+            fields["values"] = read * (row.value * self.values.own[i] ** 2) + self.first_read * begun
+        elif self.a.qk_norm:
+            fields["values"] = read
+        kernel = kernel * _pairs(norms**-0.5) if self.a.qk_norm else read
         (window, base), a = self.sights.at(i), self.a
         rho, omega = None, None
         if base:
@@ -172,6 +179,16 @@ class AttentionKernel:
             turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
             fields |= {"turn": turned, "omega": omega[self.grid.positions]}
         return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
+
+    def _size(self, kernel: FloatArray) -> float:
+        """What values are measured in, where QK-norm parts them from the scores."""
+        return (size_of(kernel) if self.a.qk_norm else 1.0) or 1.0
+
+    def _norms(self, row: Row, kernel: FloatArray) -> FloatArray:
+        """What QK-norm divides every token's kernel by, epsilon and all: the geometric mean of queries and keys."""
+        own, eps = np.diagonal(kernel), self.made.norm_eps
+        query, key = (own + float(x) for x in (row.query_bias + _over(eps, row.query), _over(eps, row.key)))
+        return np.asarray(np.maximum(np.sqrt(query * key), 1e-150))
 
     def _qk(self, row: Row, kernel: FloatArray) -> float:
         """Score variance on an input of second moment 1; capped as it is on this one."""
@@ -191,6 +208,11 @@ class AttentionKernel:
             value_skip=float(row.value_skip),
             gain=float(row.attention_gain),
         )
+
+
+def _over(eps: float, gain: Any) -> float:
+    """Epsilon in units of what a token has; of a map of zeros, nothing passes."""
+    return eps / float(gain) if gain > 0 else 1e150
 
 
 def size_of(kernel: FloatArray) -> float:
