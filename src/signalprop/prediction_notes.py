@@ -207,9 +207,9 @@ def _small_outputs(p: Parametrization) -> str:
     if not rows_where(p, lambda kind: kind.name == "gated_delta_net").any():
         return ""
     return (
-        "gradients through gated DeltaNets scatter: the norm of a head divides by outputs near zero, so few tokens "
-        "carry much of them; 8 networks of 12 layers differed by half and more, their mean was up to half below what "
-        "was predicted"
+        "gradients through gated DeltaNets have a heavy tail (the norm of a head divides by outputs near zero): over "
+        "12 layers predictions were within 8 % by token kernels and 17 % by averages with heads of 64 and 128 values, "
+        "and 2.5 times the mean of 10 networks with heads of 16"
     )
 
 

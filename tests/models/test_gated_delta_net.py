@@ -48,23 +48,27 @@ def test_the_module_is_that_of_transformers() -> None:
         torch.testing.assert_close(mine(x, Surroundings()), theirs(x), rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_against_networks() -> None:
-    """Two layers, 6 networks. Branches within 5 %, correlations within .02; gradients, which scatter, 20 %."""
-    table = sp.scheme("xavier")(architecture(2)).with_columns(weight__delta_filter=0.4)
+@pytest.mark.parametrize("fidelity", ["kernel", pytest.param("moments", marks=pytest.mark.slow)])
+def test_predictions_against_networks(fidelity: Any) -> None:
+    """One layer: branches within 5 %, correlations within .02, gradients within 10 %, plus what networks scatter."""
+    shape = {"n_heads": 4, "n_groups": 2, "d_value": 64, "d_key": 64}
+    table = sp.scheme("xavier")(architecture(1, **shape)).with_columns(weight__delta_filter=0.4)
     ids = torch.randint(0, 500, (4, 32), generator=torch.Generator().manual_seed(0))
     batch = Batch(tokens=ids.numpy(), targets=ids.roll(-1, 1).numpy())
-    models = [sp.build(table, seed=seed) for seed in range(6)]
+    models = [sp.build(table, seed=seed) for seed in range(4)]
     assert count_parameters(table)["total"] == sum(x.numel() for x in models[0].parameters())
-    measured = sp.average([sp.measure(model, batch) for model in models])
-    for fidelity in ("moments", "kernel"):
-        predicted = sp.predict(table, batch.statistics(table.architecture), fidelity=fidelity)
-        here, there = predicted.forward["branch"], measured.forward["branch"]
-        np.testing.assert_allclose(here.variance, there.variance, rtol=0.05)
-        np.testing.assert_allclose(here.token_correlation, there.token_correlation, atol=0.02)
-        assert predicted.gradient is not None and measured.gradient is not None
-        ratio = predicted.gradient["stream_in"].variance / measured.gradient["stream_in"].variance
-        np.testing.assert_allclose(ratio, 1, rtol=0.2)
-        assert any("gradients through gated DeltaNets scatter" in note for note in predicted.notes)
+    profiles = [sp.measure(model, batch) for model in models]
+    measured = sp.average(profiles)
+    logs = np.log([p.gradient["stream_in"].variance for p in profiles if p.gradient])
+    scatter = logs.std(0, ddof=1) / 2
+    predicted = sp.predict(table, batch.statistics(table.architecture), fidelity=fidelity)
+    here, there = predicted.forward["branch"], measured.forward["branch"]
+    np.testing.assert_allclose(here.variance, there.variance, rtol=0.05)
+    np.testing.assert_allclose(here.token_correlation, there.token_correlation, atol=0.02)
+    assert predicted.gradient is not None and measured.gradient is not None
+    ratio = predicted.gradient["stream_in"].variance / measured.gradient["stream_in"].variance
+    assert (np.abs(np.log(ratio)) < 0.1 + 3 * scatter).all(), (ratio, scatter)
+    assert any("gradients through gated DeltaNets" in note for note in predicted.notes)
 
 
 def test_what_is_refused() -> None:
