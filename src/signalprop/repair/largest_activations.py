@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError
-from signalprop.hooks import Hooks, Site, first_tensor
+from signalprop.hooks import Hooks, Products, Site, first_tensor
 from signalprop.network.kinds import ROLE
 from signalprop.sublayers.experts.roles import settings as experts_settings
 
@@ -43,34 +43,6 @@ class Place:
     stream: int = 0
     inner: int | None = None
     weight: Tensor | None = None
-
-
-class _Products(TorchFunctionMode):
-    """Shows what torch's functions multiply with the parameters of some places, and what they make of it.
-
-    Args:
-        see: called with the number of a place in `places`, and the tensor.
-    """
-
-    def __init__(self, places: Sequence[Place], see: Callable[[int, Tensor], None]) -> None:
-        super().__init__()
-        self._see = see
-        self._at: dict[int, tuple[int, list[tuple[int, bool]]]] = {}
-        for index, place in enumerate(places):
-            if place.weight is not None:
-                start = place.weight.data_ptr()
-                at = self._at.setdefault(start, (start + place.weight.nbytes, []))[1]
-                at.append((index, place.site.side == "input"))
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        tensors = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, Tensor) and x.is_floating_point()]
-        if len(tensors) > 1 and isinstance(out, Tensor):  # a slice of the weights has nothing beside them
-            for start, (end, places) in self._at.items():
-                if any(start <= x.data_ptr() < end for x in tensors[1:]):
-                    for index, reads in places:
-                        self._see(index, tensors[0] if reads else out)
-        return out
 
 
 def norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn.Module | None:
@@ -206,10 +178,19 @@ def largest(
         top = float(part.detach().abs().amax()) if x.numel() else 0.0
         seen[index] = max(seen[index], top) if top == top else math.inf
 
+    def beside(side: str, number: int, x: Tensor) -> None:
+        for index in inside[side][number]:
+            look(index, x)
+
     hooks = Hooks(attached.outer)
     hooks.sites(list(sites.values()), see)
-    inside = _Products(places, look) if any(place.weight is not None for place in places) else nullcontext()
-    with evaluating(attached.model), torch.no_grad(), hooks, inside:
+    held = list({id(place.weight): place.weight for place in places if place.weight is not None}.values())
+    inside = {
+        side: [[k for k, one in enumerate(places) if one.weight is x and one.site.side == side] for x in held]
+        for side in ("input", "output")
+    }
+    products = Products(held, partial(beside, "input"), partial(beside, "output"))
+    with evaluating(attached.model), torch.no_grad(), hooks, products if held else nullcontext():
         output = first_tensor(attached.outer(**arguments))
     for place, value in zip(places, seen, strict=True):
         if value == math.inf:
