@@ -32,13 +32,14 @@ from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
 from signalprop.network.kinds import ROLE
 from signalprop.repair.fitting import Fit, exact_logits, fit
-from signalprop.repair.largest_activations import moves_inner
+from signalprop.repair.largest_activations import inner_maps, moves_inner
 
 ROOT = Path(__file__).resolve().parent.parent
 REACH, FILE, PAGE = (ROOT / "docs" / name for name in ("reach.json", "fitted.json", "fitted.md"))
 TOP = 65504.0  # of fp16
 NEAR = 0.05  # likewise of outputs in fp16
 IDLE = "does not run"
+INSIDE = ("mixed values", "hidden", "input of expert_down", "input of shared_down")
 SAME, SAME_IN_SINGLE = 1e-10, 1e-5  # relative differences of outputs up to which the function is the same
 Record = dict[str, Any]
 
@@ -55,9 +56,9 @@ def overflowing(attached: Attached, found: Fit) -> None:
         for row in attached.rows:
             sandwich, inner = row.placement == "sandwich", 1.0
             if moves_inner(attached, row) and not sandwich:  # there the map after it would have to become too small
-                inner = needed("mixed values" if row.kind.attends else "hidden")
-                held = row.weights["value" if row.kind.attends else "up"]
-                (held.weight.T if held.transposed else held.weight)[held.rows or slice(None)] *= inner
+                inner = needed(*INSIDE)
+                for held, _ in inner_maps(row):
+                    (held.weight.mT if held.transposed else held.weight)[..., held.rows or slice(None), :] *= inner
             if row.placement == "res-post" and not row.layer and row.kind.attends:  # what enters it is not normed
                 for table in attached.ends.tables:
                     table.weight.mul_(2.0**10)

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from signalprop.errors import InputError
 
@@ -268,3 +269,41 @@ def _eagerly(set_stance: Callable[..., Any]) -> Iterator[None]:
             _eager.pop()
             if not _eager:
                 held.close()
+
+
+class Products(TorchFunctionMode):
+    """Sees the products with parameters that one module holds for all experts, which no hook does; in a `with` block.
+
+    Args:
+        parameters: which. reads: called with the number of one and what is multiplied with it, or with a slice of it; a
+            tensor that is returned takes its place. makes: called with the number and the product.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        reads: Callable[[int, Tensor], Tensor | None],
+        makes: Callable[[int, Tensor], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._parameters, self._reads, self._makes = parameters, reads, makes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One function of torch."""
+        kwargs = kwargs or {}
+        index = self._index([x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()])
+        if index is not None:
+            new = self._reads(index, args[0])
+            args = args if new is None else (new, *args[1:])
+        out = func(*args, **kwargs)
+        if index is not None and self._makes is not None:
+            self._makes(index, out)
+        return out
+
+    def _index(self, tensors: Sequence[Tensor]) -> int | None:
+        """Which parameter the first tensor is multiplied with; a slice of one has nothing beside it."""
+        for index, held in enumerate(self._parameters if len(tensors) > 1 else ()):
+            start = held.data_ptr()
+            if any(start <= x.data_ptr() < start + held.nbytes for x in tensors[1:]):
+                return index
+        return None

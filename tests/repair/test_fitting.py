@@ -165,6 +165,55 @@ def test_experts_and_gated_convolutions_are_divided_with_the_stream() -> None:
         assert found.stream > 1 and found.within and difference(exact_logits(model, arguments), before) < 1e-10
 
 
+@pytest.mark.parametrize(("family", "implementation"), [("Mixtral", "eager"), ("Mixtral", None), ("GptOss", "eager")])
+def test_what_experts_make_inside_of_their_module_is_seen(family: str, implementation: str | None) -> None:
+    """Up and down take a factor where up is linear; GPT-OSS multiplies by 1 + up, so that it is told instead."""
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {
+        "intermediate_size": 64,
+        "vocab_size": 99,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+    }
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes)).eval()
+    if implementation is not None:
+        model.set_experts_implementation(implementation)
+        model.double()
+    read: list[Tensor] = []
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            up = slice(1, None, 2) if family == "GptOss" else slice(64, None)
+            if name.endswith("experts.gate_up_proj"):
+                (weight.mT if family == "GptOss" else weight)[:, up].mul_(1e7)
+            weight.mul_(1e-7 if name.endswith("experts.down_proj") else 1)
+    arguments = {"input_ids": torch.arange(24).reshape(2, 12)}
+    with torch.no_grad():
+        before = model(**arguments).logits
+    experts = model.model.layers[1].mlp.experts
+    experts.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    found = fit(model, arguments, margin=1)
+    made = {(one.where, one.what): one for one in found.activations}
+    weight = experts.gate_up_proj.mT if family == "GptOss" else experts.gate_up_proj
+    with torch.no_grad():
+        after = max(float((read[-1] @ one[up].mT).abs().max()) for one in weight)  # of all experts, chosen or not
+    at = made["layer 1 experts", "expert_up"]
+    assert at.before > TOP and after / 4 < at.after <= after * (1 + 1e-6)
+    with torch.no_grad():
+        assert difference(model(**arguments).logits, before) < (1e-10 if implementation else 1e-5)
+    if family == "Mixtral":
+        assert found.inner["layer 1 experts"] > 1 and found.within
+        assert made["layer 1 experts", "input of expert_down"].predicted == pytest.approx(
+            made["layer 1 experts", "input of expert_down"].after, rel=1e-5
+        )
+    else:
+        assert not found.inner and at in found.over
+        assert "model.layers.1.mlp.experts" in found.left_out["runtimes"]["vllm"]
+
+
 def test_a_tied_head_behind_a_norm_of_its_own() -> None:
     """The norm that the head reads is multiplied, wherever it stands, not the one after the last layer."""
     from transformers import MegatronBertConfig, MegatronBertForMaskedLM

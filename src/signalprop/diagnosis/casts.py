@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
-from signalprop.hooks import Hooks
+from signalprop.hooks import Hooks, Products
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.kinds import ROLE
 
@@ -39,7 +39,7 @@ class LinearMap(NamedTuple):
     Attributes:
         path: of its module in the model, or of the parameter that a module holds for all experts.
         module: which reads its input and has `parameter`. turned: the weight is stored as (inputs, outputs).
-        experts: a stack of matrices. inside: what it reads is made within the module, so that nothing sees it.
+        experts: a stack of matrices. inside: what it reads is made within the module, so that no hook sees it.
     """
 
     path: str
@@ -106,12 +106,14 @@ def cast(model: nn.Module, form: Format, of: Of, maps: Iterable[LinearMap]) -> I
         for one, weight in kept.pop(id(module), ()):
             one.weight.data = weight
 
+    made_inside = [one.weight for parts in held.values() for one in parts if one.inside]
+    products = Products(made_inside, lambda _, x: form(x)) if of != "weights" and made_inside else nullcontext()
     hooks, modules = Hooks(model), [parts[0].module for parts in held.values()]
     for module in modules:
         hooks.before(module, before)
         hooks.after(module, after, always=True)
     try:
-        with hooks:
+        with hooks, products:
             yield
     finally:
         for module in modules:

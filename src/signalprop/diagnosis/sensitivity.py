@@ -71,8 +71,6 @@ def by_map(
         for k, (layer, seen) in enumerate(zip(modules, passes, strict=True)):
             signal = float(seen.output[seen.keep].double().square().sum())
             for one in maps[k]:
-                if one.inside and row.of == "activations":
-                    continue
                 with cast(model, form, row.of, [one]), torch.no_grad():
                     output = first_tensor(layer(*seen.args, **seen.kwargs))
                 assert output is not None

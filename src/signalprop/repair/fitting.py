@@ -194,7 +194,8 @@ def _reasons(attached: Attached, places: Sequence[Place], after: Sequence[float]
         if value <= top:
             continue
         at = maps.get(place.where, ends)
-        at = [place.site.module] if any(place.site.module is one for one in at) else at
+        own = place.weight is not None or any(place.site.module is one for one in at)
+        at = [place.site.module] if own else at
         for module in at:
             if id(module) in names:
                 why = f"{place.what} reaches {value:.3g} (largest number {top:.5g}), and no weight can move it"
@@ -298,8 +299,7 @@ class _Fitting:
 
     def _row(self, row: AttachedRow, inner: float) -> None:
         down = 1 / self.stream if self.along or row.placement == "pre" else 1.0
-        first, _ = inner_maps(row)
-        if first is not None:
+        for first, _ in inner_maps(row):
             self._held(first, 1 / inner, 1 / inner, row.label)
         last = [held for role, held in row.weights.items() if ROLE[role].writes]
         if not last:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +16,12 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError
-from signalprop.hooks import Hooks, Site, first_tensor
+from signalprop.hooks import Hooks, Products, Site, first_tensor
 from signalprop.network.kinds import ROLE
+from signalprop.sublayers.experts.roles import settings as experts_settings
 
-# Who divides by what: of attention and cross-attention, and of feed-forwards.
-INNER = {"value": "output", "up": "down"}
+# Who divides by what: of attention and cross-attention, of feed-forwards, and of experts.
+INNER = {"value": "output", "up": "down", "expert_up": "expert_down", "shared_up": "shared_down"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Place:
             `hidden`: what the output and down maps read).
         site, rows: where it is seen, and the features there (None: all).
         stream: the power of the stream's factor in it: -1, 0, or 1. inner: the sublayer whose inner factor divides it.
+        weight: a parameter of the site's module, which holds it for all experts: what is multiplied by it, or made so.
     """
 
     where: str
@@ -38,6 +42,7 @@ class Place:
     rows: slice | Sequence[int] | None = None
     stream: int = 0
     inner: int | None = None
+    weight: Tensor | None = None
 
 
 def norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn.Module | None:
@@ -74,12 +79,13 @@ def places_of(attached: Attached, *, along: bool, tied: nn.Module | None) -> lis
     found: dict[tuple[Any, ...], Place] = {}
     for place in (*_rows(attached, along=along), *_ends(attached, along=along, tied=tied)):
         site = place.site
-        found.setdefault((id(site.module), site.side, site.call, str(place.rows)), place)
+        found.setdefault((id(site.module), site.side, site.call, str(place.rows), id(place.weight)), place)
     return list(found.values())
 
 
 def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
     plan = attached.plan
+    owners = {id(p): module for module in attached.model.modules() for p in module.parameters(recurse=False)}
     for i, row in enumerate(attached.rows):
         stream = {"stream_in": "stream", "branch": "branch", "stream_out": "stream"}
         for column, what in stream.items():
@@ -89,18 +95,20 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
         yield Place(row.label, "norm", Site(_module(row.norm), "output"))
         moves = moves_inner(attached, row)
         for role, held in row.weights.items():
-            if held.copies:  # no module sees what one expert makes
+            if held.copies and id(held.holder) not in owners:  # a module that holds experts sees none of what they make
                 continue
-            site, power, inner = Site(_module(held.holder), "output"), 0, None
+            weight = held.holder if held.copies else None
+            site, power, inner = Site(_module(owners[id(weight)] if held.copies else held.holder), "output"), 0, None
             if ROLE[role].writes:
                 power = -1 if along or row.placement == "pre" else 0
                 what = {"output": "mixed values", "down": "hidden"}.get(role, f"input of {role}")
-                yield Place(row.label, what, Site(site.module, "input"), inner=i if moves else None)
+                entry = Site(site.module, "input")
+                yield Place(row.label, what, entry, inner=i if moves else None, weight=weight)
             elif role in INNER:
                 inner = i if moves else None
             elif {"query": row.query_norm, "key": row.key_norm}.get(role) is not None:
                 power = -1 if along else 0
-            yield Place(row.label, role, site, held.rows, power, inner)
+            yield Place(row.label, role, site, held.rows, power, inner, weight)
 
 
 def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterator[Place]:
@@ -118,14 +126,20 @@ def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterato
 
 def moves_inner(attached: Attached, row: AttachedRow) -> bool:
     """Whether a factor on values, or on up, comes out again after what is between them and the last map."""
-    linear = row.kind.attends or "gate" in row.weights or attached.mapping.architecture.activation == "relu"
-    return linear and all(isinstance(found, Held) for found in inner_maps(row))
+    a = attached.mapping.architecture
+    gated = not row.weights.keys().isdisjoint(("gate", "expert_gate")) and not experts_settings(a).up_shift
+    pairs = inner_maps(row)
+    return (row.kind.attends or gated or a.activation == "relu") and bool(pairs) and len(pairs) == _last(row)
 
 
-def inner_maps(row: AttachedRow) -> tuple[Held | None, Held | None]:
-    """The maps that make what is inside a branch and that end it: values and output, up and down."""
-    first = "value" if row.kind.attends else "up"
-    return row.weights.get(first), row.weights.get(INNER[first])
+def inner_maps(row: AttachedRow) -> list[tuple[Held, Held]]:
+    """The maps that make what is inside a branch and those that end it: values and output, up and down."""
+    return [(row.weights[one], row.weights[last]) for one, last in INNER.items() if {one, last} <= row.weights.keys()]
+
+
+def _last(row: AttachedRow) -> int:
+    """How many maps end the branch."""
+    return sum(ROLE[role].writes for role in row.weights)
 
 
 def _module(found: Any) -> nn.Module:
@@ -145,6 +159,8 @@ def largest(
     sites: dict[tuple[int, str, int], Site] = {}
     groups: dict[tuple[int, str, int], list[int]] = {}
     for index, place in enumerate(places):
+        if place.weight is not None:
+            continue
         key = (id(place.site.module), place.site.side, place.site.call)
         sites.setdefault(key, place.site)
         groups.setdefault(key, []).append(index)
@@ -152,15 +168,29 @@ def largest(
     seen = [0.0] * len(places)
 
     def see(number: int, x: Tensor | None) -> None:
-        for index in at[number] if x is not None and x.numel() else ():
-            rows = places[index].rows
-            part = x if rows is None else x[..., rows]  # type: ignore[index]
-            top = float(part.detach().abs().amax())  # type: ignore[union-attr]
-            seen[index] = max(seen[index], top) if top == top else math.inf
+        if x is not None:
+            for index in at[number]:
+                look(index, x)
+
+    def look(index: int, x: Tensor) -> None:
+        rows = places[index].rows
+        part = x if rows is None or not x.numel() else x[..., rows]
+        top = float(part.detach().abs().amax()) if x.numel() else 0.0
+        seen[index] = max(seen[index], top) if top == top else math.inf
+
+    def beside(side: str, number: int, x: Tensor) -> None:
+        for index in inside[side][number]:
+            look(index, x)
 
     hooks = Hooks(attached.outer)
     hooks.sites(list(sites.values()), see)
-    with evaluating(attached.model), torch.no_grad(), hooks:
+    held = list({id(place.weight): place.weight for place in places if place.weight is not None}.values())
+    inside = {
+        side: [[k for k, one in enumerate(places) if one.weight is x and one.site.side == side] for x in held]
+        for side in ("input", "output")
+    }
+    products = Products(held, partial(beside, "input"), partial(beside, "output"))
+    with evaluating(attached.model), torch.no_grad(), hooks, products if held else nullcontext():
         output = first_tensor(attached.outer(**arguments))
     for place, value in zip(places, seen, strict=True):
         if value == math.inf:

@@ -33,7 +33,7 @@ def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
     matches names of experts, and llm-compressor's models, which have them one by one, need a pattern.
 
     Args:
-        reasons: by path of a linear map in the model, or of a parameter that holds experts' weights, in words.
+        reasons: by path of a linear map in the model, or of experts' module or its parameter, in words.
     """
     if not reasons:
         return {"reasons": {}, "runtimes": {}}
@@ -42,8 +42,8 @@ def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
     ends = {name: "the head, which no runtime spares by itself where a list is given" for name, module in named.items()
             if module is head and name not in reasons}  # fmt: skip
     every = {**reasons, **ends}
-    maps = [name for name in every if name in named]
-    stacks = list(dict.fromkeys(name.rpartition(".")[0] for name in every if name not in named))
+    maps = [name for name in every if hasattr(named.get(name), "weight")]
+    stacks = list(dict.fromkeys(n if n in named else n.rpartition(".")[0] for n in every if n not in maps))
     together = sorted({one for name in maps for one in _together(name, named)}, key=_in_order(named))
     return {
         "reasons": every,
