@@ -27,7 +27,7 @@ from signalprop.files.storage import read_json, write_json, write_text
 
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 32, 256, 128, 2000, 4
-MORE = 16  # models of a family that is beyond the bounds with SEEDS of them
+MORE = (16, 64)  # models of a family that is beyond the bounds with fewer
 IN_DEPTH = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe", "olmoe", "gemma2", "lfm2", "modernbert")
 WINDOW = TOKENS // 4  # of layers that have one
 OWN = {
@@ -140,7 +140,7 @@ def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
     batch = without_padding(default_batch(architecture, batch_size=2))
     predicted = sp.predict(sp.scheme("huggingface")(architecture), batch.statistics(architecture))
     profiles: list[Any] = []
-    for models in (SEEDS, MORE):
+    for models in (SEEDS, *MORE):
         for seed in range(len(profiles), models):
             torch.manual_seed(seed)
             profiles.append(sp.measure(model_class(config).eval(), batch))
@@ -193,7 +193,7 @@ def page(record: dict[str, Any]) -> str:
         "Median error over the sublayers in percent (signed",
         "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
         "Token correlations: difference over max(|r|, 0.1).",
-        f"Where {SEEDS} models are beyond a bound, {MORE} are measured, these among them.",
+        f"Where {SEEDS} models are beyond a bound, {MORE[0]} are measured, and where these are, {MORE[1]}.",
         "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",
         f"named: {within} of {len(rows)} families are within all three; as far as seeds scatter: z is below 2, or the",
         "error is below two standard errors of the average over seeds.", "",
