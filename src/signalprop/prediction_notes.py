@@ -53,6 +53,7 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
         _unstable(p, profile),
         _large_logits(p, profile),
         _query_sizes(p, profile),
+        _small_outputs(p),
         _scan_without_norm(p),
     )
 
@@ -198,6 +199,17 @@ def spread_note(spread: str) -> str:
         f"without norms, differences between tokens grow through the gates, to a spread of {spread} in ln of the "
         f"variance at the top: above {SPREAD:g}, variances and gradients become many times the prediction (4 layers "
         "of width 256: 14 and 50 times); take an activation of dks, or fidelity simulate"
+    )
+
+
+def _small_outputs(p: Parametrization) -> str:
+    """What to say of gradients through the norm of gated DeltaNets; '' where there are none."""
+    if not rows_where(p, lambda kind: kind.name == "gated_delta_net").any():
+        return ""
+    return (
+        "gradients through gated DeltaNets have a heavy tail (the norm of a head divides by outputs near zero): over "
+        "12 layers predictions were within 8 % by token kernels and 17 % by averages with heads of 64 and 128 values, "
+        "and 2.5 times the mean of 10 networks with heads of 16"
     )
 
 

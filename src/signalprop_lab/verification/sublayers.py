@@ -29,6 +29,10 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
          "shared_width": 128},
     ],
     "latent_attention": [{"rank": 512}, {"rank": 64}, {"rank": 128, "query_rank": 96}],
+    # an epsilon, and rates, that leave no rare gradients of any size: docs/theory/components.md
+    "gated_delta_net": [
+        {"n_heads": 4, "n_groups": 2, "d_value": 64, "d_key": 64, "eps": 1e-2, "rates": [2.0, 6.0]}
+    ],
 }  # fmt: skip
 
 

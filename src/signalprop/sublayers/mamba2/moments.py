@@ -58,7 +58,7 @@ class Mamba2:
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`."""
-        made = np.array([self._forward(int(n), v, r) for n, v, r in _each(i, read)])
+        made = np.array([self._forward(int(n), v, r) for n, v, r in each(i, read)])
         if np.ndim(i) == 0:
             return Branch(float(made[0, 0]), float(made[0, 1]))
         return Branch(made[:, 0], made[:, 1])
@@ -72,12 +72,13 @@ class Mamba2:
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`."""
         kept = 1 / (1 - self.p.architecture.dropout)
-        maps = [self.gains(int(n), back=True).out * self.through(int(n), v, r)[2:] for n, v, r in _each(i, read)]
+        maps = [self.gains(int(n), back=True).out * self.through(int(n), v, r)[2:] for n, v, r in each(i, read)]
         vv, vc, cv, cc = np.transpose(maps)
         return Sent(BranchBackward(kept * vv, vc, kept * cv, cc))
 
 
-def _each(i: int | Rowset, read: Pair) -> list[tuple[int, float, float]]:
+def each(i: int | Rowset, read: Pair) -> list[tuple[int, float, float]]:
+    """(sublayer, mean square, correlation) of so many sublayers."""
     rows = np.atleast_1d(i)
     values = (np.broadcast_to(np.asarray(x, np.float64), rows.shape) for x in read)
     return [(int(n), float(v), float(r)) for n, v, r in zip(rows, *values, strict=True)]
@@ -100,11 +101,11 @@ def _at(
 ) -> tuple[float, ...]:
     same, one = np.ones((length, length)), np.eye(length)
     made = scan(s, (1 - r) * one + r * same, gains, biases, uniform=uniform)
-    alone, both = (_means(made.back(g, back)) for g in (one, same))
-    return (*_means(made.normed), alone[0], both[0] - alone[0], alone[1], both[1] - alone[1])
+    alone, both = (means(made.back(g, back)) for g in (one, same))
+    return (*means(made.normed), alone[0], both[0] - alone[0], alone[1], both[1] - alone[1])
 
 
-def _means(kernel: FloatArray) -> tuple[float, float]:
+def means(kernel: FloatArray) -> tuple[float, float]:
     """Of the diagonal, and of the rest."""
     n, trace = len(kernel), float(np.trace(kernel))
     return trace / n, (float(kernel.sum()) - trace) / max(n * (n - 1), 1)

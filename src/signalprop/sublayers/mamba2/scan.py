@@ -128,7 +128,7 @@ class Scan:
     @property
     def normed(self) -> FloatArray:
         """Its kernel, (T, T)."""
-        return np.asarray(_second(self.features).mean((0, 1)))
+        return np.asarray(second_moment(self.features).mean((0, 1)))
 
     def back(self, g: FloatArray, gains: Gains) -> FloatArray:
         """Gradient kernel at the stream, from that at what the norm gives; `gains` with fan_out."""
@@ -153,26 +153,26 @@ class Scan:
         filtered = filtered + shared * gains.query * (at_query * self.query[1]).mean(0)
         filtered = filtered + shared * gains.key * (at_key * self.key[1]).mean(0)
         out = gains.gate * at_gate + gains.filter * taken(filtered, s.width, ahead=False)
-        sent = (_root(y.mean(1, keepdims=True)) @ self.noise.gradient).mT  # (groups, heads, draws, T)
+        sent = (symmetric_root(y.mean(1, keepdims=True)) @ self.noise.gradient).mT  # (groups, heads, draws, T)
         read = self.read[:, :, np.arange(_DRAWS) % self.read.shape[2]]
         at_steps = self._at_steps((sent @ self.mixing) * read, sent * (read @ self.mixing.mT))
-        taken_out = (_root(lost[:, None]) @ self.noise.gradient).mT
+        taken_out = (symmetric_root(lost[:, None]) @ self.noise.gradient).mT
         less = self._at_steps(taken_out @ (along * self.mixing), taken_out * (along * self.mixing).sum(-1)[:, :, None])
         return np.asarray(out + gains.step * s.d_head * (at_steps - s.d_head / shared * less))
 
     @cached_property
     def _alike(self) -> FloatArray:
         """Correlation of tokens over the features of a group after the norm, (groups, 1, T, T)."""
-        return np.asarray(_second(self.features).mean(1, keepdims=True))
+        return np.asarray(second_moment(self.features).mean(1, keepdims=True))
 
     def _through_norm(self, x: FloatArray) -> FloatArray:
         """E x_i x_j P_i P_j over a head's features, P the norm's projection: features that are large get less back."""
         if not self.s.normed:
-            return _second(x)
+            return second_moment(x)
         n = self.features
         once = (x * n**2).mT @ x / x.shape[-2]
-        both = _second(x * n) * self._alike
-        return np.asarray(_second(x) + (both - once - once.mT) * self.s.n_groups / self.s.inner)
+        both = second_moment(x * n) * self._alike
+        return np.asarray(second_moment(x) + (both - once - once.mT) * self.s.n_groups / self.s.inner)
 
     def _at_steps(self, columns: FloatArray, rows: FloatArray) -> FloatArray:
         """Gradient kernel at a head's steps before their softplus, (T, T), from draws of that at the scores.
@@ -198,15 +198,15 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
 
     @lru_cache
     def root_of(bias: float) -> FloatArray:
-        return _root(kernel + bias).T
+        return symmetric_root(kernel + bias).T
 
     def drawn(x: FloatArray, role: str) -> FloatArray:
         gain = getattr(gains, role)
         return np.asarray(gain**0.5 * (x @ root_of(getattr(biases, role) / gain)))
 
     def filtered(x: FloatArray, taps: FloatArray, role: str) -> tuple[FloatArray, FloatArray]:
-        through = _convolved(drawn(x, role), taps[..., :-1] * gains.filter**0.5)
-        return _silu(through + taps[..., -1:] * biases.filter**0.5)
+        through = convolved(drawn(x, role), taps[..., :-1] * gains.filter**0.5)
+        return silu(through + taps[..., -1:] * biases.filter**0.5)
 
     value, value_slope = filtered(z.value, z.value_taps, "value")
     key, key_slope = filtered(z.key, z.key_taps, "key")
@@ -218,7 +218,7 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
     total = rate[..., None] * np.cumsum(step, -1)
     decayed = np.tril(np.exp(np.minimum(total[..., None, :] - total[..., :, None], 0.0)) * step[..., None, :])
     mixing = decayed * (query.mT @ key)[:, None]
-    gate, gate_slope = _silu(drawn(z.gate, "gate"))
+    gate, gate_slope = silu(drawn(z.gate, "gate"))
     read, opened = value[z.feature], gate[np.roll(z.feature, 1, -1)]
     output = read @ (mixing + s.skip * np.eye(len(kernel))).mT
     size, some = s.inner // s.n_groups, z.feature[0].size
@@ -229,9 +229,9 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
     root = root * np.sqrt((seen / root**2).mean((0, 1, 2)) * (1 + s.eps / ideal.mean(0)))  # of mean square 1
     root = root if s.normed else np.ones_like(root)
     return Scan(
-        s, z, rate, step, 1 / (1 + np.exp(-before)), (_second(value), _second(value_slope)),
-        (_second(key), _second(key_slope)), (_second(query), _second(query_slope)), decayed, mixing, read,
-        value_slope[z.feature], output, opened, gate_slope[np.roll(z.feature, 1, -1)], root,
+        s, z, rate, step, 1 / (1 + np.exp(-before)), (second_moment(value), second_moment(value_slope)),
+        (second_moment(key), second_moment(key_slope)), (second_moment(query), second_moment(query_slope)),
+        decayed, mixing, read, value_slope[z.feature], output, opened, gate_slope[np.roll(z.feature, 1, -1)], root,
     )  # fmt: skip
 
 
@@ -246,25 +246,25 @@ def taken(kernel: FloatArray, width: int, *, ahead: bool) -> FloatArray:
     return out
 
 
-def _second(x: FloatArray) -> FloatArray:
+def second_moment(x: FloatArray) -> FloatArray:
     """Mean of x x^T over features, (..., features, T) -> (..., T, T)."""
     return np.asarray(x.mT @ x / x.shape[-2])
 
 
-def _silu(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+def silu(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     """silu and its slope."""
     gate = 1 / (1 + np.exp(-x))
     return x * gate, gate * (1 + x * (1 - gate))
 
 
-def _convolved(x: FloatArray, taps: FloatArray) -> FloatArray:
+def convolved(x: FloatArray, taps: FloatArray) -> FloatArray:
     out = np.zeros_like(x)
     for k in range(min(taps.shape[-1], x.shape[-1])):
         out[..., k:] += taps[..., k, None] * x[..., : x.shape[-1] - k]
     return out
 
 
-def _root(kernel: FloatArray) -> FloatArray:
+def symmetric_root(kernel: FloatArray) -> FloatArray:
     """The symmetric square root of matrices, (..., T, T): near kernels have near ones."""
     values, vectors = np.linalg.eigh(kernel)
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ vectors.mT)

@@ -1,0 +1,74 @@
+"""A gated DeltaNet as a PyTorch module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from signalprop.models.surroundings import Surroundings
+from signalprop.models.weights import Linear
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization, fan
+from signalprop.streams.replay import split_features
+from signalprop.sublayers.gated_delta_net.roles import settings
+
+
+class GatedDeltaNetModule(nn.Module):
+    """out(norm(delta rule(silu(filter(query, key, value)), decay, write)) silu(gate)).
+
+    Attributes:
+        A_log, dt_bias: of every head; set as the settings say, not drawn. norm: gains of the norm, that heads share.
+    """
+
+    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.given = s = settings(a)
+        maps = ("delta_gate", "delta_value", "delta_key", "delta_query", "delta_decay", "delta_write", "delta_out")
+        (self.delta_gate, self.delta_value, self.delta_key, self.delta_query, self.delta_decay, self.delta_write,
+         self.delta_out) = (Linear(*fan(a, role), bias=biases[role], dtype=dtype) for role in maps)  # fmt: skip
+        channels = s.inner + 2 * s.shared
+        self.delta_filter = nn.Conv1d(
+            channels, channels, s.width, groups=channels, padding=s.width - 1, bias=biases["delta_filter"], dtype=dtype,
+            device="meta",
+        ).to_empty(device="cpu")  # fmt: skip
+        self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
+        self.dt_bias = nn.Parameter(torch.full((s.n_heads,), s.step_bias, dtype=dtype))
+        self.norm = nn.Parameter(torch.ones(s.d_value, dtype=dtype))
+
+    def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
+        """(batch, tokens, features) -> the same shape."""
+        s, length = self.given, stream.shape[1]
+        inner = torch.cat([self.delta_query(stream), self.delta_key(stream), self.delta_value(stream)], -1)
+        filtered = F.silu(self.delta_filter(inner.mT)[..., :length]).mT
+        query, key, value = torch.split(filtered, [s.shared, s.shared, s.inner], -1)
+        query, key = (self._unit(x).repeat_interleave(s.n_heads // s.n_groups, 2) for x in (query, key))
+        log_decay = -self.A_log.float().exp() * F.softplus(self.delta_decay(stream).float() + self.dt_bias)
+        write = self.delta_write(stream).sigmoid()
+        out = self._ruled(split_features(value, s.n_heads), key, query * s.d_key**-0.5, log_decay, write)
+        gate = F.silu(split_features(self.delta_gate(stream), s.n_heads))
+        normed = F.rms_norm(out, (s.d_value,), self.norm, eps=s.eps) * gate
+        done: Tensor = self.delta_out(normed.flatten(-2))
+        return done
+
+    def _unit(self, x: Tensor) -> Tensor:
+        heads = split_features(x, self.given.n_groups)
+        return heads * torch.rsqrt((heads * heads).sum(-1, keepdim=True) + self.given.eps)
+
+    def _ruled(self, value: Tensor, key: Tensor, query: Tensor, log_decay: Tensor, write: Tensor) -> Tensor:
+        """(batch, tokens, heads, features), token by token."""
+        state = value.new_zeros(value.shape[0], value.shape[2], value.shape[3], key.shape[3])
+        out, kept = [], log_decay.exp().to(value.dtype)
+        for v, k, q, decay, beta in zip(*(x.unbind(1) for x in (value, key, query, kept, write)), strict=True):
+            state = state * decay[..., None, None]
+            new = (v - torch.einsum("bhpn,bhn->bhp", state, k)) * beta[..., None]
+            state = state + torch.einsum("bhp,bhn->bhpn", new, k)
+            out.append(torch.einsum("bhpn,bhn->bhp", state, q))
+        return torch.stack(out, 1)
+
+
+def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
+    """The module of sublayer `index` of a table, its weights not drawn yet."""
+    return GatedDeltaNetModule(p.architecture, biases, dtype)
