@@ -43,9 +43,10 @@ leaves to any ranking; of the divergence of all layers the part of that tenth of
 the most that a tenth can have; the predicted damage over the measured divergence, median of the layers [5 %, 95 %].
 """
 READING = """
-In every row the damage ranks layers better by their divergence than the weights' own error does, and is of its size;
-the weights' error ranks little or nothing, since to a cast the weights of all layers are nearly alike. The rise of the
-loss it ranks little: on a given text a cast moves the loss up or down, and only how far is predicted.
+In every row the damage ranks layers better by their divergence than the weights' own error does (in Gemma 3 by little),
+and it is of the divergence's size, which the weights' error says nothing of: in SmolLM2 that ranks little or nothing,
+since to a cast the weights of all layers are nearly alike. The rise of the loss both rank little: on a given text a
+cast moves the loss up or down, and only how far is predicted. Weights of both were stored with 4 bits before.
 """
 
 

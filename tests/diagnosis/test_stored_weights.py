@@ -23,6 +23,7 @@ from signalprop.diagnosis.kept import Kept
 from signalprop.diagnosis.number_counts import CASTS, rounded, statistics, values_of
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
+from signalprop.diagnosis.weight_names import places_of
 from signalprop.diagnosis.weight_series import SeriesRow, WeightSeries, read_series
 from signalprop.errors import InputError
 from signalprop.files import tensor_files
@@ -177,6 +178,14 @@ def test_experts_as_checkpoints_name_them(
     assert {row.layer for row in found.tensors if row.role == "expert_down"} == {0, 1}
     assert found.initialisation is not None and "huggingface" in found.initialisation.schemes
     assert found.initialisation.error <= found.initialisation.tolerance
+
+
+def test_of_the_paths_of_a_family_those_count_that_know_most(tmp_path: Path) -> None:
+    """Feed-forwards of mT5 are gated, those of T5 are not."""
+    transformers.MT5Config(num_layers=1, num_decoder_layers=1).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    names = [f"encoder.block.0.layer.1.DenseReluDense.{name}.weight" for name in ("wi_0", "wi_1", "wo")]
+    assert [place.role for place in places_of(tmp_path, names).of.values()] == ["gate", "up", "down"]
 
 
 def test_fused_maps_and_trained_weights(tmp_path: Path) -> None:

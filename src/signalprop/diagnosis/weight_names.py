@@ -64,7 +64,8 @@ def places_of(source: Path, names: Sequence[str]) -> Places:
         return Places(by_name, notes=(f"rows are by the names of tensors: {error}",))
     family = find(architecture.family)
     assert family is not None
-    known = max((_by_paths(paths, architecture, names) for paths in family.paths), key=len)
+    every = (_by_paths(paths, architecture, names) for paths in family.paths)
+    known = max(every, key=lambda found: sum(bool(place.roles) for place in found.values()))
     return Places(by_name | known, architecture.family, architecture)
 
 

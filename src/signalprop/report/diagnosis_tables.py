@@ -14,8 +14,8 @@ Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
 TRUST = (
-    "damage: how much the predicted words change, by gradients on the first sequence; right within a factor of 3\n"
-    "where it was measured (docs/diagnosing.md); the loss on one text may rise by less, or fall"
+    "damage: how much the predicted words change, by gradients on the first sequence; where that was measured,\n"
+    "within a factor of 3 for nearly all layers (docs/diagnosing.md); the loss on one text may rise by less, or fall"
 )
 
 
