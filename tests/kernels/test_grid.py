@@ -74,9 +74,9 @@ def test_attention_of_any_kernel(tokens: int, seed: int, qk: float, dropout: flo
         np.testing.assert_allclose(apart, expected, rtol=1e-10, atol=1e-12 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-7b"])
-def test_what_lies_between_is_interpolated_to_a_tenth_of_a_percent(name: str) -> None:
-    a = Architecture.preset(name, seq_len=400, n_layers=2)
+@pytest.mark.parametrize(("name", "placement"), [("gpt2", "pre"), ("llama-7b", "post"), ("olmo2-7b", "res-post")])
+def test_what_lies_between_is_interpolated_to_a_tenth_of_a_percent(name: str, placement: Any) -> None:
+    a = Architecture.preset(name, seq_len=400, n_layers=2, norm_placement=placement)
     p, statistics = scheme("xavier")(a), default_statistics(a)
     full, coarse = predict(p, fidelity="kernel"), predict(p)
     assert any("interpolated" in note for note in coarse.notes)
@@ -113,7 +113,7 @@ def test_what_positions_differ_in_otherwise_takes_all_of_them() -> None:
     p = scheme("xavier")(a)
     assert grid_for(p, default_statistics(a)) is not None
     assert grid_for(p, known) is None
-    for changed in ({"seq_len": 200}, {"norm_placement": "post"}, {"positions": "alibi"}):
+    for changed in ({"seq_len": 200}, {"norm_placement": "none"}, {"positions": "alibi"}):
         made = scheme("xavier")(a.replace(**changed))
         assert grid_for(made, default_statistics(made.architecture)) is None
 

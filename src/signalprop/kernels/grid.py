@@ -23,7 +23,6 @@ from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.residual import NORM_BEFORE
 
 _DENSE, _GEOMETRIC = 24, 64
 _SHORT = 200  # tokens up to which every position is followed
@@ -164,12 +163,12 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
     """The grid on which a prediction is right to 0.5 %; None where every position has to be followed.
 
     That is where sequences are short, real ids or patches enter position by position, attention is shaped, a branch
-    reads or gives what no norm before it has divided, or a kind of sublayer has no `on_grid`.
+    has no norm, or a kind of sublayer has no `on_grid`.
     """
     a = p.architecture
     known = inputs.kind == "patches" or (inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len)
     usual = p.shaping.kind == "none" and a.positions != "alibi" and not (p.value_skip != 0).any()
-    normed = all(PLACEMENTS[code] in NORM_BEFORE for code in p.placement.tolist())
+    normed = not (p.placement == PLACEMENTS.index("none")).any()
     covered = a.kind == "decoder" and usual and normed and not known and a.seq_len > _SHORT
     followed = covered and all(_is_smooth(kind.part("kernel"), p) for kind in kinds_in(p))
     return grid_of(a.seq_len) if followed else None

@@ -295,7 +295,9 @@ class _Ahead:
             self.columns.between.append(streams.between(self.columns.keep))
         self.columns.meet(i, layer_in, branch)
         if i in self.stack.own:
-            self.log_norm[i] = math.log(max(float(self.stack.own.pop(i).mean()), 1e-300))
+            own, keep = self.stack.own[i], self.columns.keep
+            mean = keep.weights @ own[: len(keep.n)] / keep.tokens if isinstance(keep, Grid) else own.mean()
+            self.log_norm[i] = math.log(max(float(mean), 1e-300))
 
 
 def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:

@@ -20,6 +20,8 @@ from signalprop.sublayers.attention.moments import Varied, seeing, sights_of
 from signalprop.sublayers.attention.roles import FirstValues, Sight, has_gate
 from signalprop.theory.attention_variants import capped
 
+_EVEN = 1e-4  # how far sizes of tokens may lie apart, over their mean, to count as one
+
 
 class AttentionKernel:
     """The self-attention sublayers of one stack.
@@ -102,7 +104,8 @@ class AttentionKernel:
             begun = self.made.at(self.values.row).value
             self.sent = value * float(row.output * begun * self.values.first[i] ** 2)
         if self.a.qk_norm:
-            scores = scores * _pairs(self._norms(row, kernel) ** -0.5) * self._size(kernel)
+            norms = self._norms(row, kernel)
+            scores = scores * _pairs(norms**-0.5) * norms.mean()
         return np.asarray((value * float(row.back * own) + scores * float(weight)) / float(size))
 
     def _values(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | ShapedAttention, FloatArray]:
@@ -144,15 +147,18 @@ class AttentionKernel:
 
         QK-norm takes the size of every token out of the scores, not out of the values.
         """
-        row, size = self.made.at(i), self._size(kernel)
-        read = kernel if size == 1 else kernel / size
-        norms = self._norms(row, kernel)
+        row, size, read = self.made.at(i), 1.0, kernel
+        if self.a.qk_norm:
+            norms = self._norms(row, kernel)
+            size = float(norms.mean())
+            read = kernel / size
+            kernel = kernel * _pairs(norms**-0.5) if np.ptp(norms) > _EVEN * size else read
         fields: dict[str, Any] = {
-            "qk": float(row.qk) if self.a.qk_norm else self._qk(row, kernel),
+            "qk": self._qk(row, kernel),
             "d_model": self.a.d_model,
             "causal": self.made.causal,
             "dropout": self.a.attention_dropout or 0.0,
-            "query_bias": float(row.query_bias) / (float(norms.mean()) if self.a.qk_norm else 1.0),
+            "query_bias": float(row.query_bias) / size,
             "value_skip": float(row.value_skip),
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
@@ -160,9 +166,8 @@ class AttentionKernel:
         if self.values is not None:
             begun = self.made.at(self.values.row).value * self.values.first[i] ** 2 / size
             fields["values"] = read * (row.value * self.values.own[i] ** 2) + self.first_read * begun
-        elif self.a.qk_norm:
+        elif kernel is not read:
             fields["values"] = read
-        kernel = kernel * _pairs(norms**-0.5) if self.a.qk_norm else read
         (window, base), a = self.sights.at(i), self.a
         rho, omega = None, None
         if base:
@@ -179,10 +184,6 @@ class AttentionKernel:
             turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
             fields |= {"turn": turned, "omega": omega[self.grid.positions]}
         return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
-
-    def _size(self, kernel: FloatArray) -> float:
-        """What values are measured in, where QK-norm parts them from the scores."""
-        return (size_of(kernel) if self.a.qk_norm else 1.0) or 1.0
 
     def _norms(self, row: Row, kernel: FloatArray) -> FloatArray:
         """What QK-norm divides every token's kernel by, epsilon and all: the geometric mean of queries and keys."""
