@@ -139,7 +139,7 @@ class TestShown:
         assert not any("decides" in note for note in predicted(EXAMPLES[0]).notes)
 
     def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
-        s = Settings(kind="decoder", n_layers=400, fidelity="auto")
+        s = Settings(kind="decoder", n_layers=400, fidelity="auto", norm_placement="none")
         with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
             predicted(s)
         longest = int(str(refused.value).partition("at most ")[2].split()[0])
