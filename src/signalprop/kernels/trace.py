@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.kernels.ends import input_kernel, top_kernel
+from signalprop.kernels.ends import has_images, images, input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.series import RANGE, KernelSeries, distances, effective_rank, lag_cosine, pooled
 from signalprop.kernels.stack import Stack
@@ -220,6 +220,8 @@ def depths_of(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
 
 def _sequences(p: Parametrization, inputs: InputStatistics) -> list[InputStatistics]:
     """The statistics of every sequence by itself, where there are ids of the network's length."""
+    if has_images(inputs):
+        return images(inputs)
     x, y = inputs.tokens, inputs.targets
     if inputs.kind != "tokens" or x is None or x.shape[1] != p.architecture.seq_len:
         return [inputs]

@@ -72,7 +72,8 @@ class Architecture(Value):
             of an encoder-decoder (default: seq_len).
         dropout: on every branch output; attention_dropout (on attention weights), embedding_dropout: default: dropout.
         bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
-        tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
+        tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes; of the first position, in a
+            decoder of the last) or `none`.
         head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
             after a head_transform, where linear maps have biases.
         family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
