@@ -209,11 +209,11 @@ def top_kernel(
 def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:
     """The share of class heads that read each of t rows of a kernel: the first, in decoders the last real one."""
     if a.kind == "encoder":
-        return (np.arange(t) == 0).astype(np.float64)
+        return np.asarray(np.arange(t) == 0, dtype=np.float64)
     if grid is not None:  # the last node stands for several positions
         return np.asarray(np.tile(np.arange(t // 2) == t // 2 - 1, 2) / grid.weights[-1])
     if inputs.tokens is None or inputs.tokens.shape[1] != t:
-        return (np.arange(t) == t - 1).astype(np.float64)
+        return np.asarray(np.arange(t) == t - 1, dtype=np.float64)
     lasts = (inputs.tokens >= 0).cumsum(1).argmax(1)
     return np.asarray(np.bincount(lasts, minlength=t) / len(lasts))
 
