@@ -166,13 +166,15 @@ def ahead(found: Iterator[T], n: int) -> Iterator[T]:
     """The same, in their order; a thread gets up to `n` of them before they are asked for."""
     end = object()
     pool = ThreadPoolExecutor(1, "reading ahead")
+    waiting = deque(pool.submit(next, found, end) for _ in range(n))
     try:
-        waiting = deque(pool.submit(next, found, end) for _ in range(n))
         while (item := waiting.popleft().result()) is not end:
             waiting.append(pool.submit(next, found, end))
             yield cast(T, item)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for item in waiting:
+            item.cancel()
+        pool.shutdown(wait=False)
 
 
 def collate(examples: Sequence[Example], pads: Mapping[str, float]) -> dict[str, Tensor]:
