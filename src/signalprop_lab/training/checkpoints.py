@@ -37,7 +37,7 @@ from signalprop_lab.training.weight_files import (
     save_tensors,
 )
 
-STREAM, STREAM_IDS = "stream.json", "stream.safetensors"  # where a stream of text was
+STREAM, STREAM_ARRAYS = "stream.json", "stream.safetensors"  # where a stream was
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
             write_json(beside / STATE, _training_state(trainer, groups))
             if (position := trainer.position) is not None:
                 write_json(beside / STREAM, position.values())
-                save_tensors({k: torch.from_numpy(v) for k, v in position.arrays().items()}, beside / STREAM_IDS)
+                save_tensors({k: torch.from_numpy(v) for k, v in position.arrays().items()}, beside / STREAM_ARRAYS)
             trainer.state.save_to_json(str(beside / TRAINER_STATE))
 
     def commit() -> None:
@@ -342,16 +342,11 @@ def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float,
 
 @_of_a_run
 def position_of(checkpoint: Path) -> Position | None:
-    """Where a run's stream of text was; None: the checkpoint does not say."""
+    """Where a run's stream was; None: the checkpoint does not say."""
     if not (checkpoint / STREAM).is_file():
         return None
-    state, ids = read_json(checkpoint / STREAM), load_tensors(checkpoint / STREAM_IDS)
-    counts = {name: state[name] for name in ("given", "begun", "documents")}
-    if not all(type(n) is int and n >= 0 for n in counts.values()):
-        raise ValueError(f"a stream after {counts} examples")
-    found = Position(**counts, rows=state["rows"], ending=bool(state["ending"]), random=state["random"])
-    found.rest, found.waiting = ids["rest"].numpy(), list(ids["waiting"].numpy())
-    return found
+    arrays = {name: tensor.numpy() for name, tensor in load_tensors(checkpoint / STREAM_ARRAYS).items()}
+    return Position.restored(read_json(checkpoint / STREAM), arrays)
 
 
 @_of_a_run

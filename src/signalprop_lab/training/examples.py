@@ -7,10 +7,12 @@ An example is a dictionary of arrays without a batch axis, named as the fields o
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
 from signalprop.network.inputs import IntArray
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.position import Position, leaves, of_leaves
 
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
@@ -117,7 +119,7 @@ def _order(n: int, seed: int, turn: int) -> NDArray[np.int64]:
 
 
 class Streamed(IterableDataset[Example]):
-    """The first `n` examples of a stream.
+    """The first `n` examples of a stream, which a thread of its own reads, tokenizes and makes ahead of the training.
 
     Attributes:
         begins: where the next pass over it begins.
@@ -137,21 +139,42 @@ class Streamed(IterableDataset[Example]):
         return self._n
 
     def __iter__(self) -> Iterator[Example]:
+        for example, given, position in ahead(self._read(), _AHEAD * max(self._every, 1)):
+            if position is not None:
+                self._kept[given] = position
+                self._kept.pop(given - _AHEAD * self._every, None)
+            yield example
+
+    def _read(self) -> Iterator[tuple[Example, int, Position | None]]:
+        """The examples, how many there were with each, and where the stream is then, where that is kept."""
         position, self.begins = self.begins, Position()
         given, begun = position.given, position.begun
         while given < self._n:
             before = given
             for example in self._stream.examples(self._seed + begun, position):
                 given += 1
-                if self._every and given % self._every == 0:
-                    self._kept[given] = position.kept(given, begun)
-                    self._kept.pop(given - _AHEAD * self._every, None)
-                yield example
+                keep = self._every and given % self._every == 0
+                yield example, given, position.kept(given, begun) if keep else None
                 if given == self._n:
                     return
             if given == before and given == begun:
                 return
             position, begun = Position(), given
+
+
+def ahead(found: Iterator[T], n: int) -> Iterator[T]:
+    """The same, in their order; a thread gets up to `n` of them before they are asked for."""
+    end = object()
+    pool = ThreadPoolExecutor(1, "reading ahead")
+    waiting = deque(pool.submit(next, found, end) for _ in range(n))
+    try:
+        while (item := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, found, end))
+            yield cast(T, item)
+    finally:
+        for item in waiting:
+            item.cancel()
+        pool.shutdown(wait=False)
 
 
 def collate(examples: Sequence[Example], pads: Mapping[str, float]) -> dict[str, Tensor]:
@@ -216,29 +239,31 @@ class Shuffled(Generic[T]):
     """A stream of examples, each drawn from those that wait in a buffer.
 
     Attributes:
-        read: gives the items from a position on.
+        read: gives the items from a position on. like: one of them.
     """
 
     read: Callable[[Position], Iterator[T]]
     make: Make[T]
+    like: T
 
     def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
         """Every example once, in an order that the seed fixes; from `position` on, which is kept up to date."""
         position = Position() if position is None else position
         rng = position.generator(seed)
-        waiting: list[T] = position.waiting
-        for item in () if position.ending else self.read(position):
+        waiting = position.waiting
+        for read in () if position.ending else self.read(position):
+            item = leaves(read)
             if len(waiting) < BUFFER:
                 waiting.append(item)
                 continue
             place = int(rng.integers(BUFFER))
             item, waiting[place] = waiting[place], item
-            yield self.make(item, rng)
+            yield self.make(of_leaves(self.like, iter(item)), rng)
         if not position.ending:
             waiting[:] = [waiting[place] for place in rng.permutation(len(waiting))]
             position.ending = True
         while waiting:
-            yield self.make(waiting.pop(0), rng)
+            yield self.make(of_leaves(self.like, iter(waiting.pop(0))), rng)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError, require
 from signalprop.files.storage import opened
 from signalprop.network.moments import FloatArray
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import IMAGE, LABEL, Place, open_table
 
@@ -27,11 +28,13 @@ class Labelled:
     label: Any
 
 
-def labelled_images(data: Data, place: Place) -> tuple[Iterator[Labelled], tuple[str, ...] | None]:
+def labelled_images(
+    data: Data, place: Place, position: Position | None = None
+) -> tuple[Iterator[Labelled], tuple[str, ...] | None]:
     """The images of a source, in data.channels and data.image_size, and the names of their classes, if it has any.
 
     A source is `digits` (scikit-learn), a directory class/image.png (or split/class/image.png), a table with a column
-    of images, or a set of `datasets`.
+    of images, or a set of `datasets`. position: as `Table.read`.
 
     Raises:
         InputError: nothing there, or damaged.
@@ -45,7 +48,7 @@ def labelled_images(data: Data, place: Place) -> tuple[Iterator[Labelled], tuple
     table = table.decoded(image, require("datasets", "training").Image(decode=False))
 
     def read() -> Iterator[Labelled]:
-        for where, row in table.read(image, label):
+        for where, row in table.read(image, label, position=position):
             yield Labelled(_decoded(row[image], f"in {image!r} of {where}", data), row[label])
 
     return read(), names

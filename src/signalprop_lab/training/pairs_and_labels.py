@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from signalprop.errors import InputError, require
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import (
     AUDIO,
@@ -33,15 +34,18 @@ class Pair:
     target: str
 
 
-def pairs(data: Data, place: Place) -> Iterator[Pair]:
+def pairs(data: Data, place: Place, position: Position | None = None) -> Iterator[Pair]:
     """Texts with their translations: two columns of a table, or two languages of a column `translation`.
+
+    Args:
+        position: as `Table.read`.
 
     Raises:
         InputError: as `open_table`; columns that are not there.
     """
     table = open_table(data, place)
     if "translation" in table.columns and data.text not in table.columns:
-        for where, row in table.read("translation"):
+        for where, row in table.read("translation", position=position):
             both = row["translation"]
             names = [name for name in (data.text, data.target) if name]
             names = names or list(both if isinstance(both, dict) else ())[:2]
@@ -54,7 +58,7 @@ def pairs(data: Data, place: Place) -> Iterator[Pair]:
             yield Pair(*(text_in(both, name, where) for name in names))
         return
     text, target = _two(table, (data.text, "data.text", (*SOURCE, *TEXT)), (data.target, "data.target", TARGET))
-    for where, row in table.read(text, target):
+    for where, row in table.read(text, target, position=position):
         yield Pair(text_in(row, text, where), text_in(row, target, where))
 
 
@@ -81,8 +85,10 @@ class Classified:
     origin: str
 
 
-def classified(data: Data, place: Place) -> tuple[Iterator[Classified], tuple[str, ...] | None]:
-    """Texts with their classes, and the names of these, if they are known.
+def classified(
+    data: Data, place: Place, position: Position | None = None
+) -> tuple[Iterator[Classified], tuple[str, ...] | None]:
+    """Texts with their classes, and the names of these, if they are known; position: as `Table.read`.
 
     Of the embedded text it is passages, and their classes are the half-centuries that they were spoken in.
 
@@ -93,7 +99,8 @@ def classified(data: Data, place: Place) -> tuple[Iterator[Classified], tuple[st
         return _passages(), None
     table = open_table(data, place)
     text, label = _two(table, (data.text, "data.text", TEXT), (data.label, "data.label", LABEL))
-    found = ((text_in(row, text, where), row[label]) for where, row in table.read(text, label))
+    rows = table.read(text, label, position=position)
+    found = ((text_in(row, text, where), row[label]) for where, row in rows)
     return (Classified(said, kind, said) for said, kind in found), table.classes(label)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop_lab.training.examples import Listed, Make, Shuffled
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.position import Position, in_chunks, one_by_one
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place, documents, training_place, validation_place
 
@@ -47,12 +47,13 @@ class Sides(Generic[T]):
     """Examples on two sides; of a stream those at its beginning.
 
     Attributes:
-        stream: reads the training examples of a stream, from a position on; None: there are no others than `train`.
+        stream: reads the training examples of a stream, from a position on, in chunks; None: there are no others than
+            `train`.
     """
 
     train: list[T]
     validation: list[T]
-    stream: Callable[[Position], Iterator[T]] | None = None
+    stream: Callable[[Position], Iterator[list[T]]] | None = None
 
     def kept(self, wanted: Callable[[T], bool]) -> Sides[T]:
         """Those that are wanted."""
@@ -60,7 +61,7 @@ class Sides(Generic[T]):
         return Sides(
             [x for x in self.train if wanted(x)],
             [x for x in self.validation if wanted(x)],
-            None if stream is None else lambda position: filter(wanted, stream(position)),
+            None if stream is None else lambda position: (list(filter(wanted, chunk)) for chunk in stream(position)),
         )
 
 
@@ -76,11 +77,10 @@ def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Calla
     place, other = training_place(data), validation_place(data)
     most = SAMPLE if data.streaming else None
 
-    def whole(position: Position) -> Iterator[T]:
-        left = None if data.limit is None else max(0, data.limit - position.documents)
-        return islice(read(place, position), left)
+    def whole(position: Position) -> Iterator[list[T]]:
+        return in_chunks(partial(read, place), position, data.limit)
 
-    first = list(islice(whole(Position()), most))
+    first = list(islice(chain.from_iterable(whole(Position())), most))
     if other is not None:
         rest = list(islice(islice(read(other, Position()), data.limit), most))
         if not first or not rest:
@@ -106,7 +106,7 @@ def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Calla
     return Sides(
         found.train,
         found.validation,
-        lambda position: (item for item in whole(position) if float(key(item)) >= least),
+        lambda position: ([x for x in chunk if float(key(x)) >= least] for chunk in whole(position)),
     )
 
 
@@ -148,4 +148,6 @@ def stretches(text: str, parts: int) -> Iterator[str]:
 
 def drawn_from(found: Sides[T], make: Make[T]) -> Any:
     """The training examples: listed, or drawn from their stream."""
-    return Listed(found.train, make) if found.stream is None else Shuffled(found.stream, make)
+    if found.stream is None:
+        return Listed(found.train, make)
+    return Shuffled(partial(one_by_one, found.stream), make, found.train[0])

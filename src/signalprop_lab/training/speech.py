@@ -18,6 +18,7 @@ from signalprop.data.batches import default_text, speech_features
 from signalprop.errors import InputError, require
 from signalprop.network.moments import FloatArray
 from signalprop_lab.training.pairs_and_labels import speech_columns
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import key_of
 from signalprop_lab.training.sources import Place, open_table, text_in
@@ -54,9 +55,9 @@ class Synthetic:
         return synthetic_frames(self.text, self.dim, key_of(self.text) % 2**32)
 
 
-def utterances(data: Data, place: Place) -> Iterator[Utterance]:
+def utterances(data: Data, place: Place, position: Position | None = None) -> Iterator[Utterance]:
     """The utterances of a source: a table of sounds and transcripts, a directory with such a table, or a set of
-    `datasets`. A path of a sound is from the table's directory; its suffix may be left out.
+    `datasets`. A path of a sound is from the table's directory; its suffix may be left out. position: as `Table.read`.
 
     Raises:
         InputError: nothing there, damaged, or without transcripts.
@@ -65,7 +66,7 @@ def utterances(data: Data, place: Place) -> Iterator[Utterance]:
     audio, text = speech_columns(data, table)
     path = Path(place.source)
     base = path if path.is_dir() else path.parent
-    for where, row in table.read(audio, text):
+    for where, row in table.read(audio, text, position=position):
         samples, rate = _samples_in(row[audio], base, where)
         yield Utterance(log_mel(resampled(samples, rate, data), data), text_in(row, text, where))
 

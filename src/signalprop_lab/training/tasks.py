@@ -31,7 +31,7 @@ from signalprop_lab.training.examples import (
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
 from signalprop_lab.training.pairs_and_labels import Classified, classified
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.position import Position, one_by_one
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
@@ -135,16 +135,17 @@ def _language_model(
 
     def windows(position: Position) -> Iterator[IntArray]:
         assert stream is not None
-        texts = (_joined([item], end).astype(np.int64) for item in stream(position))
+        texts = (_joined([item], end).astype(np.int64) for item in one_by_one(stream, position))
         for ids in chain([np.zeros(0, np.int64)], texts):  # first what an earlier run has left
             position.rest = np.concatenate([position.rest, ids])
             while position.rest.size >= width:
                 window, position.rest = position.rest[:width], position.rest[length:]
                 yield window
 
-    listed: Any = Listed(Windows(train, width, length), make)
+    own = Windows(train, width, length)
+    listed: Any = Listed(own, make)
     return Prepared(
-        train=listed if stream is None else Shuffled(windows, make),
+        train=listed if stream is None else Shuffled(windows, make, own[0]),
         validation=Fixed(Listed(Windows(validation, width, length), make)),
         facts={"vocab_size": len(tokenizer), "seq_len": length},
         pads={"tokens": pad_of(tokenizer), "labels": IGNORED},
@@ -241,7 +242,7 @@ class Patching:
 def _image_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = labelled_images(data, training_place(data))[1]
-    found = sides(data, lambda place, _: labelled_images(data, place)[0], lambda image: key_of(image.pixels.tobytes()))
+    found = sides(data, lambda *where: labelled_images(data, *where)[0], lambda image: key_of(image.pixels.tobytes()))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     mean, deviation = _statistics([x.pixels for x in found.train])
     make = partial(Patching, data, classes, mean, deviation)
@@ -306,7 +307,7 @@ class Classifying:
 def _sequence_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = classified(data, training_place(data))[1]
-    found = sides(data, lambda place, _: classified(data, place)[0], lambda item: key_of(item.origin))
+    found = sides(data, lambda *where: classified(data, *where)[0], lambda item: key_of(item.origin))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     tokenizer, items = tokenized(data, found, lambda item: item.text)
     make = Classifying(_frame_of_texts(tokenizer), data.seq_len, classes)

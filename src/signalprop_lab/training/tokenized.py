@@ -59,10 +59,11 @@ def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[
     tokenizer, ids = encoded(data, columns[: len(texts)], columns[len(texts) :])
     stream = found.stream
 
-    def read(position: Position) -> Iterator[tuple[T, Ids]]:
+    def read(position: Position) -> Iterator[list[tuple[T, Ids]]]:
         assert stream is not None
-        for x in stream(position):
-            yield x, tuple(ids_of(tokenizer, [text(x) for text in texts]))
+        for chunk in stream(position):
+            of_texts = [ids_of(tokenizer, [text(x) for x in chunk]) for text in texts]
+            yield list(zip(chunk, zip(*of_texts, strict=True), strict=True))
 
     parts = ids[: len(texts)], ids[len(texts) :]
     train, validation = (

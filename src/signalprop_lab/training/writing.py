@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -73,7 +74,7 @@ class Translating:
 
 def translation(recipe: Recipe) -> Prepared:
     data = recipe.data
-    found = sides(data, lambda place, _: pairs(data, place), lambda pair: key_of(pair.source))
+    found = sides(data, partial(pairs, data), lambda pair: key_of(pair.source))
     tokenizer, items = tokenized(data, found, lambda pair: pair.source, lambda pair: pair.target)
     writing = _writing(tokenizer)
     frame = frame_of(tokenizer)
@@ -150,11 +151,11 @@ def speech_to_text(recipe: Recipe) -> Prepared:
     if synthetic and longest_synthetic(most) < 2:
         raise InputError(f"data.seq_len is {data.seq_len}; synthetic speech needs at least {-(-12 // stride)}")
 
-    def read(place: Place, _: Position) -> Iterator[Any]:
+    def read(place: Place, position: Position) -> Iterator[Any]:
         if synthetic and place == training_place(data):
             texts = synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC)
             return (Synthetic(text, data.frame_dim) for text in texts)
-        return utterances(data, place)
+        return utterances(data, place, position)
 
     tokenizer, items = tokenized(data, sides(data, read, lambda item: key_of(item.text)), lambda item: item.text)
     writing = _writing(tokenizer)

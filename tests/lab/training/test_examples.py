@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signalprop_lab.training.examples import IGNORED, Example, Ordered, Streamed, as_batch, collate
+from signalprop.errors import InputError
+from signalprop_lab.training.examples import IGNORED, Example, Ordered, Streamed, ahead, as_batch, collate
 from signalprop_lab.training.position import Position
 
 PADS = {"tokens": 9, "keep": 0, "labels": IGNORED}
@@ -61,6 +63,33 @@ def test_another_seed_is_another_order() -> None:
 def test_streams_begin_anew_and_empty_ones_end() -> None:
     assert [x["tokens"].tolist() for x in Streamed(Counting(), 5, 7)] == [[7, 0], [7, 1], [7, 2], [10, 0], [10, 1]]
     assert list(Streamed(Empty(), 5, 7)) == []
+
+
+def test_what_comes_next_is_read_while_a_step_is_done() -> None:
+    second, ended = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        try:
+            for i in range(50):
+                if i == 1:
+                    second.set()
+                yield i
+            raise InputError("row 51 is damaged")
+        finally:
+            ended.set()
+
+    found = ahead(slow(), 3)
+    assert next(found) == 0
+    assert second.wait(20)  # nobody has asked for it yet
+    assert [next(found) for _ in range(49)] == list(range(1, 50))
+    with pytest.raises(InputError, match="row 51"):  # in the thread that trains
+        next(found)
+    ended.clear()
+    stopped = ahead(slow(), 3)
+    next(stopped)
+    stopped.close()  # a run that ends before its data leaves no thread that reads on
+    assert ended.wait(20)
+    assert list(ahead(iter(range(2)), 5)) == [0, 1]
 
 
 @given(lengths=st.lists(st.integers(1, 8), min_size=1, max_size=5))

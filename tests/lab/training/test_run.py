@@ -56,7 +56,7 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest() -> None:
     one = make_optimizer([{"params": both[i : i + 2], "use_muon": i == 0} | numbers for i in (0, 2)], recipe)
     two = [
         torch.optim.Muon(apart[:2], **numbers),
-        torch.optim.AdamW(apart[2:], betas=recipe.optimizer.betas, **numbers),
+        torch.optim.AdamW(apart[2:], betas=recipe.optimizer.betas, fused=True, **numbers),
     ]
     for _ in range(3):
         for optimizer, parameters in ((one, both), *((other, apart) for other in two)):

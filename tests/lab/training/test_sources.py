@@ -19,7 +19,7 @@ from signalprop.errors import InputError
 from signalprop_lab.training import sides as sides_module
 from signalprop_lab.training import sources
 from signalprop_lab.training.pairs_and_labels import Pair, classified, pairs
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.position import Position, one_by_one
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import document_sides, held_out, key_of, sides, stretches
 from signalprop_lab.training.sources import Place, is_hub_name, open_table, training_place
@@ -242,7 +242,7 @@ def test_streams_hold_out_the_same_documents_wherever_they_begin(
     found = document_sides(data)
     assert sorted(found.train + found.validation) == DOCUMENTS[:20]
     assert found.stream is not None
-    kept = list(found.stream(Position()))
+    kept = list(one_by_one(found.stream, Position()))
     assert set(found.train) == set(kept) & set(DOCUMENTS[:20])
     assert 20 < len(kept) < 40 and not set(found.validation) & set(kept)
 
@@ -251,15 +251,13 @@ def test_streams_hold_out_the_same_documents_wherever_they_begin(
 def test_sides_of_examples(streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides_module, "SAMPLE", 25)
     data = Data(source="here", validation=0.3, streaming=streaming)
-    found = sides(
-        data, lambda _, position: iter([*range(50), *range(50)][position.documents :]), lambda i: key_of(str(i))
-    )
+    found = sides(data, lambda *_: iter([*range(50), *range(50)]), lambda i: key_of(str(i)))
     assert not set(found.train) & set(found.validation)
     assert len(found.train) + len(found.validation) == (25 if streaming else 100)
     if streaming:
         assert found.stream is not None
-        assert not set(found.stream(Position())) & set(found.validation)
-        assert set(found.train) < set(found.stream(Position()))
+        assert not set(one_by_one(found.stream, Position())) & set(found.validation)
+        assert set(found.train) < set(one_by_one(found.stream, Position()))
     else:
         assert len(set(found.validation)) == 15
 

@@ -25,6 +25,7 @@ from signalprop.data.batches import image_batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop_lab.training import examples, tasks
+from signalprop_lab.training import position as position_module
 from signalprop_lab.training import tokenized as tokenized_module
 from signalprop_lab.training.examples import (
     IGNORED,
@@ -190,25 +191,35 @@ def test_pretrained_tokenizers(corpus: Path, cache: Path, tmp_path: Path) -> Non
         prepare(recipe("masked-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
 
 
-@pytest.mark.parametrize(("source", "task"), [("a.jsonl", "masked-lm"), ("texts", "causal-lm"), ("a.tsv", "causal-lm")])
+STREAMS = [
+    ("a.jsonl", "masked-lm"), ("texts", "causal-lm"), ("a.tsv", "causal-lm"), ("pairs.tsv", "translation"),
+    ("a.jsonl", "sequence-classification"), ("saved", "image-classification"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "task"), STREAMS)
 def test_a_stream_goes_on_where_it_was(
-    source: str, task: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, task: str, cache: Path, tmp_path: Path, translations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examples, "BUFFER", 16)
+    monkeypatch.setattr(position_module, "TOGETHER", 3)
     texts = documents_of(40)
-    lines(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    lines(tmp_path / "a.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(texts)])
+    write_saved(tmp_path, pictures(40), np.arange(40) % 3)
+    (tmp_path / "pairs.tsv").write_bytes(translations.read_bytes())
     (tmp_path / "a.tsv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
     (tmp_path / "texts").mkdir()
     for i, text in enumerate(texts):
         (tmp_path / "texts" / f"{i:02d}.txt").write_text(text)
-    settings = {"source": tmp_path / source, "tokenizer": BYTES, "seq_len": 64, "validation": 0.2, "limit": 35}
-    prepared = prepare(recipe(task, cache, streaming=True, **settings))
+    settings = {"source": tmp_path / source, "tokenizer": BYTES, "seq_len": 70, "validation": 0.2, "limit": 35}
+    shape = ENCODER_DECODER if task == "translation" else None
+    prepared = prepare(recipe(task, cache, shape, streaming=True, image_size=8, **settings))
     once = len(list(prepared.train.examples(0)))  # type: ignore[union-attr]
     n = 2 * once
     whole = Streamed(prepared.train, n, 0, every=1)  # type: ignore[arg-type]
     expected, kept = [], {}
     for i, one in enumerate(whole, 1):
-        expected.append(one["labels"].tolist())
+        expected.append(content(one))
         kept[i] = whole.position(i)
     assert whole.position(1) is None  # long ago
     tokenized: list[int] = []
@@ -217,13 +228,16 @@ def test_a_stream_goes_on_where_it_was(
         there = kept[at]
         assert there is not None
         again = Streamed(prepared.train, n, 0)  # type: ignore[arg-type]
-        values, ids = json.loads(json.dumps(there.values())), there.arrays()
-        again.begins = Position(**values, rest=ids["rest"], waiting=list(ids["waiting"]))
+        again.begins = Position.restored(json.loads(json.dumps(there.values())), there.arrays())
         tokenized.clear()
-        began = iter(again)
-        assert next(began)["labels"].tolist() == expected[at]
-        assert at == once or len(tokenized) <= 2  # the documents before it are not tokenized again
-        assert [one["labels"].tolist() for one in began] == expected[at + 1 :]
+        began = again._read()
+        assert content(next(began)[0]) == expected[at]
+        assert at == once or len(tokenized) <= 4  # the documents before it are not tokenized again
+        assert [content(one) for one, _, _ in began] == expected[at + 1 :]
+
+
+def content(one: Example) -> list[Any]:
+    return [(name, one[name].tolist()) for name in sorted(one)]
 
 
 def test_too_little_text(tmp_path: Path, cache: Path) -> None:
