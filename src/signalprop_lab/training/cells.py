@@ -51,6 +51,12 @@ class Summary:
         return [state_of(row) for row in self.rows]
 
     @property
+    def told(self) -> list[str]:
+        """The states, those on the plateau with the steps that were not enough."""
+        words = zip(self.states, self.rows, strict=True)
+        return [f"{state} after {row['steps']} steps" if state == PLATEAU else state for state, row in words]
+
+    @property
     def failed(self) -> bool:
         """Whether a run has no score."""
         return len(self.scores) < len(self.rows)
@@ -157,13 +163,13 @@ def number(value: float, sign: str = "") -> str:
 
 def counted(item: Summary) -> str:
     """How many runs of a cell did what."""
-    counts = Counter(item.states)
+    counts = Counter(item.told)
     return ", ".join(f"{n} of {len(item.rows)} {state}" for state, n in counts.items())
 
 
 def result_text(item: Summary) -> str:
     """A cell's mean and standard error over its seeds, and what went wrong."""
-    bad = Counter(state for state in item.states if state != "trained")
+    bad = Counter(state for state in item.told if state != "trained")
     words = [state if n == len(item.rows) else f"{n} of {len(item.rows)} {state}" for state, n in bad.items()]
     if not item.scores:
         return ", ".join(words) or "-"

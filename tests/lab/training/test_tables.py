@@ -226,7 +226,8 @@ def test_what_trains_and_what_does_not() -> None:
     assert kinds(losses, [{"fails": [n]} for n in names]) == [CONTRADICTED, CONTRADICTED, CONFIRMED, CONTRADICTED]
     assert kinds(losses, [{"trains": [ONE, TWO]}]) == [CONTRADICTED]
     text = results_table(stored(losses))
-    for word in ("1 of 2 on the plateau", "diverged, 1 of 2 on the plateau", "1 of 2 diverged"):
+    stays = "1 of 2 on the plateau after 12 steps"
+    for word in (stays, f"diverged, {stays}", "1 of 2 diverged"):
         assert word.replace("diverged, ", "1 of 2 diverged, ") in text
 
 
@@ -303,6 +304,15 @@ def test_the_page_has_it_all(tuned) -> None:
     assert f"{FOUR}: no run trains: **confirmed** ({FOUR}: 2 of 2 diverged)" in text
     assert "None" not in text and "nan" not in text
     assert "1 pruned" in text
+
+
+def test_the_page_says_which_code_ran() -> None:
+    store = stored({ONE: [2.0, 2.1], TWO: [1.0, 1.1]})
+    assert "Revision of signalprop: 0123456789.\n" in page(store)
+    for row, revision in zip(store["rows"], ("0123456789abcdef-dirty", None), strict=False):
+        row["revision"] = revision
+    said = " ".join(page(store).split())
+    assert "0123456789 (2 runs), 0123456789 with changes (1 runs), not known (1 runs)." in said
 
 
 def test_csv_and_parquet_hold_every_run(tuned) -> None:
