@@ -186,6 +186,22 @@ def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> 
     assert worse == NONE and "0.01, the best of plain / 8, is the outermost that was tried" in told
 
 
+@pytest.mark.parametrize(("plain", "kind"), [((2.2, 2.1, 2.0), NONE), ((2.2, 2.0, 2.1), CONFIRMED)])
+def test_an_outermost_warm_up_is_not_tuned_either(plain, kind) -> None:
+    warm_ups = {label: {"schedule.warmup": int(label)} for label in ("1", "2", "4")}
+    axes = {"method": SWEEP["axes"]["method"], "warm-up": warm_ups}
+    sweep = sweep_of(axes=axes, best_of=["warm-up"], verdict=[{"less": ["scaled", "plain"]}])
+    losses = {"plain": plain, "scaled": (1.7, 1.5, 1.6)}
+    entries = [
+        entry(sweep, f"{method} / {label}", seed, loss + seed / 100)
+        for method, row in losses.items()
+        for label, loss in zip(warm_ups, row, strict=True)
+        for seed in ((0, 1) if loss == min(row) else (0,))
+    ]
+    _, found, told = verdicts(store_of(grid_of(sweep, BASE), entries))[0]
+    assert found == kind and ("warm-up 4, the best of plain, is the outermost" in told) == (kind == NONE)
+
+
 def test_two_seeds_that_agree_by_chance_prove_nothing() -> None:
     wide = {THREE: [3.0, 3.4], FOUR: [2.4, 2.0]}
     close = {ONE: [2.5, 2.51], TWO: [2.6, 2.61]}
