@@ -43,9 +43,9 @@ def predict(
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
-            (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, class
-            tokens; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder
-            without real ids on a grid of positions, `kernel` all of them.
+            (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, classifiers,
+            images; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder without
+            real ids on a grid of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
             (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
 
@@ -164,7 +164,7 @@ _LONG = 25_000_000  # up to which they take seconds
 def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
     """The cheapest fidelity that is right for an architecture, and why."""
     a = parametrization.architecture
-    single = parametrization.skip.ndim == 1
+    single, pairs = parametrization.skip.ndim == 1, parametrization.n_sublayers * a.seq_len**2
     if is_shaped(parametrization) and a.kind == "encoder-decoder":
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
     if is_shaped(parametrization) and single and not a.causal:
@@ -174,12 +174,17 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             return "moments", f"fidelity moments: beyond {kind.longest} tokens; {kind.beyond}"
     if a.causal and single:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
-    if a.kind == "encoder" and a.head == "classes" and a.class_token and single:
-        return "kernel", "fidelity kernel: the class token carries the whole gradient, so positions differ"
+    if a.kind == "encoder" and a.head == "classes" and single and (a.class_token or pairs <= _LONG):
+        return (
+            "kernel",
+            "fidelity kernel: the token that the classes are read from carries the whole gradient, so positions differ",
+        )
+    if a.kind == "encoder" and single and inputs.kind == "patches" and inputs.second_moments is not None:
+        return "kernel", "fidelity kernel: images differ in contrast, and norms divide each by its own"
     if a.kind == "encoder" and single and has_window(a):
         return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
-    shallow = single and parametrization.n_sublayers * a.seq_len**2 <= _CHEAP
+    shallow = single and pairs <= _CHEAP
     if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
         return "kernel", "fidelity kernel: in a shallow stack it matters which tokens are equal"
     if a.causal:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.kernels.attention import TokenAttention, rotation, row_moments
+from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import rotation, row_moments
 from signalprop.theory.softmax import exact_softmax_moments
 
 

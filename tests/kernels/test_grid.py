@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signalprop.data.batches import default_statistics
-from signalprop.kernels.attention import TokenAttention, rotation
+from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.grid import Grid, GridAttention, grid_for, grid_of
+from signalprop.kernels.rows import rotation
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_tokens

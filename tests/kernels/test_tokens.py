@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.data.batches import text_batch
+from signalprop.data.batches import default_batch, text_batch
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.ends import sequences
 from signalprop.kernels.tokens import predict_token_kernels
@@ -17,6 +17,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, from_tokens, zipf
 from signalprop.network.kinds import kind_named
+from signalprop.prediction import predict
 from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
 
@@ -134,3 +135,23 @@ def test_the_tables_of_duals_are_exact_to_eleven_and_six_digits() -> None:
         np.testing.assert_allclose(q, exact.covariance_moment, atol=1e-11 * float(top.second_moment))
         slope = slope_of_kernel(name, 1.2345678, r)
         np.testing.assert_allclose(slope, exact.slope_moment, atol=2e-6 * float(top.slope_second_moment))
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_classifier_sends_its_gradient_to_the_position_that_it_reads(kind: Any) -> None:
+    fields = {
+        "n_layers": 4,
+        "d_model": 128,
+        "vocab_size": 200,
+        "seq_len": 32,
+        "n_classes": 10,
+        "tied_embeddings": False,
+    }
+    a = Architecture(kind=kind, head="classes", **fields)
+    batch = default_batch(a, batch_size=2)
+    p = scheme("xavier")(a)
+    predicted, measured = predict(p, batch.statistics(a)), simulate(p, batch=batch, n_seeds=12)
+    assert predicted.fidelity == "kernel" and predicted.gradient is not None and measured.gradient is not None
+    found = measured.gradient["stream_in"]
+    assert found.variance_se is not None
+    assert abs(np.log(predicted.gradient["stream_in"].variance / found.variance)[0]) < 3 * found.variance_se[0] < 0.25

@@ -20,10 +20,11 @@ from signalprop.errors import InputError
 from signalprop.kernels.ends import input_kernel
 from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa
 from signalprop.kernels.inputs import checked_kernel, load_kernel, sampled_tokens
+from signalprop.kernels.series import distances, effective_rank, lag_cosine
 from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.state import normalised
 from signalprop.kernels.tokens import predict_token_kernels
-from signalprop.kernels.trace import attention_only, distances, effective_rank, lag_cosine, trace
+from signalprop.kernels.trace import attention_only, trace
 from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_plots, kernel_tables
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.errors import InputError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     from signalprop.errors import InputError
 
     kept = ("*.safetensors", "*.gguf", "*.bin")
-    file = opt.is_gguf(str(directory))
+    file = sources.is_gguf(str(directory))
     weights = file or not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
     if file and meta:
         raise InputError("--meta reads a config.json, which a .gguf file does not have; leave it out")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from signalprop.cli import checkpoints, output
+from signalprop.cli import checkpoints, output, sources
 from signalprop.cli import options as opt
 
 SCHEMA = "signalprop/apply/1"
@@ -51,7 +51,7 @@ def apply(
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
-    wanted = opt.scheme_or_table(scheme, option)
+    wanted = sources.scheme_or_table(scheme, option)
     place = opt.usable(device)
     from signalprop import repair as surgery
     from signalprop.repair.record import the_record

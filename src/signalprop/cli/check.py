@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
@@ -42,7 +42,7 @@ def check(
     from signalprop.repair.check_table import check_table
 
     output.check_outputs(json_file)
-    wanted = opt.scheme_or_table(scheme, option)
+    wanted = sources.scheme_or_table(scheme, option)
     require("torch", "models")
     from signalprop.repair.checks import check as checked
 
@@ -71,7 +71,7 @@ def _directory(source: str, config_only: bool) -> Path:
     from signalprop.files.checkpoint_loading import fetched
     from signalprop.network.presets import preset_instead
 
-    if opt.is_directory(source) or not _HUB_NAME.fullmatch(source):
+    if sources.is_directory(source) or not _HUB_NAME.fullmatch(source):
         return Path(source)
     files = ["config.json"] if config_only else ["*.json", "*.safetensors"]
     try:

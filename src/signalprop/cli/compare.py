@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.data.batches import LONGEST
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def compare(
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
     given: Mapping | None = None
-    if (opt.is_directory(arch) or opt.is_gguf(arch)) and scheme in (None, "as-is"):
+    if (sources.is_directory(arch) or sources.is_gguf(arch)) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)
@@ -88,7 +88,7 @@ def compare(
         what = "scheme as-is" if scheme == "as-is" else "--mapping"
         raise InputError(f"{what} needs a Hugging Face directory, as it is")
     else:
-        subject = opt.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
+        subject = sources.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
         place = opt.usable(device)
         built.append((subject.scheme, subject))
         found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]

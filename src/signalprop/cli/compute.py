@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 
 SCHEMA = "signalprop/compute/1"
 
@@ -35,7 +35,7 @@ def compute(
     from signalprop.results.text import text_table
 
     output.check_outputs(json_file)
-    architecture = opt.read_architecture(arch, changed)
+    architecture = sources.read_architecture(arch, changed)
     parameters = count_parameters(architecture)
     active = active_parameters(architecture)
     flops = train_flops(architecture, batch_size, steps, output_fraction)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 
 
 @opt.of_a_network("layers", "seq_len", "vocab_size")
@@ -50,7 +50,7 @@ def coordinates(
     if optimizer not in ("adamw", "muon", "sgd"):
         raise InputError(f"--optimizer {optimizer!r:.40} is not known; choose adamw, muon or sgd")
     known: Any = optimizer
-    tables = [opt.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
+    tables = [sources.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
     require("torch", "models")
     place = opt.usable(device)
     from signalprop.data.batches import default_batch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def equivalent(
             "equivalent takes two networks: give OTHER, or two schemes as in --scheme running-mean,peri-ln"
         )
     one, two = (
-        opt.parametrization(source, changed, name, None)
+        sources.parametrization(source, changed, name, None)
         for source, name in ((arch, schemes[0]), (other or arch, schemes[-1]))
     )
     found = compared(one, two)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 
 
 @opt.of_a_network("seq_len", "norm", "vocab_size")
@@ -55,7 +55,7 @@ def frontier(
     depths = opt.several_numbers(layers, "--layers", "a number of layers", "12, or 12,48") or []
     wide: Sequence[int | None] = opt.several_numbers(widths, "--widths", "a width", "256, or 256,1024") or [None]
     tables = [
-        opt.parametrization(arch, changed | opt.changes(None, layers=n, d_model=d), name, option)
+        sources.parametrization(arch, changed | opt.changes(None, layers=n, d_model=d), name, option)
         for name in schemes
         for d in wide
         for n in depths

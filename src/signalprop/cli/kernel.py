@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.errors import InputError
 from signalprop.files.storage import write_bytes
 
@@ -214,7 +214,7 @@ def _network(config: _Config, changed: dict[str, Any]) -> Parametrization:
     known = {item.name for item in fields(SCHEMES[config.scheme])} if config.scheme in SCHEMES else set()
     options = [pair for pair in config.pairs if pair.partition("=")[0] in known]
     own = opt.changes_in_words(opt.pairs([pair for pair in config.pairs if pair not in options], "CONFIG"))
-    return opt.parametrization(config.arch, changed | own, config.scheme, options, longest=LONGEST)
+    return sources.parametrization(config.arch, changed | own, config.scheme, options, longest=LONGEST)
 
 
 def _gallery(changed: dict[str, Any], read: _Input) -> dict[str, Parametrization]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.cli.options import lengths
+from signalprop.cli.sources import lengths
 from signalprop.data.audio import check_reads_audio, with_audio
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of

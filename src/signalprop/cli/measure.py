@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.data.batches import LONGEST
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def measure(
     from signalprop.studies import with_gradient
 
     output.check_outputs(json_file, plot)
-    directory = Path(model) if opt.is_directory(model) or opt.is_gguf(model) else None
+    directory = Path(model) if sources.is_directory(model) or sources.is_gguf(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
     if directory is None and (random_init or mapping or inside):
         name = "--random-init" if random_init else "--mapping" if mapping else "--inside"
         raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
-    p = None if directory else opt.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
+    p = None if directory else sources.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
     require("torch", "models")
     place = opt.usable(device)
     import torch

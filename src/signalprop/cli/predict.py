@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.errors import InputError
 
 _LONG = 3  # seconds from which a prediction says beforehand how long it takes
@@ -69,7 +69,7 @@ def predict(
     if len(schemes) > 1 and option:
         raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, schemes))}")
     tables = [  # all of them first: what is refused is refused before the long work
-        opt.parametrization(arch, changed | opt.changes(None, layers=n), name, option, qk_scale)
+        sources.parametrization(arch, changed | opt.changes(None, layers=n), name, option, qk_scale)
         for name in schemes
         for n in depths
     ]

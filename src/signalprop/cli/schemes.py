@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from signalprop.cli import options as opt
-from signalprop.cli import output
+from signalprop.cli import output, sources
 from signalprop.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def schemes(
             raise InputError("--option needs the NAME of a scheme")
         everything = {key: _describe(cls) for key, cls in sorted(SCHEMES.items())}
         if architecture is not None:
-            _predict_all(everything, opt.read_architecture(architecture, changed))
+            _predict_all(everything, sources.read_architecture(architecture, changed))
         listed = _listed if architecture is None else _compared
         output.deliver(
             json_file, lambda: {"schema": SCHEMA, "schemes": everything}, lambda: output.echo(listed(everything))
@@ -68,7 +68,7 @@ def _show_table(
     """The scheme's table (as JSON a parametrization), and under the text what theory predicts."""
     from signalprop.prediction import predict
 
-    table = opt.parametrization(architecture, changed, name, option)
+    table = sources.parametrization(architecture, changed, name, option)
 
     def show() -> None:
         output.echo_profile(predict(table), lambda **_: str(table))

@@ -40,7 +40,7 @@ class Batch:
         tokens: token ids. patches: numbers (batch, patches, patch_dim). frames: numbers (batch, frames, frame_dim), as
             a feature extractor gives them. One of the three; the others are None.
         targets: ids that the loss asks for, -1 where a position carries none; class ids (batch,) with a class head,
-            which reads the first position.
+            which reads the first position, in a decoder the last real one.
         segments: segment ids; None: all tokens are in one segment, as models take it.
         keep: True at real tokens, False at padding; None: no padding. Frames have none.
         decoder_tokens: the decoder's input in an encoder-decoder; targets then belong to the decoder.

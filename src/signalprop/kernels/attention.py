@@ -10,65 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
+from signalprop.kernels.rows import POLYNOMIAL, SHARES, held, row_moments
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention import overlaps
 from signalprop.theory.attention_variants import kept
-from signalprop.theory.softmax import softmax_moments
-
-_NODES = 20
-# Shares c / s at which ln(n P(c)) of a row is known, and what makes the polynomial of degree 4 through them and (0, 0).
-_SHARES = np.arange(1, 5) / 4
-_POLYNOMIAL = np.linalg.inv(_SHARES[:, None] ** np.arange(1, 5))
-
-
-@lru_cache(maxsize=32)
-def _nodes(length: int) -> FloatArray:
-    """Log-spaced row lengths up to `length`."""
-    return np.unique(np.round(np.geomspace(1, length, _NODES)))
-
-
-def row_moments(score_variance: FloatArray, row_length: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(P_i, J_i): E sum_j A_ij^2 and E |diag A - A A^T|^2 of row i, which sees n_i keys with score variance s_i.
-
-    Exact integrals at about 20 row lengths; n P and n J are taken as linear in ln n in between (error below 1 % for s
-    <= 1).
-    """
-    nodes = np.unique(row_length) if np.ptp(row_length) == 0 else _nodes(int(row_length.max()))
-    second, jacobian = np.zeros(len(row_length)), np.zeros(len(row_length))
-    upper = np.clip(np.searchsorted(nodes, row_length), 1, max(len(nodes) - 1, 1))
-    if len(nodes) == 1:
-        share = np.zeros(len(row_length))
-    else:
-        share = np.log(row_length / nodes[upper - 1]) / np.log(nodes[upper] / nodes[upper - 1])
-    for k, n in enumerate(nodes):
-        weight = np.where(upper == k, share, 0.0) + np.where(upper == k + 1, 1 - share, 0.0)
-        where = np.flatnonzero(weight)
-        moments = softmax_moments(score_variance[where], int(n))
-        second[where] += weight[where] * n * np.asarray(moments.second)
-        jacobian[where] += weight[where] * n * np.asarray(moments.jacobian)
-    return np.minimum(second / row_length, 1.0), jacobian / row_length
-
-
-@lru_cache(maxsize=8)
-def rotation(length: int, d_head: int, base: float, fraction: float, causal: bool) -> tuple[FloatArray, FloatArray]:
-    """Rotary positions: (rho, omega), rho[D] = mean cosine of the angles between positions D apart, and
-    omega[i] = the share of a common key vector's score that row i keeps (mean of rho over pairs of its keys)."""
-    rotated = 2 * round(fraction * d_head / 2)
-    theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
-    lag = np.arange(length)
-    share = rotated / d_head
-    rho = 1 - share + share * sum((np.cos(lag * f) for f in theta), np.zeros(length)) / max(len(theta), 1)
-    n = np.arange(1, length + 1, dtype=np.float64)
-    # over the pairs of a row of n keys: (n rho_0 + 2 sum_D (n - D) rho_D) / n^2
-    omega = (2 * (n * np.cumsum(rho) - np.cumsum(rho * lag)) - n * rho[0]) / n**2
-    return rho, omega if causal else np.full(length, omega[-1])
 
 
 class _Kernel(NamedTuple):
@@ -291,17 +242,8 @@ class TokenAttention:
 
     @cached_property
     def _means(self) -> tuple[FloatArray, FloatArray]:
+        """(M S, M S M^T)."""
         return self._sums(self.kernel, self._own)
-
-    @property
-    def _mean(self) -> FloatArray:
-        """M S."""
-        return self._means[0]
-
-    @property
-    def _double_mean(self) -> FloatArray:
-        """M S M^T."""
-        return self._means[1]
 
     @cached_property
     def _mean_square(self) -> FloatArray:
@@ -313,7 +255,7 @@ class TokenAttention:
 
         `values`: of their kernel.
         """
-        kernel, mean, double_mean = self._of_values[:3] if values else (self.kernel, self._mean, self._double_mean)
+        kernel, mean, double_mean = self._of_values[:3] if values else (self.kernel, *self._means)
         over_second = self._over_queries(h, 1)
         first = kernel * self._over_queries(over_second, 0)
         mixed = self._over_queries(mean * over_second, 0)
@@ -327,7 +269,7 @@ class TokenAttention:
     def _of_values(self) -> _Kernel:
         """What is averaged."""
         if self.values is None:
-            return _Kernel(self.kernel, self._mean, self._double_mean, self._own, self._mean_square, self._spread)
+            return _Kernel(self.kernel, *self._means, self._own, self._mean_square, self._spread)
         own = self._value_own(self.values)
         mean, double_mean = self._sums(self.values, own)
         square = self._mean_over_keys(own)
@@ -338,7 +280,7 @@ class TokenAttention:
     @cached_property
     def _spread(self) -> FloatArray:
         """Per row, how far its keys lie apart: the unbiased 1 - r of equal tokens."""
-        return self._apart(self._mean_square, self._double_mean)
+        return self._apart(self._mean_square, self._means[1])
 
     def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
         n = self._row_length
@@ -361,8 +303,8 @@ class TokenAttention:
 
     @cached_property
     def _shared_rows(self) -> tuple[FloatArray, FloatArray]:
-        """P and J of every row at the shares _SHARES of its score variance, (4, T) each."""
-        variance = np.multiply.outer(_SHARES, self._row_score_variance)
+        """P and J of every row at the shares SHARES of its score variance, (4, T) each."""
+        variance = np.multiply.outer(SHARES, self._row_score_variance)
         length = np.broadcast_to(self._row_length, variance.shape)
         second, jacobian = row_moments(variance.ravel(), length.ravel())
         return second.reshape(variance.shape), jacobian.reshape(variance.shape)
@@ -398,7 +340,7 @@ class TokenAttention:
         c = np.minimum(self._pair_scores * own, scores)
         share = np.maximum(c, 0.0) / np.maximum(scores, 1e-300)
         log_shared = np.zeros(c.shape)
-        for coefficient in (_POLYNOMIAL @ logs)[::-1]:
+        for coefficient in (POLYNOMIAL @ logs)[::-1]:
             log_shared += self._of_pair(coefficient)
             log_shared *= share
         log_shared += np.minimum(c, 0.0)
@@ -455,64 +397,3 @@ class TokenAttention:
         means = self._of_values.mean - np.diagonal(self._of_values.double_mean)[:, None]
         turned = self._turned_means[0] - self._turned_means[1][:, None]
         return np.asarray(np.maximum(self._sum_of_seen(means * turned) / self._row_length, 0.0))
-
-
-def held(kernel: FloatArray) -> FloatArray:
-    """A kernel whose diagonal is not negative: scores beyond what the expansion holds for can make it so."""
-    own = np.diagonal(kernel)
-    if own.min() >= 0:
-        return kernel
-    root = np.sqrt(np.maximum(own, 0.0))
-    most = np.outer(root, root)
-    return np.asarray(np.clip(kernel, -most, most))
-
-
-@dataclass(frozen=True)
-class ShapedAttention:
-    """What an attention with given matrices does to kernels: K -> mean over heads of A_h K A_h^T (SPA section 2).
-
-    Units as in `TokenAttention`. Exact for infinite width at zero scores (a query or key matrix of zeros); scores of
-    other weights are left out.
-
-    Attributes:
-        kernel: of what the values are made of, (T, T). shapes: the matrices, one per kind of head.
-        dropout: on attention weights. value_skip, gain: the heads output value_skip V + gain A V.
-    """
-
-    kernel: FloatArray
-    shapes: tuple[AttentionShape, ...]
-    dropout: float = 0.0
-    value_skip: float = 0.0
-    gain: float = 1.0
-
-    def forward(self) -> FloatArray:
-        """Kernel of the heads' output."""
-        k, heads = self.kernel, len(self.shapes)
-        out = self.gain**2 / heads * sum((kernel_step(shape, k) for shape in self.shapes), np.zeros_like(k))
-        if self.value_skip:
-            mixed = sum((shape.apply(k) for shape in self.shapes), np.zeros_like(k)) / heads
-            out = out + self.value_skip**2 * k + self.value_skip * self.gain * (mixed + mixed.T)
-        if self.dropout:
-            own = self._squares() @ np.diagonal(k)
-            np.fill_diagonal(out, np.diagonal(out) + self._dropped() * own)
-        return np.asarray(out)
-
-    def backward(self, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at the input from the one at the heads' output: values only, scores send nothing at zero."""
-        g, heads = gradient, len(self.shapes)
-        out = self.gain**2 / heads * sum((gradient_step(shape, g) for shape in self.shapes), np.zeros_like(g))
-        if self.value_skip:
-            mixed = sum((shape.apply_transposed(g) for shape in self.shapes), np.zeros_like(g)) / heads
-            out = out + self.value_skip**2 * g + self.value_skip * self.gain * (mixed + mixed.T)
-        if self.dropout:
-            own = np.diagonal(g) @ self._squares()
-            np.fill_diagonal(out, np.diagonal(out) + self._dropped() * own)
-        return np.asarray(out)
-
-    def _dropped(self) -> float:
-        return float(self.gain**2 * self.dropout / (1 - self.dropout))
-
-    def _squares(self) -> FloatArray:
-        """A^2 entry by entry, averaged over heads, (T, T)."""
-        n = len(self.kernel)
-        return np.asarray(sum((s.matrix(n) ** 2 for s in self.shapes), np.zeros((n, n))) / len(self.shapes))

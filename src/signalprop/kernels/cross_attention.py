@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from signalprop.kernels.attention import TokenAttention, held
+from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import held
 from signalprop.network.moments import FloatArray
 
 
@@ -43,7 +44,8 @@ class TokenCrossAttention(TokenAttention):
         # values and keys: of two queries, of one query at one key, and of one query at two keys
         pairs = gradient / n**2
         np.fill_diagonal(pairs, 0.0)
-        centred = self.kernel - self._mean - self._mean.T + self._double_mean
+        mean, double_mean = self._means
+        centred = self.kernel - mean - mean.T + double_mean
         to_keys = pairs.sum() + float((pairs * sum(self._bracket_weights)).sum()) * centred
         keys = jacobian * self.qk * (self._asks_own + self.query_bias) * value_spread
         on = np.diagonal(to_keys) + (own * (second / keep + keys)).sum() / n

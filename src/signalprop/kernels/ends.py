@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
+from signalprop.kernels.grid import Grid
 from signalprop.kernels.state import State
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import InputStatistics, IntArray, collision_probability
+from signalprop.network.inputs import InputStatistics, IntArray, collision_probability, evenly_spaced
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.embedding import embed
@@ -26,8 +27,11 @@ def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list
 
     Statistics without real ids are those of every sequence. Of more than 4 sequences (2 of more than 512 tokens) those
     are taken that stand evenly spaced in the order of their token correlation, and the note says so; sequences without
-    loss are left out where others have some.
+    loss are left out where others have some. Images are followed one by one where each has second moments.
     """
+    if has_images(inputs):
+        followed = images(inputs)
+        return [(one, None) for one in followed], f"token kernels of {len(followed)} images, one by one"
     if not _has_ids(inputs, architecture.seq_len):
         return [(inputs, None)], ""
     rows, note = _chosen(inputs)
@@ -47,6 +51,16 @@ def sequences_of_both(
     return [(_one(inputs, row) if aligned else (inputs, None), _one(decoder, row)) for row in rows], note
 
 
+def has_images(inputs: InputStatistics) -> bool:
+    """Whether there are second moments of single images."""
+    return inputs.kind == "patches" and inputs.second_moments is not None and inputs.second_moments.ndim == 3
+
+
+def images(inputs: InputStatistics) -> list[InputStatistics]:
+    """The statistics of every image by itself, where `has_images`."""
+    return [replace(inputs, second_moments=one) for one in np.asarray(inputs.second_moments)]
+
+
 def _has_ids(inputs: InputStatistics, length: int) -> bool:
     return inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == length
 
@@ -61,9 +75,8 @@ def _chosen(inputs: InputStatistics) -> tuple[list[int], str]:
     if len(rows) <= most:
         return rows.tolist(), ""
     alike = [collision_probability(x[row]) for row in rows]
-    middles = (np.arange(most) + 0.5) * len(rows) / most
     note = f"token kernels of {most} of the {len(rows)} sequences, evenly spaced by their token correlation"
-    return rows[np.argsort(alike, kind="stable")][middles.astype(np.int64)].tolist(), note
+    return rows[evenly_spaced(alike, most)].tolist(), note
 
 
 def _one(inputs: InputStatistics, row: int) -> Sequence:
@@ -141,17 +154,21 @@ def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArr
 
 
 def top_kernel(
-    parametrization: Parametrization, inputs: InputStatistics, last: State, log_token_share: float
+    parametrization: Parametrization,
+    inputs: InputStatistics,
+    last: State,
+    log_token_share: float,
+    grid: Grid | None = None,
 ) -> tuple[FloatArray, FloatArray]:
     """Kernel of the gradient that cross-entropy sends to the head's input, in units of d times a head weight's
     variance; and of what is orthogonal to the stream, all that a post-norm after the last sublayer sends back.
 
     Positions i and j share what equal targets and overlapping softmax outputs give (`signalprop.theory.head`); real ids
-    enter position by position. Position 0 alone where a class token is read.
+    enter position by position. Of a class head, the position alone that it reads.
     """
     p, a, t = parametrization, parametrization.architecture, len(last.kernel)
-    if a.head == "classes" and a.class_token:
-        kernel = np.outer(np.arange(t) == 0, np.arange(t) == 0).astype(np.float64)
+    if a.head == "classes":
+        kernel = np.diag(_answering(a, t, inputs, grid))
         return kernel, kernel
     if a.head == "none" or inputs.kind == "stream":
         f = inputs.loss_fraction
@@ -187,6 +204,18 @@ def top_kernel(
     projects = a.has_final_norm and not a.squash
     kernel = kernel_of(projects)
     return kernel, kernel if projects else kernel_of(True)
+
+
+def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:
+    """The share of class heads that read each of t rows of a kernel: the first, in decoders the last real one."""
+    if a.kind == "encoder":
+        return np.asarray(np.arange(t) == 0, dtype=np.float64)
+    if grid is not None:  # the last node stands for several positions
+        return np.asarray(np.tile(np.arange(t // 2) == t // 2 - 1, 2) / grid.weights[-1])
+    if inputs.tokens is None or inputs.tokens.shape[1] != t:
+        return np.asarray(np.arange(t) == t - 1, dtype=np.float64)
+    lasts = (inputs.tokens >= 0).cumsum(1).argmax(1)
+    return np.asarray(np.bincount(lasts, minlength=t) / len(lasts))
 
 
 def _coincidences(left: IntArray, right: IntArray) -> FloatArray:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.attention import TokenAttention, held
+from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import held
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import PLACEMENTS
@@ -242,7 +243,7 @@ class GridAttention(TokenAttention):
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
-        kernel, own, double_mean = self.kernel, self.own, self._double_mean
+        kernel, own, double_mean = self.kernel, self.own, self._means[1]
         if not value:
             kernel, _, double_mean, own, *_ = self._of_values
         e = own - np.diagonal(kernel)

@@ -109,7 +109,7 @@ class BackOfStreams(Back):
     """The way back over a stretch of sublayers of a `StackOfStreams`."""
 
     def __init__(
-        self, stack: StackOfStreams, across: FloatArray, meet: Callable[[int, State, State], None] | None = None
+        self, stack: StackOfStreams, across: State, meet: Callable[[int, State, State], None] | None = None
     ) -> None:
         super().__init__(stack, across, None)
         self.connections = stack.connections
@@ -151,6 +151,6 @@ def stack_of(p: Parametrization, grid: Grid | None = None) -> Stack:
     return Stack(p, grid=grid) if p.architecture.streams is None else StackOfStreams(p, grid=grid)
 
 
-def back_of(stack: Stack, across: FloatArray, meet: Callable[[int, State, State], None]) -> Back:
+def back_of(stack: Stack, across: State, meet: Callable[[int, State, State], None]) -> Back:
     """The way back through a stack."""
     return BackOfStreams(stack, across) if isinstance(stack, StackOfStreams) else Back(stack, across, meet)

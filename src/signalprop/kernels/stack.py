@@ -214,14 +214,12 @@ class Back:
     """The way back over a stretch of sublayers; the algebra of gradients.
 
     Attributes:
-        reads: the streams that the sublayers read. across: gradient kernel at the top as the last post-norm sees it.
+        reads: the streams that the sublayers read. across: the gradient at the top as the last post-norm sees it.
         meet: called with a sublayer, the gradient at its sum, and what its branch sends.
         memory: what branches sent to the encoder's output.
     """
 
-    def __init__(
-        self, stack: Stack, across: FloatArray, meet: Callable[[int, State, State], None] | None = None
-    ) -> None:
+    def __init__(self, stack: Stack, across: State, meet: Callable[[int, State, State], None] | None = None) -> None:
         self.stack, self.p = stack, stack.p
         self.across, self.meet = across, meet
         self.reads: dict[int, State] = {}
@@ -233,7 +231,7 @@ class Back:
 
     def norm_sum_back(self, i: int, gradient: State) -> State:
         """Before a post-norm."""
-        arrived = State(self.across) if i == self.stack.n - 1 else gradient
+        arrived = self.across if i == self.stack.n - 1 else gradient
         root = inverse_roots(self.stack.own.pop(i)) * abs(float(self.p.norm_output[i]))
         return State(arrived.kernel * root * root[:, None], arrived.log_scale).rescaled()
 

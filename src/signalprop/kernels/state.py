@@ -51,10 +51,12 @@ class State:
 
     def plus(self, other: State) -> State:
         """The sum of two kernels, rescaled."""
+        sizes = [float(np.mean(np.diagonal(part.kernel))) for part in (self, other)]
+        if min(sizes) <= 0:  # nothing has no scale
+            return (self if sizes[1] <= 0 else other).rescaled()
         top = max(self.log_scale, other.log_scale)
         left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
-        mean = left * float(np.mean(np.diagonal(self.kernel))) + right * float(np.mean(np.diagonal(other.kernel)))
-        mean = mean if mean > 0 else 1.0
+        mean = left * sizes[0] + right * sizes[1]
         out = self.kernel * (left / mean)
         out += other.kernel * (right / mean)
         return State(out, top + math.log(mean))

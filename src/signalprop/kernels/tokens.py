@@ -140,7 +140,7 @@ def predict_token_kernels(
         note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
     passed = []
     for part, keep in parts:
-        top = partial(top_kernel, p, part) if backward else None
+        top = partial(top_kernel, p, part, grid=grid) if backward else None
         start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
         passed.append(passes(stack, State(start).rescaled(), top, keep if grid is None else grid))
     counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
@@ -302,31 +302,31 @@ class _Ahead:
 
 def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
     """A gradient kernel before the final norm that the last stream goes through, where there is one."""
-    a = stack.a
+    a, log_scale = stack.a, 0.0
     if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
         own = np.diagonal(last.kernel) * exp_of(last.log_scale)
         root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
         kernel = kernel * root * root[:, None]
     elif a.has_final_norm:
         root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
-        kernel = kernel * root * root[:, None]
-    return State(kernel).rescaled()
+        kernel, log_scale = kernel * root * root[:, None], -last.log_scale
+    return State(kernel, log_scale).rescaled()
 
 
-def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, FloatArray]:
-    """The gradient at the last stream, and the kernel of what a post-norm there sends back."""
+def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, State]:
+    """The gradient at the last stream, and what a post-norm there sends back."""
     stack = ahead.stack
     last = stack.leave(last)
     kernel, across = top(last, float(token_share(stack.p, ahead.log_norm)))
     gradient = through_final_norm(stack, last, kernel)
-    return stack.back(gradient), gradient.absolute() if stack.a.has_final_norm else across
+    return stack.back(gradient), gradient if stack.a.has_final_norm else State(across)
 
 
-def _backward(ahead: _Ahead, gradient: State, across: FloatArray, columns: Columns, see: See = _unseen) -> list[State]:
+def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, see: See = _unseen) -> list[State]:
     """Puts the gradient's moments into `columns`; gives what was sent to an encoder's output.
 
     Args:
-        gradient: at the last stream. across: kernel of what a post-norm there sends back.
+        gradient: at the last stream. across: what a post-norm there sends back.
     """
     stack, memory = ahead.stack, list[State]()
     stack.to_first = None
@@ -387,7 +387,7 @@ def passes_of_both(
     at_last = through_final_norm(stack, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:
-        log_scale += math.log(max(p.head.final_norm_gain**2, 1e-300)) - read.log_scale
+        log_scale += math.log(max(p.head.final_norm_gain**2, 1e-300))
     at_last = State(at_last.kernel, log_scale)
-    _backward(first, at_last, at_last.kernel, replace(back, keep=keeps[0]))
+    _backward(first, at_last, at_last, replace(back, keep=keeps[0]))
     return columns, back

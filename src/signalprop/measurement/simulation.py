@@ -298,7 +298,7 @@ def _top_gradient(network: Network, data: _Data, stream: Tensor) -> Tensor:
     if data.gradient_correlation is None:
         targets = data.tensors["targets"]
         assert targets is not None
-        return network.loss_gradient(stream, targets)
+        return network.loss_gradient(stream, targets, data.tensors.get("keep"))
     rng = np.random.default_rng([network.seed, 5])
     a = network.parametrization.architecture
     shape = (stream.shape[0], stream.shape[1], a.d_model)

@@ -203,6 +203,16 @@ class Head(nn.Module):
         return F.linear(stream if self.scale == 1 else self.scale * stream, self.weight, self.bias)
 
 
+def answering(stream: Tensor, *, first: bool, keep: Tensor | None = None) -> Tensor:
+    """What a class head reads of (batch, tokens, features): the first position, or the last real one (`keep`)."""
+    if first:
+        return stream[:, 0]
+    if keep is None:
+        return stream[:, -1]
+    last = keep.long().cumsum(1).argmax(1)  # the first place at which all that are real have been counted
+    return stream[torch.arange(len(stream), device=stream.device), last]
+
+
 class RelativeBias(nn.Module):
     """T5's bias on scores by distance in 32 buckets (Raffel et al. 2020, section 2.1), one table per stack.
 

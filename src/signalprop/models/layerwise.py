@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.models.connections import entered, left
-from signalprop.models.ends import Embeddings, Head
+from signalprop.models.ends import Embeddings, Head, answering
 from signalprop.models.shaping import TorchShape
 from signalprop.models.sublayers import Sublayer, make_sublayer
 from signalprop.models.surroundings import Surroundings
@@ -108,7 +108,7 @@ class Network:
         self.seed_dropout(f"{stack} embedding")
         return entered(self.parametrization.architecture, embeddings(inputs, segments))
 
-    def loss_gradient(self, stream: Tensor, targets: Tensor) -> Tensor:
+    def loss_gradient(self, stream: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
         """d(mean cross-entropy)/d(stream after the last layer).
 
         Final norm and head act on each position by itself, so positions are taken in slices, and those without loss not
@@ -123,8 +123,9 @@ class Network:
         if targets.shape != expected:
             raise InputError(f"targets have shape {tuple(targets.shape)}; expected {tuple(expected)}")
         if p.architecture.head == "classes":
-            places, aims = torch.zeros(stream.shape[:2], dtype=torch.bool, device=stream.device), targets.flatten()
-            places[:, 0] = True
+            read_at = torch.arange(stream.shape[1], device=stream.device).expand(stream.shape[:2])[..., None]
+            first = p.architecture.kind == "encoder"
+            places, aims = read_at[..., 0] == answering(read_at, first=first, keep=keep), targets.flatten()
         else:
             places, aims = targets >= 0, targets[targets >= 0]
         if aims.numel() == 0:

@@ -17,7 +17,7 @@ from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
 from signalprop.models.connections import entered, left
-from signalprop.models.ends import Embeddings, Head, RelativeBias
+from signalprop.models.ends import Embeddings, Head, RelativeBias, answering
 from signalprop.models.shaping import TorchShape
 from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torch_shapes
 from signalprop.models.surroundings import Surroundings, rotation_table
@@ -297,7 +297,9 @@ class Transformer(nn.Module):
             hidden = only(inputs, segments, keep)
         if self.head is None:
             return Output(None, None, hidden)
-        logits = self.head(hidden[:, 0] if self._one_answer else hidden)
+        if self._one_answer:
+            hidden = answering(hidden, first=self.decoder is None, keep=None if self.encoder else keep)
+        logits = self.head(hidden)
         loss = None
         if targets is not None:
             wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cached_property
-from itertools import cycle, islice
-from typing import Annotated, Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import Field, SerializeAsAny, model_validator
 
 from signalprop.files.validation import Value, typed
+from signalprop.network.changes import changed_fields, is_width
 from signalprop.network.consistency import check_consistent, is_one_layer, settings_of, streams_of
 from signalprop.network.kinds import kind_named
 from signalprop.network.presets import preset
@@ -22,14 +20,6 @@ Kind = Literal["encoder", "decoder", "encoder-decoder"]
 Factor = Annotated[float, Field(ge=1e-30, le=1e30)]
 _WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
 ADDED = ("learned", "sinusoidal")  # positions that are added to the model's input
-_FOLLOWS = (  # (field, what is equal to it by default)
-    ("dropout", "attention_dropout"),
-    ("dropout", "embedding_dropout"),
-    ("n_layers", "n_decoder_layers"),
-    ("seq_len", "target_len"),
-    ("bias", "qkv_bias"),
-    ("n_heads", "n_kv_heads"),
-)
 
 
 class Architecture(Value):
@@ -82,7 +72,8 @@ class Architecture(Value):
             of an encoder-decoder (default: seq_len).
         dropout: on every branch output; attention_dropout (on attention weights), embedding_dropout: default: dropout.
         bias, qkv_bias, norm_bias: whether linear maps, the q/k/v maps (default: bias) and norms have biases.
-        tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes) or `none`.
+        tied_embeddings: the head is the token table. head: `lm`, `classes` (then n_classes; of the first position, in a
+            decoder of the last) or `none`.
         head_transform: dense + activation + norm before the head (BERT). head_bias: default: only on classes and
             after a head_transform, where linear maps have biases.
         family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
@@ -166,10 +157,10 @@ class Architecture(Value):
         if isinstance(data.get("streams"), (int, dict)) and not isinstance(data["streams"], bool):
             data["streams"] = streams_of(data["streams"])
         d_model = data.get("d_model")
-        if not _is_width(d_model):
+        if not is_width(d_model):
             return data
         n_heads = data.setdefault("n_heads", d_model // 64 if d_model % 64 == 0 else 1)
-        if not _is_width(n_heads):
+        if not is_width(n_heads):
             return data
         data.setdefault("n_kv_heads", n_heads)
         if "d_head" not in data:
@@ -343,61 +334,4 @@ class Architecture(Value):
         Raises:
             InputError: a bad or unknown field.
         """
-        fields = self.model_dump()
-        for source, follower in _FOLLOWS:
-            if source in changes and getattr(self, follower) == getattr(self, source):
-                fields[follower] = None
-        if changes.get("kind", self.kind) != self.kind:
-            fields |= {"n_decoder_layers": None, "target_len": None, "decoder_positions": None, "branches": None}
-        changes = self._branches_at(changes.get("n_layers")) | changes
-        fields["settings"] = self._settings_after(changes)
-        changes = {key: value for key, value in changes.items() if key != "settings"}
-        if changes.get("parallel") is False:
-            fields["shared_norm"] = None
-        if changes.get("norm_placement", self.norm_placement) != self.norm_placement:
-            fields["final_norm"] = None
-        if "n_heads" in changes and self.d_model == self.n_heads * self.d_head:
-            fields["d_head"] = None
-        d_model = changes.get("d_model")
-        if _is_width(d_model) and d_model != self.d_model:
-            fields["d_ff"] = max(1, round(self.d_ff * d_model / self.d_model))
-            if changes.keys().isdisjoint({"n_heads", "d_head"}):
-                fields |= self._heads_at(d_model)
-        return type(self)(**{**fields, **changes})
-
-    def _branches_at(self, n_layers: Any) -> dict[str, Any]:
-        """Branches that are named layer by layer, for so many layers; nothing where they are not."""
-        alike = self.branches is None or is_one_layer(self.branches) or self.kind == "encoder-decoder"
-        if alike or not _is_width(n_layers):
-            return {}
-        return {"branches": tuple(islice(cycle(self.layer_branches), int(n_layers)))}
-
-    def _settings_after(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""
-        kept: dict[str, Any] = dict(self.settings)
-        if "branches" in changes or changes.get("kind", self.kind) != self.kind:
-            there = set(_names(changes.get("branches") or ("attention", "feed_forward", "cross_attention")))
-            kept = {name: value for name, value in kept.items() if name in there}
-        for name, given in (changes.get("settings") or {}).items():
-            before = kept[name].model_dump() if name in kept and isinstance(given, dict) else {}
-            kept[name] = before | given if isinstance(given, dict) else given
-        return kept
-
-    def _heads_at(self, d_model: int) -> dict[str, int | None]:
-        """Heads of the same width at another d_model, in groups of the same size where that goes."""
-        n_heads, remainder = divmod(self.n_heads * d_model, self.d_model)
-        if remainder or n_heads == 0:
-            return {"n_heads": 1, "n_kv_heads": None, "d_head": None}
-        group = self.n_heads // self.n_kv_heads
-        options = [n_heads // group if n_heads % group == 0 else 0, self.n_kv_heads]
-        return {"n_heads": n_heads, "n_kv_heads": next((n for n in options if n and n_heads % n == 0), None)}
-
-
-def _names(branches: Any) -> Iterator[str]:
-    """The kinds that a value of `branches` names."""
-    for item in branches if isinstance(branches, (list, tuple)) else ():
-        yield from (item,) if isinstance(item, str) else _names(item)
-
-
-def _is_width(value: Any) -> TypeGuard[int]:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) > 0
+        return type(self)(**changed_fields(self, changes))

@@ -20,6 +20,7 @@ from signalprop.network.moments import FloatArray, Moments
 IntArray = NDArray[np.int64]
 InputKind = Literal["tokens", "patches", "frames", "stream"]
 _LARGEST = 1e50  # of a number in the data: squares and their sums stay finite through every embedding
+_IMAGE_PAIRS, _IMAGES = 1_500_000, 4  # pairs of patches whose second moments are kept, in so many images at least
 _LARGEST_SUM = 100_000  # beyond this many words Zipf's sums come from the Euler-Maclaurin formula, exact to 1e-15
 
 
@@ -39,8 +40,9 @@ class InputStatistics:
         loss_fraction: share of positions that carry loss (0.15 in masked language modelling).
         tokens, targets: optional ids of shape (batch, tokens), -1 where a position is padding or carries no loss. The
             token-kernel fidelity uses them position by position.
-        second_moments: optional matrix (positions, positions) of E x_i x_j over batch and features of patches; the same
-            fidelity uses it, since patches at the border are much more alike than others.
+        second_moments: optional (images, positions, positions), E x_i x_j over the features of patches; the same
+            fidelity follows every image by itself, since norms divide each by its own size. A matrix (positions,
+            positions) is an average image.
         decoder: statistics of the decoder's input in an encoder-decoder (default: those of the encoder, where those
             are not of frames).
         source: where the numbers come from, in words.
@@ -243,6 +245,9 @@ def from_tokens(
 def from_patches(patches: ArrayLike, *, source: str = "image patches") -> InputStatistics:
     """Statistics of image patches (or any features) that a linear embedding reads.
 
+    Second moments are those of all images, or of those that stand evenly spaced in the order of their mean squares: 39
+    of 196 patches, 1.5 million pairs in all, 4 at least.
+
     Args:
         patches: numbers of shape (batch, tokens, features).
 
@@ -251,7 +256,16 @@ def from_patches(patches: ArrayLike, *, source: str = "image patches") -> InputS
     """
     found = _of_tensor("patches", patches, source)
     x = np.asarray(patches, np.float64)
-    return replace(found, second_moments=np.einsum("bid,bjd->ij", x, x) / (x.shape[0] * x.shape[2]))
+    x = x[evenly_spaced(np.einsum("bid,bid->b", x, x), max(_IMAGES, _IMAGE_PAIRS // x.shape[1] ** 2))]
+    return replace(found, second_moments=np.einsum("bid,bjd->bij", x, x) / x.shape[2])
+
+
+def evenly_spaced(values: ArrayLike, most: int) -> IntArray:
+    """Indices of at most so many of the values, evenly spaced in their order."""
+    ranks = np.argsort(np.asarray(values), kind="stable")
+    if len(ranks) <= most:
+        return np.arange(len(ranks))
+    return ranks[((np.arange(most) + 0.5) * len(ranks) / most).astype(np.int64)]
 
 
 def from_frames(

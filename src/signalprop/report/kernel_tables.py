@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.kernels.trace import COLLAPSED_DISTANCE, COLLAPSED_RANK, KernelSeries, Trace
+from signalprop.kernels.series import KernelSeries
+from signalprop.kernels.trace import COLLAPSED_DISTANCE, COLLAPSED_RANK, Trace
 from signalprop.results.text import number, text_table
 
 

@@ -209,10 +209,10 @@ def gradient_at_top(
 
     The share f of positions that carry loss multiplies the variance by f and the covariance by f^2. For small logits
     and an untied head the result is f (c - 1/V) / (1 - 1/V), c the collision probability of the targets. A head that
-    reads one position (class token) gives 0. Without a head, or for a given stream, it is f c.
+    reads one position (classes) gives 0. Without a head, or for a given stream, it is f c.
     """
     a = p.architecture
-    if a.head == "classes" and a.class_token:
+    if a.head == "classes":
         return AtTop(0.0, 1.0, 0.0)
     loss = inputs.decoder or inputs
     if a.head == "none" or inputs.kind == "stream":

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.kernels.attention import ShapedAttention, TokenAttention, rotation
+from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid, GridAttention
+from signalprop.kernels.rows import rotation
+from signalprop.kernels.shaped_attention import ShapedAttention
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.windows import windowed
 from signalprop.network.moments import FloatArray

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from signalprop.kernels.attention import TokenAttention, rotation
+from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import rotation
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.state import normalised
 from signalprop.network.moments import FloatArray

@@ -1,0 +1,140 @@
+"""What ARCH and --scheme name: presets, configurations, directories, files of parametrizations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from signalprop.cli.options import pairs
+from signalprop.data.batches import shortened
+from signalprop.errors import InputError
+from signalprop.files.storage import read_json
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import SCHEMA, Parametrization
+from signalprop.schemes import Scheme, scheme
+from signalprop.schemes.default import parametrized
+
+
+def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametrization:
+    """What --scheme and --option of a command name: a scheme, or the parametrization in a JSON file.
+
+    Raises:
+        InputError: an unknown scheme or option, a file that is none, or options beside a file.
+    """
+    options = pairs(option, "--option")
+    if not name.endswith(".json"):
+        return scheme(name, **options)
+    if options:
+        raise InputError(f"{name} is a finished parametrization; it takes no --option")
+    return Parametrization.load(name)
+
+
+def is_directory(source: str) -> bool:
+    """Whether an ARCH names a Hugging Face directory (or its config.json)."""
+    path = Path(source)
+    return path.is_dir() or path.name == "config.json"
+
+
+def is_gguf(source: str) -> bool:
+    """Whether it names a GGUF file, which holds a whole model."""
+    return source.lower().endswith(".gguf")
+
+
+def parametrization(
+    source: str,
+    changed: dict[str, Any],
+    scheme_name: str | None,
+    scheme_options: list[str] | None,
+    qk_scale: float = 1.0,
+    longest: int | None = None,
+) -> Parametrization:
+    """The table of numbers that ARCH, the changes and the scheme name.
+
+    Args:
+        longest: tokens per sequence at most, where neither `changed` nor a finished parametrization says how many.
+
+    Without a scheme, a checkpoint that `signalprop.save` wrote has the one that it carries.
+
+    Raises:
+        InputError: nothing of that name, a bad value, or changes to a finished parametrization.
+    """
+    options = pairs(scheme_options, "--option")
+    data = _file(source)
+    if data is not None and data.get("schema") == SCHEMA:
+        if changed or scheme_name or options:
+            raise InputError(f"{source} is a finished parametrization; it takes no changes and no --scheme")
+        return _scaled(Parametrization.from_json(data), qk_scale)
+    carried = None if scheme_name or options else _carried(source)
+    if carried is not None and not changed and longest is None:
+        return _scaled(carried, qk_scale)
+    if carried is not None:
+        scheme_name, options = carried.scheme, dict(carried.options)
+    architecture = _architecture(source, data, changed)
+    if longest is not None:
+        architecture = shortened(architecture, longest).replace(**lengths(changed))
+    return _scaled(parametrized(architecture, scheme_name or None, **options), qk_scale)
+
+
+def _carried(source: str) -> Parametrization | None:
+    """The table of the scheme that the checkpoint in a directory carries: configurations alone say nothing of it."""
+    record = Path(source) / "signalprop.json"
+    if not record.is_file():
+        return None
+    data = read_json(record)
+    if not isinstance(data, dict) or "parametrization" not in data:
+        raise InputError(f"{record} is not the record of an applied model; save the model again")
+    return Parametrization.from_json(data["parametrization"])
+
+
+def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:
+    """The architecture that ARCH names, changed.
+
+    Raises:
+        InputError: nothing of that name, or a bad value.
+    """
+    return _architecture(source, _file(source), changed)
+
+
+def lengths(changed: dict[str, Any]) -> dict[str, Any]:
+    """Those of the changes that are lengths of sequences."""
+    return {name: value for name, value in changed.items() if name in ("seq_len", "target_len")}
+
+
+def _file(source: str) -> dict[str, Any] | None:
+    """The object in the JSON file that ARCH names, None if it names none."""
+    path = Path(source)
+    if is_directory(source) or not (path.suffix == ".json" or path.exists()):
+        return None
+    try:
+        data = read_json(path)
+    except InputError:
+        if path.suffix == ".json":
+            raise
+        raise InputError(
+            f"{source} holds no architecture in JSON; expected such a file, a preset's name or a Hugging Face directory"
+        ) from None
+    if not isinstance(data, dict):
+        raise InputError(f"{source} holds a {type(data).__name__}; expected an object with the architecture's fields")
+    return data
+
+
+def _architecture(source: str, data: dict[str, Any] | None, changed: dict[str, Any]) -> Architecture:
+    if is_directory(source):
+        return Architecture.from_hf(Path(source), **changed)
+    if data is None:
+        if "/" in source or Path(source).suffix[1:2].isalpha():  # a preset may have a dot: phi-1.5
+            raise InputError(f"there is no file or directory {source}")
+        return Architecture.preset(source, **changed)
+    if "schema" in data:
+        raise InputError(f"{source} has schema {data['schema']!r}; expected {SCHEMA!r} or an architecture's fields")
+    if "model_type" in data:
+        return Architecture.from_hf(data, **changed)
+    return Architecture(**data).replace(**changed)
+
+
+def _scaled(p: Parametrization, qk_scale: float) -> Parametrization:
+    if qk_scale == 1:
+        return p
+    if not 0 < qk_scale < 1e6:
+        raise InputError(f"--qk-scale is {qk_scale}; expected a positive number below a million")
+    return p.with_columns(**{f"weight__{role}": p.weights[role] * qk_scale for role in ("query", "key")})
