@@ -54,14 +54,17 @@ def sweep(
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
     from signalprop_lab.training.processes import see_only
-    from signalprop_lab.training.sweep import SWEEP, least_runs, prepare
+    from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr
     from signalprop_lab.training.sweep import sweep as run
     from signalprop_lab.training.tables import results_table, store_of, writers
     from signalprop_lab.training.verdicts import foresight
 
     grid = load_sweep(source)
+    told = foresight(grid.sweep)
+    if not told and any(check.less is not None for check in grid.sweep.verdict):
+        told = ["which differences these runs can see is not known: the sweep gives no spread between seeds"]
     if plan:
-        output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *foresight(grid.sweep)]))
+        output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
         return
     folder = out or Path("sweeps") / grid.sweep.name
     if table_only and not (folder / SWEEP).is_file():
@@ -69,6 +72,8 @@ def sweep(
     runs = prepare(grid, folder)
     try:
         if not table_only:
+            for line in told:
+                to_stderr(line)
             if device is not None:
                 see_only(opt.usable(device))
             run(grid, folder, jobs=jobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,17 +90,19 @@ def train(
 
 
 def _list(json_file: str | None) -> None:
-    """What comes with the package: where it reads, whether it is of a size for GPUs, how much, and what it is for."""
+    """What comes with the package: where it reads, whether it is of a size for GPUs, how long, and what it is for."""
     from signalprop_lab.training.recipe import SCHEMA, load_recipe
+    from signalprop_lab.training.recipe import expected_seconds as seconds_of
     from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
 
     recipes = {name: load_recipe(name) for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA}
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {
             "reads": recipe.data.source,
             "network": needs_network(recipe.data),
             "gpu": recipe.precision != "fp32",
+            "seconds": seconds_of(recipe),
             "examples": recipe.budget.steps * recipe.budget.batch_size,
             "description": " ".join(recipe.description.split()),
         }
@@ -108,13 +110,21 @@ def _list(json_file: str | None) -> None:
     }
     width = 2 + max(map(len, rows))
     reads = 2 + max(len(str(row["reads"])) for row in rows.values())
-    lines = [f"{'recipe':<{width}}{'reads':<{reads}}{'network':<9}{'GPU':<5}{'examples':>9}  what for"]
+    lines = [f"{'recipe':<{width}}{'reads':<{reads}}{'network':<9}{'GPU':<5}{'time':<10}what for"]
     for name, row in rows.items():
         network, gpu = ("yes" if row[key] else "no" for key in ("network", "gpu"))
         lines.append(
-            f"{name:<{width}}{row['reads']:<{reads}}{network:<9}{gpu:<5}{row['examples']:>9.2g}  {row['description']}"
+            f"{name:<{width}}{row['reads']:<{reads}}{network:<9}{gpu:<5}{_time(row['seconds']):<10}{row['description']}"
         )
+    lines.append("\ntime: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores")
     output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    size, unit = next(((n, unit) for n, unit in ((86400, "days"), (3600, "h")) if seconds > 2 * n), (60, "min"))
+    return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
 
 
 def _print(result: object, folder: Path) -> None:

@@ -25,7 +25,8 @@ class Summary:
 
     Attributes:
         name, labels: of the axes that are compared. tuned: the best label of every other one.
-        rate: the best rung. edge: it is the outermost one. rows: its runs, by seed.
+        rate: the best rung. edge: it is the outermost one. outer: axes of `best_of` with three values or more of which
+            the best one is the outermost, with it. rows: its runs, by seed.
         complete: nothing is left to run. tried: cost by rung, the mean over the seeds that tuned.
         by_seed: scores of the runs that finished.
     """
@@ -35,6 +36,7 @@ class Summary:
     tuned: Mapping[str, str]
     rate: float | None
     edge: bool
+    outer: tuple[str, ...]
     rows: tuple[Row, ...]
     complete: bool
     tried: Mapping[float | None, float]
@@ -49,6 +51,12 @@ class Summary:
     def states(self) -> list[str]:
         """Of every run at the best rung, as `state_of`."""
         return [state_of(row) for row in self.rows]
+
+    @property
+    def told(self) -> list[str]:
+        """The states, those on the plateau with the steps that were not enough."""
+        words = zip(self.states, self.rows, strict=True)
+        return [f"{state} after {row['steps']} steps" if state == PLATEAU else state for state, row in words]
 
     @property
     def failed(self) -> bool:
@@ -115,7 +123,14 @@ def _summary(
     }
     scores = {row["seed"]: float(row["score"]) for row in chosen if row["score"] is not None}
     tuned = {axis: next(iter(rows.values()))[axis] for axis in sweep.best_of}
-    return Summary(SEPARATOR.join(labels), labels, tuned, best, on_edge(*choice), chosen, complete, by_rate, scores)
+    ladders = {axis: list(sweep.axes[axis]) for axis in tuned}
+    outer = tuple(
+        f"{axis} {tuned[axis]}"
+        for axis, all_ in ladders.items()
+        if len(all_) > 2 and tuned[axis] in (all_[0], all_[-1])
+    )
+    edge = on_edge(*choice)
+    return Summary(SEPARATOR.join(labels), labels, tuned, best, edge, outer, chosen, complete, by_rate, scores)
 
 
 def _rate(sweep: Sweep, row: Row) -> float | None:
@@ -157,13 +172,13 @@ def number(value: float, sign: str = "") -> str:
 
 def counted(item: Summary) -> str:
     """How many runs of a cell did what."""
-    counts = Counter(item.states)
+    counts = Counter(item.told)
     return ", ".join(f"{n} of {len(item.rows)} {state}" for state, n in counts.items())
 
 
 def result_text(item: Summary) -> str:
     """A cell's mean and standard error over its seeds, and what went wrong."""
-    bad = Counter(state for state in item.states if state != "trained")
+    bad = Counter(state for state in item.told if state != "trained")
     words = [state if n == len(item.rows) else f"{n} of {len(item.rows)} {state}" for state, n in bad.items()]
     if not item.scores:
         return ", ".join(words) or "-"

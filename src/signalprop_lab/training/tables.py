@@ -301,15 +301,29 @@ def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
     rows = store["rows"]
     seconds = sum(row.get("seconds") or 0.0 for row in rows)
     statuses = Counter(row["status"] for row in rows)
-    revisions = sorted({str(row["revision"])[:10] for row in rows if row.get("revision")})
+    revisions = Counter(_short(row.get("revision")) for row in rows)
     text = (
         f"{len(rows)} runs ({', '.join(f'{n} {kind}' for kind, n in statuses.items())}), {duration(seconds)} together."
     )
     text += "".join(f" {_environment(environment)}." for environment in store["environments"])
-    text += f" Revision {', '.join(revisions)}." if revisions else ""
+    text += (
+        " Revision of signalprop: "
+        + ", ".join(
+            revision if n == len(rows) else f"{revision} ({n} runs)" for revision, n in sorted(revisions.items())
+        )
+        + "."
+        if rows
+        else ""
+    )
     yaml = require("yaml", "training")
     base = yaml.safe_dump(store["base"], sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
     return ["\n".join(lines), wrapped(text), "Every run, but for what the axes set:", f"```yaml\n{base}```"]
+
+
+def _short(revision: str | None) -> str:
+    """A revision as it is shown; one whose files had been changed since says so."""
+    commit, _, dirty = (revision or "not known").partition("-")
+    return commit[:10] + (" with changes" if dirty else "")
 
 
 def _settings(keys: Mapping[str, Any]) -> str:

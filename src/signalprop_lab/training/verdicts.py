@@ -58,9 +58,10 @@ def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: floa
     if {*one.states, *other.states} == {PLATEAU}:
         return NONE, f"neither leaves the plateau at chance; {told}"
     worse = max((one, other), key=lambda item: sign * item.mean)
-    if worse.edge and len(worse.tried) > 1:  # the better one's edge could only take it further ahead
-        rate = f"{worse.rate:g}, the best of {worse.name}, is the outermost that was tried"
-        return NONE, f"not tuned: {rate}; {told}"
+    rate = (f"{worse.rate:g}",) if worse.edge and len(worse.tried) > 1 else ()
+    if found := (*rate, *worse.outer):  # the better one's edge could only take it further ahead
+        outermost = f"{' and '.join(found)}, the best of {worse.name}, is the outermost that was tried"
+        return NONE, f"not tuned: {outermost}; {told}"
     error = error_of_difference(one, other, pooled)
     if error is None:
         return NONE, f"the spread between seeds is not known; {told}"

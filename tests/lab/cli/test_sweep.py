@@ -66,6 +66,16 @@ def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pyt
     assert changed == {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
 
 
+def test_what_it_can_see_is_said_before_anything_runs(tmp_path: Path, command: Command) -> None:
+    verdict = [{"less": ["pre", "post"], "effect": 0.01}]
+    path = written(tmp_path, TINY | {"verdict": verdict, "spread": 0.03})
+    lines = command("sweep", path, "--out", tmp_path / "out").err.splitlines()
+    assert lines[0] == "sweep: smallest difference that 1 seeds can see: 0.085 (eval_loss)"
+    assert lines[1] == "sweep: pre ends below post: the paper's 0.01 cannot be seen" and "1/2 runs" in lines[2]
+    path = written(tmp_path, TINY | {"verdict": verdict})
+    assert "is not known: the sweep gives no spread" in command("sweep", path, "--plan").out
+
+
 def test_runs_that_fail_are_told_at_the_end(tmp_path: Path, command: Command) -> None:
     status, out, err = command("sweep", written(tmp_path, BROKEN), "--out", tmp_path / "out")
     assert status == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from signalprop.cli import run as run_command
 from signalprop.errors import InputError
+from signalprop_lab.training import environment
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.optimizers import make_optimizer
 from signalprop_lab.training.position import Position
@@ -125,6 +127,28 @@ def test_an_earlier_run_that_is_needed_is_named(tmp_path: Path, monkeypatch: pyt
         train("lora-small", tmp_path / "run", progress=False)
 
 
+def test_the_revision_is_signalprops_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(folder: Path, *words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True).stdout
+
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "-q")
+        (tmp_path / name / "a.py").write_text("1")
+        git(tmp_path / name, "add", "a.py")
+        git(tmp_path / name, "commit", "-qm", name)
+    monkeypatch.chdir(tmp_path / "theirs")
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine" / "a.py"))
+    revision = git(tmp_path / "mine", "rev-parse", "HEAD").strip()
+    assert environment.environment()["git"] == revision
+    (tmp_path / "mine" / "a.py").write_text("2")
+    assert environment.environment()["git"] == f"{revision}-dirty"
+    (tmp_path / "mine" / "b.py").touch()  # as in a virtual environment within somebody's repository
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine" / "b.py"))
+    assert environment.environment()["git"] is None
+
+
 def test_warm_up_stable_decay() -> None:
     schedule = Schedule(kind="wsd", warmup=10, decay=0.25, final=0.1)
     assert [rate_factor(step, 100, schedule) for step in (0, 9, 10, 75)] == [0.1, 1.0, 1.0, 1.0]
@@ -133,8 +157,11 @@ def test_warm_up_stable_decay() -> None:
 
 def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["train", "--list"]) == 0
-    rows = {line.split()[0]: line.split()[1:4] for line in capsys.readouterr().out.splitlines()}
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    rows = {name: line[1:4] for name, line in lines.items()}
     assert rows["recipe"] == ["reads", "network", "GPU"]
+    units = {name: line[5] for name, line in lines.items() if len(line) > 5}
+    assert units["llama-1b"] == "days" and units["bert-192x256"] == "h" and units["bytes-decoder"] == "min"
     assert rows["vit-small"] == ["digits", "no", "no"] and rows["llama-130m"] == ["allenai/c4", "yes", "yes"]
 
 

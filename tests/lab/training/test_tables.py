@@ -186,6 +186,22 @@ def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> 
     assert worse == NONE and "0.01, the best of plain / 8, is the outermost that was tried" in told
 
 
+@pytest.mark.parametrize(("plain", "kind"), [((2.2, 2.1, 2.0), NONE), ((2.2, 2.0, 2.1), CONFIRMED)])
+def test_an_outermost_warm_up_is_not_tuned_either(plain, kind) -> None:
+    warm_ups = {label: {"schedule.warmup": int(label)} for label in ("1", "2", "4")}
+    axes = {"method": SWEEP["axes"]["method"], "warm-up": warm_ups}
+    sweep = sweep_of(axes=axes, best_of=["warm-up"], verdict=[{"less": ["scaled", "plain"]}])
+    losses = {"plain": plain, "scaled": (1.7, 1.5, 1.6)}
+    entries = [
+        entry(sweep, f"{method} / {label}", seed, loss + seed / 100)
+        for method, row in losses.items()
+        for label, loss in zip(warm_ups, row, strict=True)
+        for seed in ((0, 1) if loss == min(row) else (0,))
+    ]
+    _, found, told = verdicts(store_of(grid_of(sweep, BASE), entries))[0]
+    assert found == kind and ("warm-up 4, the best of plain, is the outermost" in told) == (kind == NONE)
+
+
 def test_two_seeds_that_agree_by_chance_prove_nothing() -> None:
     wide = {THREE: [3.0, 3.4], FOUR: [2.4, 2.0]}
     close = {ONE: [2.5, 2.51], TWO: [2.6, 2.61]}
@@ -226,7 +242,8 @@ def test_what_trains_and_what_does_not() -> None:
     assert kinds(losses, [{"fails": [n]} for n in names]) == [CONTRADICTED, CONTRADICTED, CONFIRMED, CONTRADICTED]
     assert kinds(losses, [{"trains": [ONE, TWO]}]) == [CONTRADICTED]
     text = results_table(stored(losses))
-    for word in ("1 of 2 on the plateau", "diverged, 1 of 2 on the plateau", "1 of 2 diverged"):
+    stays = "1 of 2 on the plateau after 12 steps"
+    for word in (stays, f"diverged, {stays}", "1 of 2 diverged"):
         assert word.replace("diverged, ", "1 of 2 diverged, ") in text
 
 
@@ -303,6 +320,15 @@ def test_the_page_has_it_all(tuned) -> None:
     assert f"{FOUR}: no run trains: **confirmed** ({FOUR}: 2 of 2 diverged)" in text
     assert "None" not in text and "nan" not in text
     assert "1 pruned" in text
+
+
+def test_the_page_says_which_code_ran() -> None:
+    store = stored({ONE: [2.0, 2.1], TWO: [1.0, 1.1]})
+    assert "Revision of signalprop: 0123456789.\n" in page(store)
+    for row, revision in zip(store["rows"], ("0123456789abcdef-dirty", None), strict=False):
+        row["revision"] = revision
+    said = " ".join(page(store).split())
+    assert "0123456789 (2 runs), 0123456789 with changes (1 runs), not known (1 runs)." in said
 
 
 def test_csv_and_parquet_hold_every_run(tuned) -> None:
