@@ -256,3 +256,21 @@ def test_espa_with_feed_forwards_and_nothing_that_holds_the_diagonal(
         assert mean_cosine(found[block]) == pytest.approx(cosine, abs=6e-4)
         target = exponential_kernel(float(p.shape_out[2 * block - 2]), TOKENS)
         assert apart(found[block], target) == pytest.approx(distance, abs=0.051 if distance > 2 else 0.0051)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "relu"])
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+def test_two_tokens_at_every_position_give_what_they_give_in_any_order(name: str, apart: float) -> None:
+    """As on a grid, where one block of four says all; in another order it has no such blocks."""
+    rng = np.random.default_rng(0)
+    half = 30
+    x = rng.normal(size=(half, 12))
+    off = x @ x.T / np.sqrt(np.outer((x**2).sum(1), (x**2).sum(1)))
+    np.fill_diagonal(off, 0.9)
+    r, variance = np.tile(off, (2, 2)), np.tile(1 + apart * rng.random(half), 2)
+    np.fill_diagonal(r, 1.0)
+    order = rng.permutation(2 * half)
+    for of_kernel in (dual_of_kernel, slope_of_kernel):
+        found = of_kernel(name, variance, r)
+        other = of_kernel(name, variance[order], r[np.ix_(order, order)])
+        np.testing.assert_allclose(found[np.ix_(order, order)], other, rtol=1e-12)

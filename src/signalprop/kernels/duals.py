@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
@@ -20,8 +21,7 @@ from signalprop.network.moments import Array, FloatArray
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5
 _ANGLES = np.linspace(0.0, math.pi, 4097)
-# Rows of a kernel that are computed at a time: they stay in the cache.
-_ROWS, _SERIES_ROWS = 64, 16
+_AT_ONCE = 8192  # entries of a kernel that are computed at a time: they stay in the cache
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
@@ -64,7 +64,7 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray) -> Float
     h = _hermite_at(act, s)
     order = np.arange(1, len(h.slopes) + 1)
     beyond = h.slopes * np.sqrt(s / order[:, None])  # Stein: E f He_n / sqrt(n!)
-    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation)
+    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation, s)
 
 
 def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
@@ -85,7 +85,7 @@ def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> Floa
     if act.closed_form is not None and act.name in _PAIRS:
         return _by_rows(_PAIRS[act.name][1], s, correlation)
     h = _hermite_at(act, s)
-    return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation)
+    return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s)
 
 
 def _one(variance: Array) -> float | None:
@@ -104,7 +104,7 @@ def _one(variance: Array) -> float | None:
 def _looked_up(coefficients: FloatArray, correlation: FloatArray) -> FloatArray:
     """A polynomial in the angle's place within its interval, entry by entry of a symmetric matrix."""
 
-    def rows(_: slice, r: FloatArray) -> FloatArray:
+    def block(_: object, __: object, r: FloatArray) -> FloatArray:
         place = np.arccos(r)
         place /= _ANGLES[1]
         left = np.minimum(place.astype(np.intp), len(_ANGLES) - 2)
@@ -115,7 +115,7 @@ def _looked_up(coefficients: FloatArray, correlation: FloatArray) -> FloatArray:
             found += column.take(left)
         return np.asarray(found)
 
-    return _symmetric(rows, correlation, _ROWS)
+    return _symmetric(block, correlation)
 
 
 @lru_cache(maxsize=128)
@@ -130,15 +130,42 @@ def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
     return cubic, np.stack([np.diff(slope), slope[:-1]])
 
 
-def _symmetric(rows: Callable[[slice, FloatArray], FloatArray], correlation: FloatArray, size: int) -> FloatArray:
-    """A symmetric matrix from functions of some of its rows, from the diagonal on."""
-    out = np.empty(correlation.shape)
-    for start in range(0, len(out), size):
-        part = slice(start, start + size)
-        found = rows(part, correlation[part, start:])
+# (positions (m, 1), positions (n,) or (m, 1), their correlations) -> what stands there
+Block = Callable[[NDArray[np.intp], NDArray[np.intp], FloatArray], FloatArray]
+
+
+def _symmetric(block: Block, correlation: FloatArray, s: FloatArray | None = None) -> FloatArray:
+    """A symmetric matrix, block by block from the diagonal on; `s` are the variances on which it depends, if any."""
+    half = len(correlation) // 2
+    if _is_twofold(correlation, half) and (s is None or np.array_equal(s[:half], s[half:])):
+        off = _symmetric(block, correlation[:half, half:])
+        every = np.arange(half)[:, None]
+        own = block(every, every, np.diagonal(correlation)[:half, None])
+        out = np.tile(off, (2, 2))
+        np.fill_diagonal(out, np.tile(own[:, 0], 2))
+        return out
+    out, rows, positions = np.empty(correlation.shape), _AT_ONCE // len(correlation) + 1, np.arange(len(correlation))
+    for start in range(0, len(out), rows):
+        part = slice(start, start + rows)
+        found = block(positions[part, None], positions[start:], correlation[part, start:])
         out[part, start:] = found
         out[start:, part] = found.T
     return out
+
+
+def _is_twofold(correlation: FloatArray, half: int) -> bool:
+    """Whether two tokens stand at every position, as on a grid (`signalprop.kernels.grid`): four blocks, one of which
+    says all but the diagonal."""
+    if len(correlation) != 2 * half or half < 2 or correlation[0, 1] != correlation[0, half + 1]:
+        return False
+    apart = ~np.eye(half, dtype=bool)
+    one, other = correlation[:half, :half], correlation[half:, half:]
+    across = correlation[:half, half:]
+    return (
+        np.array_equal(across, correlation[half:, :half])
+        and np.array_equal(one, other)
+        and np.array_equal(one[apart], across[apart])
+    )
 
 
 # --- a variance for every position ---------------------------------------------------------------------------------
@@ -173,7 +200,7 @@ def _stretched(name: str, act: Activation) -> tuple[str, float, float, float] | 
 
 
 def _by_rows(pair: Pair, s: FloatArray, correlation: FloatArray) -> FloatArray:
-    return _symmetric(lambda part, r: pair(s[part, None], s[part.start :], r), correlation, _ROWS)
+    return _symmetric(lambda i, j, r: pair(s[i], s[j], r), correlation, s)
 
 
 def _determinant(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
@@ -215,20 +242,22 @@ def _erf_slope(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
 _PAIRS: dict[str, tuple[Pair, Pair]] = {"gelu": (_gelu_value, _gelu_slope), "erf": (_erf_value, _erf_slope)}
 
 
-def _series(coefficients: FloatArray, total: FloatArray, enough: float, correlation: FloatArray) -> FloatArray:
+def _series(
+    coefficients: FloatArray, total: FloatArray, enough: float, correlation: FloatArray, s: FloatArray
+) -> FloatArray:
     """sum_n c_n(i) c_n(j) r_ij^n by Horner's rule.
 
     Args:
-        coefficients: (terms, T). total: sum of all c_n^2, also of those beyond, (T,); what the terms miss goes into the
-            last of them, so that r = 1 is exact. enough: share of it that may.
+        coefficients: (terms, T), at variances s. total: sum of all c_n^2, also of those beyond, (T,); what the terms
+            miss goes into the last of them, so that r = 1 is exact. enough: share of it that may.
     """
     kept = np.cumsum(coefficients**2, axis=0)
     terms = 1 + int(np.count_nonzero((total - kept > enough * total).any(1)))
     terms = min(terms, len(kept), _MOST_TERMS)
     c = np.vstack([coefficients[:terms], np.sqrt(np.maximum(total - kept[terms - 1], 0.0))])
 
-    def rows(part: slice, r: FloatArray) -> FloatArray:
-        left, right = c[:, part, None], c[:, part.start :]
+    def block(i: NDArray[np.intp], j: NDArray[np.intp], r: FloatArray) -> FloatArray:
+        left, right = c[:, i], c[:, j]
         sum_, term = left[-1] * right[-1], np.empty(r.shape)
         for n in range(terms - 1, -1, -1):
             sum_ *= r
@@ -236,7 +265,7 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float, correlat
             sum_ += term
         return np.asarray(sum_)
 
-    return _symmetric(rows, correlation, _SERIES_ROWS)
+    return _symmetric(block, correlation, s)
 
 
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:

@@ -346,7 +346,10 @@ def loss_of(output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None)
         )
     targets = torch.as_tensor(np.ascontiguousarray(batch.targets), device=logits.device)
     if logits.shape[:-1] != targets.shape:
-        raise InputError(f"targets have shape {tuple(targets.shape)}, the logits {tuple(logits.shape)}; give loss=")
+        raise InputError(
+            f"targets have shape {tuple(targets.shape)}, the logits "
+            f"{tuple(logits.shape)}; give a batch with such targets, loss=, or backward=False (--no-gradient)"
+        )
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten().long(), ignore_index=-1)
 
 
