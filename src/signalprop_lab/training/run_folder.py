@@ -27,8 +27,8 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
         if _prolongs(before, recipe):
             if last_good(folder / "checkpoints") is None:
                 raise InputError(
-                    f"{folder} has no checkpoint to go on from to {recipe.budget.steps} steps; runs with a cadence.save "
-                    "keep them"
+                    f"{folder} has no checkpoint to go on from to {recipe.budget.steps} steps; runs with a "
+                    "cadence.save keep them"
                 )
             return None
         if before != recipe:
