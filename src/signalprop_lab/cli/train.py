@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+
+if TYPE_CHECKING:
+    from signalprop_lab.training.recipe import Recipe
 
 
 def train(
@@ -92,7 +95,6 @@ def train(
 def _list(json_file: str | None) -> None:
     """What comes with the package: where it reads, whether it is of a size for GPUs, how long, and what it is for."""
     from signalprop_lab.training.recipe import SCHEMA, load_recipe
-    from signalprop_lab.training.recipe import expected_seconds as seconds_of
     from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
 
@@ -102,7 +104,7 @@ def _list(json_file: str | None) -> None:
             "reads": recipe.data.source,
             "network": needs_network(recipe.data),
             "gpu": recipe.precision != "fp32",
-            "seconds": seconds_of(recipe),
+            "seconds": _seconds(recipe),
             "examples": recipe.budget.steps * recipe.budget.batch_size,
             "description": " ".join(recipe.description.split()),
         }
@@ -118,6 +120,23 @@ def _list(json_file: str | None) -> None:
         )
     lines.append("\ntime: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores")
     output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
+
+
+def _seconds(recipe: Recipe) -> float | None:
+    """How long a run takes, within a factor of some three: its FLOPs at 1e14 a second of one GPU, or 4e10 of two CPU
+    cores (what recipes in fp32 are for); None: the network is not built by signalprop."""
+    from signalprop.results.cost import train_flops
+    from signalprop_lab.training.recipe import architecture_of
+
+    if recipe.model.architecture is None:
+        return None
+    data, of_classes = recipe.data, {"head": "classes", "n_classes": 2}
+    facts: dict[str, Any] = {"vocab_size": data.tokenizer.vocab_size, "seq_len": data.seq_len}
+    if recipe.task.endswith("classification"):
+        facts = of_classes | ({} if recipe.task.startswith("image") else facts)
+    architecture = architecture_of(recipe, {k: v for k, v in facts.items() if k not in recipe.model.architecture})
+    flops = train_flops(architecture, recipe.budget.batch_size, recipe.budget.steps)["total"]
+    return flops / (4e10 if recipe.precision == "fp32" else 1e14)
 
 
 def _time(seconds: float | None) -> str:

@@ -25,7 +25,7 @@ from signalprop.watching.recording import Recorder
 from signalprop_lab.training.checkpoints import Training, pending_loss
 from signalprop_lab.training.examples import Prepared
 from signalprop_lab.training.networks import Network, network_of
-from signalprop_lab.training.processes import anywhere, first, gathered, sharded, told
+from signalprop_lab.training.processes import anywhere, first, gathered, several, sharded, told
 from signalprop_lab.training.recipe import Recipe
 from signalprop_lab.training.weight_files import fill_weights, weights_of
 
@@ -155,8 +155,14 @@ class Guard(TrainerCallback):
         self.stopping = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on with the losses that waited to be logged when the checkpoint was written."""
+        """Go on with the losses that waited to be logged when the checkpoint was written.
+
+        Raises:
+            InputError: the model was to be sharded, and is not.
+        """
         trainer = self._trainer
+        if trainer.recipe.parallel.fsdp and several() and not sharded(trainer.live):
+            raise InputError("parallel.fsdp is set, and accelerate has not sharded the model; see its configuration")
         if trainer.goes_on_from is not None:
             waiting, last = pending_loss(trainer.goes_on_from, args.process_index, args.world_size)
             trainer._tr_loss += waiting

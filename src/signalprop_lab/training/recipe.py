@@ -254,11 +254,19 @@ class Parallel(Value):
     """How several processes (torchrun) share the work; one process needs nothing of it.
 
     Attributes:
-        fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's plugin.
+        fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's plugin. replicas: groups of
+            processes, each of which shards among itself (HSDP): as many as there are machines.
     """
 
     fsdp: bool = False
+    replicas: int = Field(1, ge=1)
     fsdp_config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _of_shards(self) -> Self:
+        if self.replicas > 1 and not self.fsdp:
+            raise ValueError("replicas are of a sharded model; set fsdp too")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -374,22 +382,6 @@ def architecture_of(recipe: Recipe, facts: Mapping[str, Any]) -> Architecture:
             raise InputError(f"model.architecture.{name} is {given[name]}, but the data make it {value}; leave it out")
     fields = given | dict(facts)
     return Architecture.preset(preset, **fields) if preset is not None else Architecture(**fields)
-
-
-def expected_seconds(recipe: Recipe) -> float | None:
-    """How long a run takes, within a factor of some three: its FLOPs at 1e14 a second of one GPU, or 4e10 of two CPU
-    cores (what recipes in fp32 are for); None: the network is not built by signalprop."""
-    from signalprop.results.cost import train_flops
-
-    if recipe.model.architecture is None:
-        return None
-    data, of_classes = recipe.data, {"head": "classes", "n_classes": 2}
-    facts: dict[str, Any] = {"vocab_size": data.tokenizer.vocab_size, "seq_len": data.seq_len}
-    if recipe.task.endswith("classification"):
-        facts = of_classes | ({} if recipe.task.startswith("image") else facts)
-    architecture = architecture_of(recipe, {k: v for k, v in facts.items() if k not in recipe.model.architecture})
-    flops = train_flops(architecture, recipe.budget.batch_size, recipe.budget.steps)["total"]
-    return flops / (4e10 if recipe.precision == "fp32" else 1e14)
 
 
 def _with_tuples(data: Any, *names: str) -> Any:

@@ -324,8 +324,10 @@ class _Run:
             merged: Any = copy.deepcopy(model)
             self._write_model(merged.merge_and_unload(), "folded")
             return ""
-        if record_of(model) is None or not is_pretrained(type(model)):
-            return "it is not a Hugging Face model with a scheme"
+        if not is_pretrained(type(model)):
+            return "signalprop builds this network; models of transformers are folded"
+        if record_of(model) is None:
+            return "it has no scheme"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)

@@ -26,7 +26,10 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
         before = parse(read_yaml(written))
         if _prolongs(before, recipe):
             if last_good(folder / "checkpoints") is None:
-                raise InputError(f"{folder} has no checkpoint that {recipe.budget.steps} steps could go on from")
+                raise InputError(
+                    f"{folder} has no checkpoint to go on from to {recipe.budget.steps} steps; runs with a "
+                    "cadence.save keep them"
+                )
             return None
         if before != recipe:
             raise InputError(

@@ -21,6 +21,8 @@ from signalprop.errors import InputError, require
 # its loop keeps the loss that waits to be logged, and the gradient's norm, in names of its own
 require("transformers", "training", at_least=(5, 3))
 
+from accelerate import ParallelismConfig, PartialState  # noqa: E402
+from accelerate.utils import DistributedType  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from signalprop_lab.training import checkpoints, weight_files  # noqa: E402
@@ -294,9 +296,14 @@ def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Netw
     if recipe.parallel.fsdp:
         units = {"version": 2, "transformer_layer_cls_to_wrap": _layer_classes(network)}
         options |= {"fsdp": True, "fsdp_config": units | recipe.parallel.fsdp_config}
+        if (replicas := recipe.parallel.replicas) > 1:
+            if world_size % replicas:
+                raise InputError(f"parallel.replicas {replicas} does not divide the {world_size} processes")
+            sizes = {"dp_replicate_size": replicas, "dp_shard_size": world_size // replicas}
+            options |= {"parallelism_config": ParallelismConfig(**sizes)}
     if recipe.compile:
         options |= {"torch_compile": True}
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(out),
         max_steps=b.steps,
         per_device_train_batch_size=micro,
@@ -327,6 +334,10 @@ def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Netw
         average_tokens_across_devices=True,
         **options,
     )
+    if recipe.parallel.fsdp and world_size > 1 and arguments.device.type == "cpu":
+        # accelerate would take the processes of a CPU for those of DistributedDataParallel, without a word
+        PartialState().distributed_type = DistributedType.MULTI_GPU
+    return arguments
 
 
 def _installed(loggers: Sequence[str]) -> Sequence[str]:

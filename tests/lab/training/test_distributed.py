@@ -90,6 +90,18 @@ class TestSameCourse:
         compare(folder, case, way)
 
     @pytest.mark.slow
+    def test_shards_within_replicas(self, folder: Path) -> None:
+        recipe = recipe_of(folder, name="built", **CASES["built"])
+        if not (folder / "built").is_dir():
+            run(recipe, folder / "built")
+        out = folder / "built-hsdp"
+        run_together(recipe | {"parallel": {"fsdp": True, "replicas": 2}}, out, 4)
+        assert max(differences(folder / "built", out).values()) < 1e-5
+        odd = recipe | {"parallel": {"fsdp": True, "replicas": 3}}
+        assert [finish(process) for process in together(odd, folder / "odd")] == [2, 2]
+        assert "replicas 3 does not divide the 2 processes" in stderr_of(folder / "odd").read_text()
+
+    @pytest.mark.slow
     def test_what_is_left_out_of_a_sharded_model_is_said(self, folder: Path) -> None:
         out = folder / "built-fsdp"
         if not out.is_dir():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import integrations
 
 from signalprop.cli import run as run_command
 from signalprop.errors import InputError
@@ -45,6 +46,9 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, four: Result) ->
     assert (longer.steps, longer.eval_loss) == (4, four.eval_loss)
     with pytest.raises(InputError, match="budget"):
         run(tmp_path / "run", "budget.steps=3", resume=True)
+    assert run(tmp_path / "none", "budget.steps=2", "cadence.save=0").folded == "not saved"
+    with pytest.raises(InputError, match=r"no checkpoint to go on from to 4 steps; runs with a cadence\.save keep"):
+        run(tmp_path / "none", "budget.steps=4", "cadence.save=0", resume=True)
 
 
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest() -> None:
@@ -119,6 +123,20 @@ def test_a_loss_is_told_in_the_units_of_others(four: Result) -> None:
 def test_a_logger_that_is_not_installed_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="report_to names 'no-such-logger'"):
         run(tmp_path / "run", "report_to=[no-such-logger]")
+
+
+def test_a_logger_gets_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, float]] = []
+    logger = integrations.TensorBoardCallback
+    monkeypatch.setattr(logger, "on_log", lambda *_, logs, **more: logged.append(logs))
+    run(tmp_path / "run", "report_to=[tensorboard]", "budget.steps=2", "cadence.log=1")
+    assert sum("loss" in line for line in logged) == 4 and any("eval_loss" in line for line in logged)
+
+
+def test_speech_that_is_not_there_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"no must-c/en-de/train\.tsv; name your data with --set data\.source=PATH"):
+        train("speech-12-6x256", tmp_path / "run", progress=False)
 
 
 def test_an_earlier_run_that_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
