@@ -77,7 +77,9 @@ SIZES = (
     ("moe_intermediate_size", WIDTH),
     ("n_shared_experts first_k_dense_replace", 1),
     ("shared_expert_intermediate_size", 2 * WIDTH),
-    ("state_size", 64),
+    ("state_size linear_key_head_dim linear_value_head_dim", 64),
+    ("linear_num_key_heads", 4),
+    ("linear_num_value_heads", 8),
     ("n_groups", 1),
     ("embedding_multiplier", 12.0),  # this and the next three: of Granite 3
     ("residual_multiplier", 0.22),

@@ -29,6 +29,14 @@ _LATENT = {
     "v_head_dim": 16, "initializer_range": 0.1,
 }  # fmt: skip
 _MOE = {"moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16, "head_dim": 16,
+    "initializer_range": 0.1,
+}  # fmt: skip
+_SHARED = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "granite_swa": {**_GRANITE, "sliding_window": 8, "layer_rope_theta": [0, 1e4, 1e4], "initializer_range": 0.1},
     "granitemoe": {**_GRANITE, "num_local_experts": 4, "initializer_range": 0.1},
@@ -53,6 +61,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "ssm_in_multiplier": 0.5, "ssm_out_multiplier": 4.0, "ssm_multipliers": [2.0, 3.0, 0.5, 2.0, 2.0],
         "mlp_multipliers": [0.5, 3.0], "initializer_range": 0.15,
     },
+    "qwen3_next": {**_DELTA, **_SHARED, "mlp_only_layers": [2]},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_SHARED},
     "minicpm3": {**_LATENT, "dim_model_base": 16, "scale_emb": 3},
     "helium": {"head_dim": 16, "initializer_range": 0.1},
     "hyperclovax": {**_GRANITE, "initializer_range": 0.1},

@@ -43,7 +43,8 @@ CONFIGS = {
     "deepseek_v3": "DeepseekV3Config", "granite": "GraniteConfig", "granitemoe": "GraniteMoeConfig",
     "granite_swa": "GraniteSWAConfig",
     "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
-    "gpt_oss": "GptOssConfig",
+    "gpt_oss": "GptOssConfig", "qwen3_next": "Qwen3NextConfig", "qwen3_5_text": "Qwen3_5TextConfig",
+    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),

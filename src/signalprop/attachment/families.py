@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
 from itertools import pairwise
 from typing import Any
@@ -154,10 +154,8 @@ def _sublayer(
     if row.fused:
         weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
     for path, roles in row.blocks.items():
-        ends = np.cumsum([0, *(fan(a, role)[1] for role in roles)]).tolist()
-        turns = (slice(j, None, len(roles)) for j in range(len(roles)))
-        cuts = turns if row.interleaved else (slice(*two) for two in pairwise(ends))
-        weights |= {role: (f"{place}.{path}", cut) for role, cut in zip(roles, cuts, strict=True)}
+        turns = row.turns[path](a) if path in row.turns else 1
+        weights |= {role: (f"{place}.{path}", rows) for role, rows in _rows_of(a, roles, turns).items()}
     qk_norm = a.qk_norm and "query" in weights
     return SublayerMap(
         branch=f"{place}.{row.branch}",
@@ -177,6 +175,18 @@ def _sublayer(
         attention=f"{place}.{row.attention}" if row.attention else None,
         activation=f"{place}.{row.activation}" if row.activation else None,
     )
+
+
+def _rows_of(a: Architecture, roles: Sequence[str], turns: int) -> dict[str, slice | list[int]]:
+    """Output features that are each of several weights in one module, as `SublayerPaths` says of `blocks`."""
+    sizes = [fan(a, role)[1] // turns for role in roles]
+    if turns > 1 and set(sizes) == {1}:
+        return {role: slice(j, None, len(roles)) for j, role in enumerate(roles)}
+    ends = np.cumsum([0, *sizes]).tolist()
+    if turns == 1:
+        return {role: slice(*two) for role, two in zip(roles, pairwise(ends), strict=True)}
+    rows = np.arange(turns * ends[-1]).reshape(turns, -1)
+    return {role: rows[:, slice(*two)].ravel().tolist() for role, two in zip(roles, pairwise(ends), strict=True)}
 
 
 def _scales(layer: nn.Module, path: str) -> bool:

@@ -29,7 +29,8 @@ class SublayerPaths:
     `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
     is the module that holds query, key and value together; `blocks`, of other modules that hold several weights, these
-    one after the other, or by turns (`interleaved`). `by_depth`: path of a flag that divides the scores by the layer's
+    one after the other, or by turns: in so many groups of rows (`turns`) that each hold a part of every weight.
+    `by_depth`: path of a flag that divides the scores by the layer's
     number. A norm that is nn.Identity counts as none, and so does a `scaling` that the installed transformers does not
     have; one that is not the whole factor is left out. `reads` of "" is the layer itself. No `attention`: the family
     computes it in a way that no other function can replace (windows, a bias).
@@ -40,7 +41,7 @@ class SublayerPaths:
     weights: Mapping[str, str]
     fused: str = ""
     blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    interleaved: bool = False
+    turns: Mapping[str, Callable[[Architecture], int]] = field(default_factory=dict)
     call: int = 0
     calls: int = 1
     by_depth: str = ""

@@ -14,6 +14,7 @@ from typing import Any
 from signalprop.errors import InputError
 from signalprop.families import _experts, llama
 from signalprop.families.base import BY_HAND, Config, every, normal, rotary, seeing
+from signalprop.network.layout import fan
 
 
 def fields(c: Config) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def _stretch(c: Config) -> float:
 EXPERTS = replace(
     _experts.branch(router="router"),
     activation="",
-    interleaved=True,
+    turns={"mlp.experts.gate_up_proj": lambda a: fan(a, "expert_up")[1]},
 )
 FAMILY = replace(
     llama.FAMILY,

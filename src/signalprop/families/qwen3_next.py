@@ -1,0 +1,81 @@
+"""Qwen3-Next: gated DeltaNets in most layers, gated attention in some, experts with a gated shared one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.errors import InputError
+from signalprop.families import _experts, llama, qwen2_moe, qwen3_moe
+from signalprop.families.base import BY_HAND, Config, activation_name, rotary
+from signalprop.network.architecture import Architecture
+
+MIXERS = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture; a configuration of transformers 5 names its experts `num_local_experts`."""
+    every = range(c["num_hidden_layers"])
+    period = c["full_attention_interval"]
+    kinds = c["layer_types"] or ["linear_attention" if (i + 1) % period else "full_attention" for i in every]
+    if set(kinds) - set(MIXERS):
+        raise InputError(f"layers of {sorted(set(kinds) - set(MIXERS))[0]!r} are not supported; {BY_HAND}")
+    if activation_name(c["hidden_act"]) != "silu":
+        raise InputError(f"a gated DeltaNet with another activation than silu is not supported; {BY_HAND}")
+    named = {**c, "num_experts": c.get("num_local_experts", c["num_experts"])}
+    shared = {"shared_width": c["shared_expert_intermediate_size"], "shared_gated": True}
+    dense = qwen2_moe.dense(named)
+    settings: dict[str, Any] = {} if all(dense) else {"experts": qwen2_moe.routed(named) | shared}
+    if "full_attention" in kinds:
+        settings["attention"] = {"gate": "features"}
+    if "linear_attention" in kinds:
+        settings["gated_delta_net"] = {
+            "n_heads": c["linear_num_value_heads"], "d_value": c["linear_value_head_dim"],
+            "n_groups": c["linear_num_key_heads"], "d_key": c["linear_key_head_dim"],
+            "width": c["linear_conv_kernel_dim"], "eps": c["rms_norm_eps"],
+        }  # fmt: skip
+    return llama.decoder({**c, "layer_types": None}) | {
+        "qk_norm": True, "rotary_fraction": rotary(c, "partial_rotary_factor", 0.25), "settings": settings,
+        "branches": tuple(
+            (MIXERS[kind], "feed_forward" if one else "experts") for kind, one in zip(kinds, dense, strict=True)
+        ),
+    }  # fmt: skip
+
+
+def _groups(a: Architecture) -> int:
+    given: Any = a.settings["gated_delta_net"]
+    return int(given.n_groups)
+
+
+ATTENTION = replace(
+    llama.ATTENTION,
+    weights={role: path for role, path in llama.ATTENTION.weights.items() if role != "query"},
+    blocks={"self_attn.q_proj": ("query", "attention_gate")},
+    turns={"self_attn.q_proj": lambda a: a.n_heads},
+    attention="",
+)
+_QKVZ, _BA = "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
+DELTA = replace(
+    llama.ATTENTION,
+    branch="linear_attn",
+    weights={"delta_filter": "linear_attn.conv1d", "delta_out": "linear_attn.out_proj"},
+    blocks={_QKVZ: ("delta_query", "delta_key", "delta_value", "delta_gate"), _BA: ("delta_write", "delta_decay")},
+    turns={_QKVZ: _groups, _BA: _groups},
+    attention="", scaling="", query_norm="", key_norm="",
+)  # fmt: skip
+(_PATHS,) = _experts.paths(qwen2_moe.EXPERTS, ATTENTION, gain_offset=1.0)
+_KINDS = {**_PATHS.stacks[0].kinds, "gated_delta_net": DELTA}
+FAMILY = replace(
+    llama.FAMILY,
+    model_type="qwen3_next",
+    defaults={
+        **qwen3_moe.FAMILY.defaults, "vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512, "norm_topk_prob": True,
+        "layer_types": None, "full_attention_interval": 4,
+    },
+    fields=fields,
+    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=_KINDS),)),),
+)  # fmt: skip
