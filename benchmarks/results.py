@@ -59,16 +59,22 @@ def pages() -> list[tuple[str, str, str]]:
 
 
 def counted() -> str:
-    """How many runs are stored, and how many of them are different: the same ones decide parts of several claims."""
-    keys = [
-        tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
-        for file in sorted(FOLDER.glob("*.json"))
-        if isinstance(results := read_json(file), dict) and results.get("schema") == SCHEMA
-        for row in results["rows"]
-    ]
-    return (
-        f"{len(keys)} runs of sweeps are stored; {len({*keys})} of them are different, and some decide several pages."
-    )
+    """How many runs are stored, how many of them are different, and which pages the same ones decide."""
+    files: dict[tuple[Any, ...], set[str]] = {}
+    n = 0
+    for file in sorted(FOLDER.glob("*.json")):
+        results = read_json(file)
+        if isinstance(results, dict) and results.get("schema") == SCHEMA:
+            for row in results["rows"]:
+                key = tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
+                files.setdefault(key, set()).add(f"[{file.stem}]({file.stem}.md)")
+                n += 1
+    shared = Counter(" and ".join(sorted(names)) for names in files.values() if len(names) > 1)
+    text = f"{n} runs of sweeps are stored; {len(files)} of them are different."
+    if shared:
+        told = "; ".join(f"{names} {runs}" for names, runs in sorted(shared.items()))
+        text += f" Some decide parts of several pages, which are no evidence of their own for each other: {told}."
+    return text
 
 
 def others(known: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError, require
 from signalprop.files.storage import opened
 from signalprop.network.moments import FloatArray
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.position import Position, together
 from signalprop_lab.training.recipe import Data
-from signalprop_lab.training.sources import IMAGE, LABEL, Place, open_table
+from signalprop_lab.training.sources import IMAGE, LABEL, Place, Row, open_table
 
 Pixels = NDArray[np.uint8]  # (channels, size, size)
 
@@ -47,9 +48,14 @@ def labelled_images(
     names = table.classes(label)
     table = table.decoded(image, require("datasets", "training").Image(decode=False))
 
+    def made(found: Row) -> Labelled:
+        where, row = found
+        return Labelled(_decoded(row[image], f"in {image!r} of {where}", data), row[label])
+
     def read() -> Iterator[Labelled]:
-        for where, row in table.read(image, label, position=position):
-            yield Labelled(_decoded(row[image], f"in {image!r} of {where}", data), row[label])
+        with ThreadPoolExecutor() as pool:  # decoders let go of the interpreter
+            for rows in together(table.read(image, label, position=position)):
+                yield from pool.map(made, rows)
 
     return read(), names
 

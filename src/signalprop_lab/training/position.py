@@ -96,13 +96,19 @@ class Position:
         return made
 
 
+def together(found: Iterator[T]) -> Iterator[list[T]]:
+    """The same, `TOGETHER` at a time. Whoever reads ahead of what it gives out reads these chunks, and no further."""
+    while chunk := list(islice(found, TOGETHER)):
+        yield chunk
+
+
 def in_chunks(read: Callable[[Position], Iterator[T]], position: Position, most: int | None) -> Iterator[list[T]]:
     """What is read from a position on, `TOGETHER` at a time; the position is kept up to date. most: of a pass."""
     found = read(position)
     if position.rows is None:
         found = islice(found, position.documents, None)
     found = islice(found, None if most is None else max(0, most - position.documents))
-    while chunk := list(islice(found, TOGETHER)):
+    for chunk in together(found):
         yield chunk
         position.documents, position.taken = position.documents + len(chunk), 0
         if position.table is not None:

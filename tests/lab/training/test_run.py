@@ -125,6 +125,15 @@ def test_a_logger_that_is_not_installed_is_named(tmp_path: Path) -> None:
         run(tmp_path / "run", "report_to=[no-such-logger]")
 
 
+def test_too_few_validation_examples_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("the same words. " * 300)
+    few = (f"data.source={tmp_path / 'a.txt'}", "data.validation=0.1", "budget.steps=1")
+    run(tmp_path / "run", *few, "cadence.validation_examples=512")
+    assert "of the 512 validation examples that cadence.validation_examples asks for" in capsys.readouterr().err
+    run(tmp_path / "enough", *few, "cadence.validation_examples=2")
+    assert "validation examples" not in capsys.readouterr().err
+
+
 def test_a_logger_gets_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[dict[str, float]] = []
     logger = integrations.TensorBoardCallback

@@ -390,6 +390,20 @@ def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
     assert len(listed.splitlines()) <= 60
 
 
+def test_a_run_on_two_pages_is_one_run(tmp_path, monkeypatch) -> None:
+    from benchmarks import results
+
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    stores = {"a": {ONE: [2.0, 2.1], TWO: [1.0, 1.1]}, "b": {ONE: [2.0, 2.1], TWO: [1.5, 1.6]}}
+    for name, losses in stores.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(stored(losses)))
+    said = results.counted()
+    assert said.startswith("8 runs of sweeps are stored; 6 of them are different.")
+    assert said.endswith("for each other: [a](a.md) and [b](b.md) 2.")
+    (tmp_path / "b.json").unlink()
+    assert results.counted() == "4 runs of sweeps are stored; 4 of them are different."
+
+
 def test_when_networks_leave_the_plateau() -> None:
     from benchmarks import results
 
