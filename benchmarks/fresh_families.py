@@ -28,7 +28,10 @@ from signalprop.files.storage import read_json, write_json, write_text
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 32, 256, 128, 2000, 4
 MORE = (16, 64)  # models of a family that is beyond the bounds with fewer
-IN_DEPTH = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe", "olmoe", "gemma2", "lfm2", "modernbert")
+IN_DEPTH = (
+    "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe", "olmoe", "gemma2", "lfm2", "modernbert", "qwen3_next",
+    "falcon_h1", "mamba2", "olmo2",
+)  # fmt: skip
 WINDOW = TOKENS // 4  # of layers that have one
 OWN = {
     "mamba2": {"num_heads": 2 * WIDTH // 64},  # of twice the width

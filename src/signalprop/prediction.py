@@ -100,11 +100,13 @@ def expected_seconds(p: Parametrization, inputs: InputStatistics, fidelity: Fide
     Raises:
         InputError: it would not fit into memory.
     """
+    chosen = cheapest(p, inputs)[0] if fidelity == "auto" else fidelity
+    if chosen != "kernel":
+        return 0.0
     from signalprop.kernels.grid import grid_for
     from signalprop.kernels.tokens import check_fits_of
 
-    chosen = cheapest(p, inputs)[0] if fidelity == "auto" else fidelity
-    if chosen != "kernel" or (fidelity == "auto" and grid_for(p, inputs) is not None):
+    if fidelity == "auto" and grid_for(p, inputs) is not None:
         return 0.0
     check_fits_of(p)
     return _PER_PAIR * p.n_sublayers * max(p.architecture.seq_len, p.architecture.target_len or 0) ** 2
