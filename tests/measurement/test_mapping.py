@@ -26,7 +26,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "measuring.md"
 
 def test_the_examples_in_the_documentation_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names: dict[str, Any] = {}
     torch.manual_seed(0)
     for block in blocks:
