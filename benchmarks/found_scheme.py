@@ -103,7 +103,7 @@ over that of the last stream (*tokens*), and the share of the last stream that b
     {rates}
 
 That is `--scheme deepscalelm --option k={k:.4g} --norm {norm}`, and `model.rates` in a recipe. How it trains beside
-DeepScaleLM, LayerNorm Scaling and ReZero: `signalprop sweep sweep-found`.
+DeepScaleLM, LayerNorm Scaling and ReZero: [results](results/found.md), by `signalprop sweep sweep-found`.
 """
 
 if __name__ == "__main__":
