@@ -214,6 +214,19 @@ def first_tensor(values: Any) -> Tensor | None:
         return None
 
 
+def logits_of(output: Any) -> Tensor:
+    """A model's logits (of several heads the first's), or what else it outputs first.
+
+    Raises:
+        InputError: it outputs no tensor.
+    """
+    logits = getattr(output, "logits", None)
+    found = first_tensor(output if logits is None else logits)
+    if found is None:
+        raise InputError(f"the model outputs a {type(output).__name__} without a tensor; expected logits")
+    return found
+
+
 def in_tokens(tensor: Tensor, shape: tuple[int, int] | None) -> Tensor:
     """A tensor as (batch, tokens, features), where a model has put all its tokens in one row (OPT).
 

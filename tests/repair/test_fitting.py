@@ -15,6 +15,7 @@ from applied import vanilla
 from commandline import Command
 from models.test_families import batch_for, theirs
 from signalprop.attachment.attached import attach
+from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.epsilons import _following
 from signalprop.repair.fitting import exact_logits, fit
@@ -81,6 +82,9 @@ def test_half_precision_has_numbers_again(name: str) -> None:
 
 def test_an_epsilon_that_the_configuration_does_not_have_is_all_that_is_inexact() -> None:
     model, arguments = overflowing("opt")
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-10
     before = exact_logits(model, arguments)
     found = fit(model, arguments)
     assert not found.matched and "the configuration has no entry for it" in found.epsilon
@@ -89,6 +93,17 @@ def test_an_epsilon_that_the_configuration_does_not_have_is_all_that_is_inexact(
         if isinstance(module, nn.LayerNorm):
             module.eps /= found.stream**2
     assert difference(exact_logits(model, arguments), before) < 1e-10
+
+
+def test_a_function_that_its_epsilon_would_make_another_is_left_as_it_was() -> None:
+    model, arguments = overflowing("opt")
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e3
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(InputError, match=r"stays at 1000 .* a smaller margin divides by less; nothing was changed"):
+        fit(model, arguments)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_what_a_curved_activation_makes_is_reported() -> None:
@@ -292,7 +307,7 @@ class TestCommand:
         (tmp_path / "text").write_text("the stream is divided and the function is another " * 30)
         text = ("--text", str(tmp_path / "text"))
         status, _, err = command("fit", str(tmp_path / "model"), *text, "--out", str(tmp_path / "new"))
-        assert status == 1 and "the epsilon of the norms stays at 1e-05 (the configuration has no entry for it)" in err
+        assert status == 2 and "the epsilon of the norms stays at 1e-05 (the configuration has no entry for it)" in err
         assert not (tmp_path / "new").exists()
 
     def test_an_unknown_format(self, command: Command, tmp_path: Path) -> None:

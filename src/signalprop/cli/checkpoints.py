@@ -70,11 +70,10 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
     import torch
 
     from signalprop.attachment.live_model import evaluating
+    from signalprop.hooks import logits_of
 
     with evaluating(model), torch.no_grad():
-        out: Any = model(**arguments)
-    found: Tensor = out.logits if getattr(out, "logits", None) is not None else out[0]
-    return found
+        return logits_of(model(**arguments))
 
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:

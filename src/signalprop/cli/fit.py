@@ -101,12 +101,10 @@ def fit(
             gc.collect()
             again = _exact(load_model(folder, random_init=False, seed=0)).to(place)
             error = checkpoints.difference(before, exact_logits(again, arguments))
-            instead = "try a smaller --margin, or a checkpoint in float32"
-            if not found.matched:
-                instead = f"the epsilon of the norms {found.epsilon}; a smaller --margin divides by less"
             result["stored_error"] = checkpoints.refused_beyond(
-                math.inf if error is None else error, stored, "fitted", instead
-            )
+                math.inf if error is None else error, stored, "fitted",
+                "try a smaller --margin, or a checkpoint in float32",
+            )  # fmt: skip
             if form in _RUN:
                 del again
                 result["format_error"] = {

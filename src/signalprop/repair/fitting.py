@@ -21,7 +21,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.hooks import Hooks
+from signalprop.hooks import Hooks, logits_of
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.kinds import ROLE
 from signalprop.repair.epsilons import Epsilon, norms_of
@@ -59,7 +59,8 @@ class Fit:
         format: name of the number format. top: its largest number. margin: powers of two that were to stay free.
         stream: what the residual stream was divided by. inner: likewise what is inside of a branch, by its label.
         held: why no weight can divide the stream of this model, so that only what is inside of branches was moved; "".
-        epsilon: what became of the norms' epsilon, in words. matched: whether that keeps the function exactly.
+        epsilon: what became of the norms' epsilon, in words. matched: whether that keeps the function exactly;
+            otherwise outputs differ by 1e-3 of the largest at most (0.1 in half precision).
         gain_rounding: largest relative error of a changed gain 1 + weight (Gemma) where the format, or bfloat16 for
             those of 8 bits, holds the weight; 0 where gains are weights.
         activations: one per place.
@@ -156,8 +157,7 @@ def fit(
             epsilon.divide(attached.model, stream**2)
             try:
                 after, now = largest(attached, places, arguments)
-                if epsilon.movable:
-                    _require_same(output, now)
+                _require_same(output, now, "" if epsilon.movable else epsilon.in_words(stream))
             except InputError:
                 epsilon.divide(attached.model, stream**-2)
                 raise
@@ -231,16 +231,17 @@ def _held_stream(attached: Attached) -> str:
     return ""
 
 
-def _require_same(before: Tensor | None, after: Tensor | None) -> None:
-    """Raise an InputError where the output has become another than rounding explains."""
-    if before is None or after is None:
-        return
+def _require_same(before: Tensor, after: Tensor, epsilon: str) -> None:
+    """Raise an InputError where the output has become another than rounding explains.
+
+    Args:
+        epsilon: what became of one that cannot be divided, which then is why; "".
+    """
     apart = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
     if apart > (_SAME if before.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF):
-        raise InputError(
-            f"fitted, the outputs would differ by {apart:.1e} of the largest: something reads the stream or the "
-            "embedding that the mapping does not name; nothing was changed"
-        )
+        why = f"the epsilon of the norms {epsilon}; a smaller margin divides by less"
+        why = why if epsilon else "something reads the stream or the embedding that the mapping does not name"
+        raise InputError(f"fitted, the outputs would differ by {apart:.1e} of the largest: {why}; nothing was changed")
 
 
 def _factors(places: Sequence[Place], values: Sequence[float], limit: float) -> tuple[float, dict[int, float]]:
@@ -369,9 +370,7 @@ def exact_logits(model: nn.Module, arguments: Dictionary[str, Any], mapping: Map
         for norm in norms_of(attached):
             hooks.after(norm, lambda norm, args, kwargs, _: _rms(norm, (*args, *kwargs.values())[0], offset))
     with evaluating(model), torch.no_grad(), hooks:
-        out: Any = model(**arguments)
-    found: Tensor = out.logits if getattr(out, "logits", None) is not None else out[0]
-    return found
+        return logits_of(model(**arguments))
 
 
 def _rms(norm: Any, x: Tensor, offset: float) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError
-from signalprop.hooks import Hooks, Products, Site, first_tensor
+from signalprop.hooks import Hooks, Products, Site, logits_of
 from signalprop.network.kinds import ROLE
 from signalprop.sublayers.experts.roles import settings as experts_settings
 
@@ -148,9 +148,7 @@ def _module(found: Any) -> nn.Module:
     return found
 
 
-def largest(
-    attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]
-) -> tuple[list[float], Tensor | None]:
+def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]) -> tuple[list[float], Tensor]:
     """The largest |activation| at every place, and the first output, of one forward pass in evaluation mode.
 
     Raises:
@@ -191,7 +189,7 @@ def largest(
     }
     products = Products(held, partial(beside, "input"), partial(beside, "output"))
     with evaluating(attached.model), torch.no_grad(), hooks, products if held else nullcontext():
-        output = first_tensor(attached.outer(**arguments))
+        output = logits_of(attached.outer(**arguments))
     for place, value in zip(places, seen, strict=True):
         if value == math.inf:
             raise InputError(
