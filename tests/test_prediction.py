@@ -65,6 +65,18 @@ def test_images_that_are_averaged_are_pointed_at() -> None:
     assert not said(predict(a), "images are")
 
 
+def test_averages_that_lose_equal_tokens_are_pointed_at() -> None:
+    fields = {"n_layers": 8, "d_model": 256, "n_heads": 4, "n_kv_heads": 4, "vocab_size": 200, "seq_len": 64}
+    lfm2 = Architecture.preset("lfm2-1.2b", branches=("gated_convolution", "feed_forward"), **fields)
+    batch = default_batch(lfm2, batch_size=2)
+    table = scheme("huggingface")(lfm2)
+    real, average = predict(table, batch.statistics(lfm2)), predict(table)
+    assert said(average, "equal tokens count") and not said(real, "equal tokens count")
+    r = real.forward["stream_in"].token_correlation
+    assert r.min() > r[0] / 2
+    assert not said(predict(Architecture.preset("llama-130m", **fields)), "equal tokens count")
+
+
 def test_a_batch_without_segments_is_one_segment_as_models_read_it() -> None:
     a = Architecture.preset("bert-base", n_layers=1, d_model=64, n_heads=4, vocab_size=100, seq_len=16)
     batch = default_batch(a, batch_size=2)
