@@ -20,6 +20,7 @@ from signalprop.families import find, unknown
 from signalprop.families.base import Family, ModelPaths, StackPaths
 from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
+from signalprop.network.kinds import kind_named
 from signalprop.network.layout import fan
 
 HEAD = "lm_head"  # of a model that does not tell its own
@@ -156,7 +157,7 @@ def _sublayer(
     for path, roles in row.blocks.items():
         turns = row.turns[path](a) if path in row.turns else 1
         weights |= {role: (f"{place}.{path}", rows) for role, rows in _rows_of(a, roles, turns).items()}
-    qk_norm = a.qk_norm and "query" in weights
+    qk_norm = a.qk_norm and kind_named(kind).attends
     return SublayerMap(
         branch=f"{place}.{row.branch}",
         norm=None if bare else f"{place}.{row.norm}",

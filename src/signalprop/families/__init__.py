@@ -19,7 +19,6 @@ _DISENTANGLED = (
     "Architecture nor a Parametrization can say"
 )
 _REFUSED = {
-    "gemma4_text": "its layers have heads of two widths, and branches that read inputs per layer, which is not derived",
     "llama4_text": "its router's weights multiply what experts read, not what they give, which is not derived",
     "phimoe": "its router (SparseMixer) weighs an expert against those of nearly its score alone, which is not derived",
     "deberta": _DISENTANGLED,

@@ -35,7 +35,7 @@ def _incomplete(family: Family, why: str) -> InputError:
 
 def _of_defaults(family: Family) -> Architecture:
     try:
-        return Architecture(**family.read({}))
+        return Architecture(**family.read(family.readable))
     except KeyError as error:
         raise _incomplete(family, f"`fields` reads {error}, which `defaults` lacks") from None
     except (TypeError, ValueError, AttributeError) as error:

@@ -151,7 +151,8 @@ class Family:
 
     Attributes:
         model_type: its name in config.json; the file is named so too, with _ for -.
-        defaults: what its configuration class fills in, for every key that `fields` reads.
+        defaults: what its configuration class fills in, for every key that `fields` reads. readable: where `fields`
+            refuses these, what a configuration has to say at least.
         fields: configuration -> fields of an Architecture.
         paths: where the modules are; several where they moved between versions of transformers or differ with the
             configuration: the first that fits the model is taken.
@@ -180,6 +181,7 @@ class Family:
     position_offset: int = 0
     key_bias: bool = True
     score_bias: bool = False
+    readable: Config = field(default_factory=dict)
     hears: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +18,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
 from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, settings_of, sights
 
+AnyAttention = TypeVar("AnyAttention", bound="Attention")
+
 
 class Attention(nn.Module):
     """Multi-head attention over the stream itself, or over the encoder's output (`cross`).
@@ -26,8 +30,11 @@ class Attention(nn.Module):
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
         seen: which keys, and which rotations.
         own_value, first_value: factors on its values and on those of the first attention; None: that are not added.
-        keeps_values: it is that first one.
+        keeps_values: it is that first one. keys_are_values: there is no map of values.
+        prefix: before the names of its maps.
     """
+
+    prefix = ""
 
     def __init__(
         self,
@@ -44,6 +51,7 @@ class Attention(nn.Module):
         own_value: Multiplier = 1.0,
         first_value: Multiplier | None = None,
         keeps_values: bool = False,
+        keys_are_values: bool = False,
     ) -> None:
         super().__init__()
         self.architecture = architecture
@@ -63,9 +71,11 @@ class Attention(nn.Module):
         if self.given.gate != "none":
             sizes = fan(architecture, "attention_gate")
             self.attention_gate = Linear(*sizes, bias=biases["attention_gate"], dtype=dtype)
-        self.query, self.key, self.value, self.output = (
-            Linear(*fan(architecture, role), bias=biases[role], dtype=dtype) for role in (role.name for role in ROLES)
-        )
+        for role in (role.name for role in ROLES):
+            if not (keys_are_values and role == "value"):
+                made = Linear(*fan(architecture, role), bias=biases[self.prefix + role], dtype=dtype)
+                setattr(self, self.prefix + role, made)
+        self.keys_are_values = keys_are_values
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape."""
@@ -78,7 +88,8 @@ class Attention(nn.Module):
         def heads(x: Tensor, n: int) -> Tensor:
             return x.view(*x.shape[:-1], n, a.d_head).transpose(1, 2)
 
-        value = self.value(source)
+        key = self._map("key")(source) if self.keys_are_values else None
+        value = self._map("value")(source) if key is None else key
         if self.keeps_values:
             around.first_values["V"] = value
         if self.first_value is not None:
@@ -91,7 +102,8 @@ class Attention(nn.Module):
         if is_fixed(self.attention_gain, 0.0) and not self.cross:
             mixed = times(self.value_skip, v)
         else:
-            q, k = heads(self.query(stream), a.n_heads), heads(self.key(source), a.n_kv_heads)
+            key = self._map("key")(source) if key is None else key
+            q, k = heads(self._map("query")(stream), a.n_heads), heads(key, a.n_kv_heads)
             mixed = times(self.attention_gain, self._attended(q, k, v, around))
             if not is_fixed(self.value_skip, 0.0):
                 mixed = mixed + times(self.value_skip, v)
@@ -99,8 +111,12 @@ class Attention(nn.Module):
         if self.attention_gate is not None:
             opened = self.attention_gate(stream).sigmoid()
             mixed = mixed * opened.view(*mixed.shape[:2], a.n_heads, -1)
-        out: Tensor = self.output(mixed.flatten(-2))
+        out: Tensor = self._map("output")(mixed.flatten(-2))
         return out
+
+    def _map(self, role: str) -> nn.Module:
+        found: nn.Module = getattr(self, self.prefix + role)
+        return found
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, around: Surroundings) -> Tensor:
         """A V, (batch, heads, queries, d_head)."""
@@ -110,9 +126,7 @@ class Attention(nn.Module):
         elif a.qk_norm:
             q, k = F.rms_norm(q, (a.d_head,), eps=a.norm_eps), F.rms_norm(k, (a.d_head,), eps=a.norm_eps)
         if self.seen.base and not self.cross:
-            table = around.rotation if self.seen.base == a.rotary_base else None
-            if table is None:
-                table = rotation_table(a, q.shape[2], device=q.device, dtype=q.dtype, base=self.seen.base)
+            table = self._rotation(q, around)
             q, k = rotate(q, table), rotate(k, table)
         if a.n_kv_heads != a.n_heads:
             k = k.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
@@ -133,6 +147,13 @@ class Attention(nn.Module):
             is_causal=around.causal and not self.cross and mask is None,
             scale=self.score_scale,
         )
+
+    def _rotation(self, q: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each (tokens, rotated features)."""
+        a = self.architecture
+        if around.rotation is not None and self.seen.base == a.rotary_base:
+            return around.rotation
+        return rotation_table(a, q.shape[2], device=q.device, dtype=q.dtype, base=self.seen.base)
 
     def _by_hand(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, dropout: float) -> Tensor:
         """With a cap on the scores, and a sink among them."""
@@ -173,10 +194,25 @@ def make(
     *,
     cross: bool = False,
 ) -> Attention:
-    """The attention of sublayer `index` of a table, its weights not drawn yet.
+    """The attention of sublayer `index` of a table, its weights not drawn yet."""
+    return made_of(Attention, p, index, biases, dtype, shape, cross=cross)
+
+
+def made_of(
+    of: type[AnyAttention],
+    p: Parametrization,
+    index: int,
+    biases: dict[str, bool],
+    dtype: torch.dtype,
+    shape: TorchShape | None,
+    *,
+    cross: bool = False,
+    **more: bool,
+) -> AnyAttention:
+    """A module of the class `of`.
 
     Args:
-        biases: whether the map of each role has one. shape: the matrix that it is shaped to.
+        biases: whether the map of each role has one. shape: the matrix that it is shaped to. more: further arguments.
 
     Raises:
         InputError: a cross-attention with a value skip.
@@ -190,7 +226,7 @@ def make(
     learned: Trainable = "scalar" if p.attention_trainable else "fixed"
     added = None if cross else first_values(p)
     later = None if added is None or index == added.row else added
-    return Attention(
+    return of(
         p.architecture,
         float(p.score_scale[index]),
         biases,
@@ -203,4 +239,5 @@ def make(
         own_value=1.0 if later is None else trainable(float(later.own[index]), learned, 1, dtype),
         first_value=None if later is None else trainable(float(later.first[index]), learned, 1, dtype),
         keeps_values=added is not None and later is None,
+        **more,
     )

@@ -1,0 +1,39 @@
+"""Global attention as a PyTorch module."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from signalprop.models.shaping import TorchShape
+from signalprop.models.surroundings import Surroundings
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.module import Attention, made_of
+from signalprop.sublayers.global_attention.roles import PREFIX, as_usual, settings_of
+
+
+class GlobalAttention(Attention):
+    """Attention whose maps have names of their own, and whose rotations may be proportional."""
+
+    prefix = PREFIX
+    proportional = False
+
+    def _rotation(self, q: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
+        cos, sin = super()._rotation(q, Surroundings())
+        rest = q.shape[-1] // 2 - cos.shape[-1] // 2
+        if not self.proportional or rest == 0:
+            return cos, sin
+        (cos, _), (sin, _) = cos.chunk(2, -1), sin.chunk(2, -1)
+        still = cos.new_zeros(len(cos), rest)
+        cos, sin = torch.cat([cos, still + 1], -1), torch.cat([sin, still], -1)
+        return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
+
+
+def make(
+    p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: TorchShape | None
+) -> GlobalAttention:
+    """The module of sublayer `index` of a table, its weights not drawn yet."""
+    s = settings_of(p.architecture)
+    made = made_of(GlobalAttention, as_usual(p), index, biases, dtype, shape, keys_are_values=s.shared)
+    made.proportional = s.proportional
+    return made

@@ -1,0 +1,119 @@
+"""Self-attention to all tokens with heads of another width than other layers have (Gemma 4): what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+from pydantic import Field
+
+from signalprop.errors import InputError
+from signalprop.files.validation import Value
+from signalprop.network.kinds import Kind, Role
+
+if TYPE_CHECKING:
+    from signalprop.network.architecture import Architecture
+    from signalprop.network.parametrization import Parametrization
+
+PREFIX = "global_"
+_Width = Field(0, ge=0, le=1_000_000_000)
+
+
+class Settings(Value):
+    """What its heads have in the place of the architecture's; scores have the architecture's scale and QK-norm.
+
+    Attributes:
+        d_head, n_kv_heads: features of a head, heads of keys and values; 0: the architecture's.
+        rotary_base, rotary_fraction: default: the architecture's. proportional: the frequencies that turn are the
+            fastest ones of all of a head's, not ones from 1 to 1 / rotary_base of their own; feature i turns with
+            feature i + d_head / 2.
+        value_norm: values are RMS-normalised per head, without gains.
+        shared: keys before their norm and rotation are the values, too: there is no map of values.
+    """
+
+    d_head: int = _Width
+    n_kv_heads: int = _Width
+    rotary_base: float | None = Field(None, ge=1, le=1e30)
+    rotary_fraction: float | None = Field(None, gt=0, le=1)
+    proportional: bool = False
+    value_norm: bool = False
+    shared: bool = False
+
+
+_DEFAULTS = Settings.model_validate({})
+
+
+def settings_of(a: Architecture) -> Settings:
+    """Of an architecture, or the usual ones."""
+    return cast(Settings, a.settings.get("global_attention") or _DEFAULTS)
+
+
+@lru_cache(maxsize=32)
+def alone(a: Architecture) -> Architecture:
+    """The architecture of which global attention would be the usual attention.
+
+    Raises:
+        InputError: heads that key heads do not divide; biases where keys are values.
+    """
+    s = settings_of(a)
+    kv, base = s.n_kv_heads or a.n_kv_heads, s.rotary_base or a.rotary_base
+    if a.n_heads % kv:
+        raise InputError(f"global_attention.n_kv_heads is {kv}; expected a divisor of n_heads {a.n_heads}")
+    if s.shared and a.qkv_bias:
+        raise InputError("global_attention.shared with qkv_bias: a key's bias as a value is not derived; leave one out")
+    fraction = s.rotary_fraction or a.rotary_fraction
+    return a.replace(
+        branches=("attention",), settings={"attention": {"value_norm": s.value_norm}}, parallel=False,
+        shared_norm=False, branch_scale=1.0, d_head=s.d_head or a.d_head, n_kv_heads=kv, rotary_fraction=fraction,
+        rotary_base=base**fraction if s.proportional else base, attention_scale=a.score_scale,
+    )  # fmt: skip
+
+
+def as_usual(p: Parametrization) -> Parametrization:
+    """The table as one of `alone`: the weights of global attention stand where those of attention do."""
+    a = p.architecture
+    own = {role.removeprefix(PREFIX): role for role in (role.name for role in ROLES)}
+    if settings_of(a).shared:
+        own["value"] = f"{PREFIX}key"
+    weights, biases = ({**x, **{to: x[role] for to, role in own.items()}} for x in (p.weights, p.biases))
+    return dataclasses.replace(p, architecture=alone(a), weights=weights, biases=biases)
+
+
+def _heads(a: Architecture) -> tuple[int, int]:
+    return a.d_model, a.n_heads * (settings_of(a).d_head or a.d_head)
+
+
+def _shared_heads(a: Architecture) -> tuple[int, int]:
+    s = settings_of(a)
+    return a.d_model, (s.n_kv_heads or a.n_kv_heads) * (s.d_head or a.d_head)
+
+
+def _merged(a: Architecture) -> tuple[int, int]:
+    return _heads(a)[1], a.d_model
+
+
+def _biased(a: Architecture) -> bool:
+    return bool(a.qkv_bias)
+
+
+def _has_values(a: Architecture) -> bool:
+    return not settings_of(a).shared
+
+
+ROLES = (
+    Role(f"{PREFIX}query", _heads, biased=_biased, reads=True),
+    Role(f"{PREFIX}key", _shared_heads, biased=_biased, reads=True),
+    Role(f"{PREFIX}value", _shared_heads, exists=_has_values, biased=_biased, reads=True),
+    Role(f"{PREFIX}output", _merged, writes=True),
+)
+KIND = Kind(
+    name="global_attention",
+    package=__name__.rpartition(".")[0],
+    roles=ROLES,
+    words="global attention",
+    short="global",
+    counted="attention",
+    attends=True,
+    settings=Settings,
+)
