@@ -102,6 +102,16 @@ class Stack:
             if hasattr(branch, "keeps"):
                 branch.keeps = keeps
 
+    @property
+    def networks(self) -> int:
+        """Over how many drawn networks a prediction is the mean: 1 where nothing is drawn."""
+        return max((getattr(branch, "networks", 1) for branch in self.branches), default=1)
+
+    def draw(self, network: int) -> None:
+        """From here on the network of that number."""
+        for branch in self.branches:
+            branch.network = network
+
     # --- forward ---
 
     def enter(self, start: State) -> State:

@@ -138,12 +138,15 @@ def predict_token_kernels(
     parts, note = sequences(a, inputs)
     if grid is not None:
         note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
-    passed = []
+    passed, networks = [], stack.networks
     for part, keep in parts:
         top = partial(top_kernel, p, part, grid=grid) if backward else None
         start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
-        passed.append(passes(stack, State(start).rescaled(), top, keep if grid is None else grid))
-    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
+        for _ in range(networks):
+            if networks > 1:
+                stack.draw(len(passed))
+            passed.append(passes(stack, State(start).rescaled(), top, keep if grid is None else grid))
+    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts for _ in range(networks)]
     return profile_of(p, passed, counts, note)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.drawn_heads import HARD, LONGEST, DrawnHeads, Shape
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.rows import rotation
@@ -19,9 +20,10 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention import roles
 from signalprop.sublayers.attention.heads import Row
 from signalprop.sublayers.attention.moments import Varied, seeing, sights_of
-from signalprop.sublayers.attention.roles import FirstValues, Sight, has_gate
+from signalprop.sublayers.attention.roles import FirstValues, Settings, Sight, has_gate
 from signalprop.theory.attention_variants import capped
 
+Averaging = TokenAttention | DrawnHeads | ShapedAttention
 _EVEN = 1e-4  # how far sizes of tokens may lie apart, over their mean, to count as one
 
 
@@ -30,13 +32,17 @@ class AttentionKernel:
 
     Attributes:
         shapes: of every sublayer of the table. grid: on which kernels stand; None: every position has its row.
+        shared: keys are the values. network: which one is drawn, where scores are hard (`drawn_heads`).
     """
+
+    shared = False
+    network = 0
 
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
         self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
         self.sights = sights_of(p, stack)
         self.has_gate = has_gate(p.architecture)
-        self.kept: dict[int, TokenAttention] = {}  # they serve the way back too
+        self.kept: dict[int, TokenAttention | DrawnHeads] = {}  # they serve the way back too
         self.first_read: FloatArray = np.zeros(0)  # the kernel that the first of them reads
         self.sent: FloatArray = np.zeros(0)  # what sublayer i sends back to it
         self.keeps = grid is not None  # set before the last pass over sublayers from which the way back begins
@@ -50,6 +56,12 @@ class AttentionKernel:
     def first(self) -> int | None:
         """The row of that one."""
         return self.made.first
+
+    @property
+    def networks(self) -> int:
+        """How many have to be drawn: 1 where none is."""
+        drawn = [shape.networks for i in range(len(self.sights.layer)) if (shape := self._drawn(i))]
+        return max(drawn, default=1)
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -92,7 +104,7 @@ class AttentionKernel:
         return self.made.given.sink if isinstance(self.made, Varied) else None
 
     def _by_heads(
-        self, i: int, attention: TokenAttention | ShapedAttention, arrived: FloatArray, kernel: FloatArray
+        self, i: int, attention: Averaging, arrived: FloatArray, kernel: FloatArray
     ) -> FloatArray:
         """What the heads send back of a gradient at what they give."""
         row = self.made.at(i)
@@ -110,7 +122,7 @@ class AttentionKernel:
             scores = scores * _pairs(norms**-0.5) * norms.mean()
         return np.asarray((value * float(row.back * own) + scores * float(weight)) / float(size))
 
-    def _values(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | ShapedAttention, FloatArray]:
+    def _values(self, i: int, kernel: FloatArray) -> tuple[Averaging, FloatArray]:
         """A sublayer's attention, and the kernel of what its heads give before a gate."""
         row = self.made.at(i)
         if self.shapes[i]:  # rows of D A do not sum to 1: a bias is mixed as values are
@@ -129,7 +141,7 @@ class AttentionKernel:
             values += self.made.at(self.values.row).value_bias * self.values.first[i] ** 2
         if isinstance(self.made, Varied):
             values /= self.made.value_size(row, size_of(kernel))
-        if self.sink is not None:
+        if self.sink is not None and isinstance(attention, TokenAttention):
             values *= _pairs(attention.kept(self.sink))
         return attention, values
 
@@ -144,7 +156,7 @@ class AttentionKernel:
         np.fill_diagonal(r, 1.0)
         return dual_of_kernel("sigmoid", own, r), slope_of_kernel("sigmoid", own, r)
 
-    def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
+    def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | DrawnHeads, float]:
         """A sublayer's attention, and the factor on its forward kernel.
 
         QK-norm takes the size of every token out of the scores, not out of the values.
@@ -175,6 +187,9 @@ class AttentionKernel:
         if base:
             causal = self.made.causal or window > 0
             rho, omega = rotation(self.made.n_keys, a.d_head, base, a.rotary_fraction, causal)
+        shape = None if "values" in fields else self._drawn(i)
+        if shape is not None:
+            return DrawnHeads(kernel, fields["qk"], shape, self.made.causal, (self.network, i)), size
         if window:
             return windowed(kernel, window, rho, omega, **fields), size
         if self.grid is None:
@@ -186,6 +201,17 @@ class AttentionKernel:
             turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
             fields |= {"turn": turned, "omega": omega[self.grid.positions]}
         return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
+
+    def _drawn(self, i: int) -> Shape | None:
+        """The heads of sublayer i, where they are drawn."""
+        row, a, (window, base) = self.made.at(i), self.a, self.sights.at(i)
+        given = self.made.given if isinstance(self.made, Varied) else Settings()
+        plain = given.sink is None and given.score_cap is None and given.gate == "none" and self.values is None
+        plain &= bool(row.value_skip == 0 and row.attention_gain == 1 and row.query_bias == 0 and row.qk >= HARD)
+        if not plain or a.qk_norm is not True or a.attention_dropout or self.grid or self.made.n_keys > LONGEST:
+            return None
+        norm = given.value_norm
+        return Shape(a.n_heads, a.n_kv_heads, a.d_head, window, base, a.rotary_fraction, norm, self.shared)
 
     def _norms(self, row: Row, kernel: FloatArray) -> FloatArray:
         """What QK-norm divides every token's kernel by, epsilon and all: the geometric mean of queries and keys."""

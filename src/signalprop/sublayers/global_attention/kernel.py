@@ -8,12 +8,14 @@ from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import Shapes
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.kernel import AttentionKernel
-from signalprop.sublayers.global_attention.roles import as_usual
+from signalprop.sublayers.global_attention.roles import as_usual, settings_of
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
     """The global attention of a table in one stack (index into STACKS)."""
-    return AttentionKernel(as_usual(p), stack, shapes)
+    made = AttentionKernel(as_usual(p), stack, shapes)
+    made.shared = settings_of(p.architecture).shared
+    return made
 
 
 def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> AttentionKernel:

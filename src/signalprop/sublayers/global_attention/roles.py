@@ -11,6 +11,7 @@ from pydantic import Field
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
 from signalprop.network.kinds import Kind, Role
+from signalprop.sublayers.attention.roles import Settings as Usual
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
@@ -64,7 +65,7 @@ def alone(a: Architecture) -> Architecture:
         raise InputError("global_attention.shared with qkv_bias: a key's bias as a value is not derived; leave one out")
     fraction = s.rotary_fraction or a.rotary_fraction
     return a.replace(
-        branches=("attention",), settings={"attention": {"value_norm": s.value_norm}}, parallel=False,
+        branches=("attention",), settings={"attention": Usual(value_norm=s.value_norm)}, parallel=False,
         shared_norm=False, branch_scale=1.0, d_head=s.d_head or a.d_head, n_kv_heads=kv, rotary_fraction=fraction,
         rotary_base=base**fraction if s.proportional else base, attention_scale=a.score_scale,
     )  # fmt: skip
