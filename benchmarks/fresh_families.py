@@ -30,7 +30,7 @@ LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 32, 256, 128, 2000, 4
 MORE = (16, 64)  # models of a family that is beyond the bounds with fewer
 IN_DEPTH = (
     "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe", "olmoe", "gemma2", "lfm2", "modernbert", "qwen3_next",
-    "falcon_h1", "mamba2", "olmo2",
+    "falcon_h1", "mamba2", "olmo2", "gemma4_text",
 )  # fmt: skip
 WINDOW = TOKENS // 4  # of layers that have one
 OWN = {
@@ -42,6 +42,12 @@ OWN = {
         "shared_intermediate_size": WIDTH,
         "intermediate_size": WIDTH,
         "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 5 + ["attention"],
+    },
+    "gemma4_text": {  # as the released dense model: keys of the layers that see all tokens are their values
+        "hidden_size_per_layer_input": 0,
+        "global_head_dim": 128,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
     },
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * (LAYERS // 3)},
     "granitemoeshared": {"shared_intermediate_size": WIDTH, "intermediate_size": WIDTH},

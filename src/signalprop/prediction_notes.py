@@ -14,19 +14,26 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_named, rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.results.profile import Profile
+from signalprop.results.profile import DRAWN, Profile
 from signalprop.sublayers.attention.heads import score_variances
 from signalprop.sublayers.attention.roles import has_window, settings_of, sights
+from signalprop.sublayers.global_attention.roles import as_usual
+from signalprop.sublayers.global_attention.roles import settings_of as global_settings
 from signalprop.sublayers.mamba2.roles import settings as scan_settings
 
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 LARGE_SCORES = 8.0
 
 
-def _large_scores(p: Parametrization) -> str:
+def _large_scores(p: Parametrization, profile: Profile) -> str:
     """What to say of a network whose attention is nearly one-hot at the start; '' where it is not."""
     if p.skip.ndim > 1:  # a sweep has one set of notes
         return ""
+    if DRAWN in profile.statistics:
+        return (
+            "scores are so large that attention is nearly one-hot: its heads are drawn, and the prediction is the mean "
+            f"of {profile.statistics[DRAWN]} such networks for every sequence (docs/theory/attention.md)"
+        )
     largest = scores_of(p).max(initial=0.0)
     if largest <= LARGE_SCORES:
         return ""
@@ -44,7 +51,7 @@ def scores_note(variance: str) -> str:
 def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -> tuple[str, ...]:
     """What predictions leave out that matters here, a sentence each, or ''."""
     return (
-        _large_scores(p),
+        _large_scores(p, profile),
         _left_out(p),
         _gates(p),
         _cap(p),
@@ -56,6 +63,18 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
         _query_sizes(p, profile),
         _small_outputs(p),
         _scan_without_norm(p),
+        _keys_as_values(p, profile),
+    )
+
+
+def _keys_as_values(p: Parametrization, profile: Profile) -> str:
+    if DRAWN in profile.statistics or profile.fidelity == "simulate":
+        return ""
+    if not kind_named("global_attention").of(p).any() or not global_settings(p.architecture).shared:
+        return ""
+    return (
+        "keys are values: what scores share with values, of order score variance / d_head, is left out; it is followed "
+        "where heads are drawn (docs/theory/attention.md)"
     )
 
 
@@ -145,6 +164,7 @@ def _window(p: Parametrization, profile: Profile) -> str:
         return ""
     if profile.fidelity != "moments":
         everywhere = all(seen.window for seen in sights(p.architecture, p.layer, p.architecture.seq_len).run)
+        everywhere &= DRAWN not in profile.statistics and not kind_named("global_attention").of(p).any()
         return WINDOWS if everywhere and scores_of(p).max(initial=0.0) >= _SHARP else ""
     return (
         "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more "
@@ -249,7 +269,10 @@ def _left_out(p: Parametrization) -> str:
 def scores_of(p: Parametrization) -> FloatArray:
     """Variance of the scores of every attention that reads a normed stream."""
     raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
-    scores: FloatArray = score_variances(p) * p.norm_output**4 * (p.attention_gain != 0)
+    own, apart = score_variances(p), kind_named("global_attention").of(p)
+    if apart.any():
+        own = np.where(apart, score_variances(as_usual(p)), own)
+    scores: FloatArray = own * p.norm_output**4 * (p.attention_gain != 0)
     return scores[..., rows_where(p, lambda kind: kind.attends) & ~raw]
 
 

@@ -81,6 +81,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "sliding_window": 8, "head_dim": 16,
         "initializer_range": 0.1,
     },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 0, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"], "initializer_range": 0.1,
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
     "glm4_moe_lite": {**_LATENT, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2},
 }  # fmt: skip
 NOT_COUNTED = {"glm_moe_dsa": "indexer", "ernie4_5_moe": "e_score_correction_bias"}

@@ -44,8 +44,9 @@ CONFIGS = {
     "granite_swa": "GraniteSWAConfig",
     "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
     "gpt_oss": "GptOssConfig", "qwen3_next": "Qwen3NextConfig", "qwen3_5_text": "Qwen3_5TextConfig",
-    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
+    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "gemma4_text": "Gemma4TextConfig",
 }  # fmt: skip
+READABLE = {"gemma4_text": {"hidden_size_per_layer_input": 0}}  # where a configuration's defaults are refused
 PRESETS = {
     "bert-base": ("bert", {}),
     "roberta-base": ("roberta", {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
@@ -135,19 +136,21 @@ def test_configs_give_the_presets(name: str) -> None:
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_all_sources_agree(family: str, tmp_path: Path) -> None:
     """A config object, its dictionary, and what save_pretrained leaves on disk (which may omit defaults)."""
-    source = config(family)
+    source = config(family, **READABLE.get(family, {}))
     source.save_pretrained(tmp_path)
     expected = Architecture.from_hf(source)
     assert expected.family == family
     assert Architecture.from_hf(source.to_dict()) == expected
     assert Architecture.from_hf(tmp_path) == expected
     assert Architecture.from_hf(str(tmp_path / "config.json")) == expected
-    assert Architecture.from_hf({"model_type": family}) == expected  # the classes' own defaults
+    assert (
+        Architecture.from_hf({"model_type": family, **READABLE.get(family, {})}) == expected
+    )  # the classes' own defaults
 
 
 def test_directories_are_read_without_transformers(tmp_path: Path) -> None:
     for family in CONFIGS:
-        config(family).save_pretrained(tmp_path / family)
+        config(family, **READABLE.get(family, {})).save_pretrained(tmp_path / family)
     code = (
         "import sys; from pathlib import Path; from signalprop.network.architecture import Architecture; "
         f"print(*sorted(Architecture.from_hf(folder).family for folder in Path({str(tmp_path)!r}).iterdir())); "
@@ -228,6 +231,35 @@ def test_details_of_gemma3() -> None:
     assert Architecture.from_hf(old | {"sliding_window_pattern": 1}).rotary_base == 5e5
 
 
+def test_details_of_gemma4() -> None:
+    own = {"num_hidden_layers": 7, "hidden_size_per_layer_input": 0, "global_head_dim": 384}
+    made = config("gemma4_text", **own, attention_k_eq_v=True, num_global_key_value_heads=2)
+    gemma = Architecture.from_hf(made)
+    released = {"model_type": "gemma4_text", **own, "attention_k_eq_v": True, "num_global_key_value_heads": 2}
+    assert Architecture.from_hf(released) == gemma
+    assert [kinds[0] for kinds in gemma.layer_branches] == ["attention"] * 5 + ["global_attention"] * 2
+    assert (gemma.d_head, gemma.n_kv_heads, gemma.score_scale, gemma.seq_len, gemma.rotary_base) == (
+        256, 4, 1.0, 512, 1e4,
+    )  # fmt: skip
+    assert gemma.settings["attention"].model_dump(exclude_defaults=True) == {"window": 512, "value_norm": True}
+    assert gemma.settings["global_attention"].model_dump() == {
+        "d_head": 384, "n_kv_heads": 2, "rotary_base": 1e6, "rotary_fraction": 0.25, "proportional": True,
+        "value_norm": True, "shared": True,
+    }  # fmt: skip
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    rotary = {"sliding_attention": plain, "full_attention": plain}
+    apart = Architecture.from_hf({"model_type": "gemma4_text", **own, "rope_parameters": rotary})
+    found = apart.settings["global_attention"].model_dump()
+    assert (found["n_kv_heads"], found["shared"], found["proportional"], found["rotary_fraction"]) == (
+        4,
+        False,
+        False,
+        1,
+    )
+    everywhere = Architecture.from_hf(released | {"layer_types": ["full_attention"] * 7})
+    assert everywhere.seq_len == 131072 and list(everywhere.settings) == ["global_attention"]
+
+
 def test_details_of_decoders() -> None:
     opt = Architecture.from_hf(config("opt", do_layer_norm_before=False, enable_bias=False))
     assert (opt.placements[0], opt.has_final_norm, opt.bias, opt.embedding_dropout) == ("post", False, False, 0.0)
@@ -263,6 +295,9 @@ def test_changes() -> None:
     assert (wide.d_ff, wide.n_heads, wide.d_head) == (3072, 24, 64)
 
 
+_GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
+
+
 class TestBadInput:
     def test_an_unknown_family_begins_with_the_remedy(self) -> None:
         with pytest.raises(
@@ -280,6 +315,11 @@ class TestBadInput:
             ({"model_type": "phimoe"}, r"'phimoe' is not supported: its router \(SparseMixer\)"),
             ({"model_type": "gemma3"}, "'gemma3' is not supported: it reads images .*gemma3_text"),
             ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional attention"),
+            ({"model_type": "gemma4_text"}, "per_layer_input 256 has branches that read inputs per layer"),
+            ({**_GEMMA4, "num_kv_shared_layers": 2}, "has layers that attend to the keys of earlier ones"),
+            ({**_GEMMA4, "enable_moe_block": True}, "has experts beside the feed-forward, which is not derived"),
+            ({**_GEMMA4, "use_bidirectional_attention": "all"}, "Gemma 4 with bidirectional attention"),
+            ({**_GEMMA4, "per_layer_config": {"0": {"head_dim": 64}}}, "more than its full layers' heads"),
             ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "final_logit_softcapping bounds"),
             ({"model_type": "opt", "word_embed_proj_dim": 512, "hidden_size": 1024}, "word_embed_proj_dim 512"),
             ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),

@@ -167,6 +167,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         _common(**_GQA, head_dim=6, query_pre_attn_scalar=9, sliding_window=9, attn_logit_softcapping=2.0,
                 final_logit_softcapping=None),
     ),
+    **{
+        f"gemma4{name}": (
+            "Gemma4ForCausalLM", "Gemma4TextConfig",
+            _common(
+                **_GQA, head_dim=6, global_head_dim=12, sliding_window=9, hidden_size_per_layer_input=0,
+                layer_types=["sliding_attention", "full_attention", "full_attention"], **more,
+            ),
+        )
+        for name, more in (("", {}), ("-shared", {"attention_k_eq_v": True, "num_global_key_value_heads": 1}))
+    },
     "granite": ("GraniteForCausalLM", "GraniteConfig", _common(**_GQA, **_GRANITE)),
     "cohere": ("CohereForCausalLM", "CohereConfig", _common(**_GQA, logit_scale=0.5)),
     "cohere2": ("Cohere2ForCausalLM", "Cohere2Config", _common(**_GQA, logit_scale=1.0, sliding_window=9)),

@@ -103,9 +103,9 @@ class Stack:
                 branch.keeps = keeps
 
     @property
-    def networks(self) -> int:
-        """Over how many drawn networks a prediction is the mean: 1 where nothing is drawn."""
-        return max((getattr(branch, "networks", 1) for branch in self.branches), default=1)
+    def networks(self) -> int | None:
+        """Over how many networks of drawn heads a prediction is the mean; None where nothing is drawn."""
+        return max((getattr(branch, "networks", 0) for branch in self.branches), default=0) or None
 
     def draw(self, network: int) -> None:
         """From here on the network of that number."""

@@ -31,7 +31,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
-from signalprop.results.profile import POINTS, Profile
+from signalprop.results.profile import DRAWN, POINTS, Profile
 from signalprop.results.series import Series
 from signalprop.theory.elements import squashed
 from signalprop.theory.network import sensitivity_gain, token_share
@@ -138,16 +138,17 @@ def predict_token_kernels(
     parts, note = sequences(a, inputs)
     if grid is not None:
         note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
-    passed, networks = [], stack.networks
+    passed: list[tuple[Columns, Columns | None]] = []
+    networks = stack.networks
     for part, keep in parts:
         top = partial(top_kernel, p, part, grid=grid) if backward else None
         start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
-        for _ in range(networks):
-            if networks > 1:
-                stack.draw(len(passed))
+        for _ in range(networks or 1):
+            stack.draw(len(passed))
             passed.append(passes(stack, State(start).rescaled(), top, keep if grid is None else grid))
-    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts for _ in range(networks)]
-    return profile_of(p, passed, counts, note)
+    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts for _ in range(networks or 1)]
+    profile = profile_of(p, passed, counts, note)
+    return profile if networks is None else replace(profile, statistics={**profile.statistics, DRAWN: networks})
 
 
 def _of_encoder_decoder(p: Parametrization, inputs: InputStatistics, backward: bool) -> Profile:

@@ -59,9 +59,8 @@ class AttentionKernel:
 
     @property
     def networks(self) -> int:
-        """How many have to be drawn: 1 where none is."""
-        drawn = [shape.networks for i in range(len(self.sights.layer)) if (shape := self._drawn(i))]
-        return max(drawn, default=1)
+        """How many have to be drawn; 0: heads are not."""
+        return max((shape.networks for i in range(len(self.sights.layer)) if (shape := self._drawn(i))), default=0)
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -103,9 +102,7 @@ class AttentionKernel:
         """The logit of one, where there is one."""
         return self.made.given.sink if isinstance(self.made, Varied) else None
 
-    def _by_heads(
-        self, i: int, attention: Averaging, arrived: FloatArray, kernel: FloatArray
-    ) -> FloatArray:
+    def _by_heads(self, i: int, attention: Averaging, arrived: FloatArray, kernel: FloatArray) -> FloatArray:
         """What the heads send back of a gradient at what they give."""
         row = self.made.at(i)
         size = self.made.value_size(row, size_of(kernel)) if isinstance(self.made, Varied) else 1.0
@@ -189,7 +186,9 @@ class AttentionKernel:
             rho, omega = rotation(self.made.n_keys, a.d_head, base, a.rotary_fraction, causal)
         shape = None if "values" in fields else self._drawn(i)
         if shape is not None:
-            return DrawnHeads(kernel, fields["qk"], shape, self.made.causal, (self.network, i)), size
+            drawn = DrawnHeads(kernel, fields["qk"], shape, bool(self.made.causal), (self.network, i))
+            before = self.kept.get(i)
+            return (before if isinstance(before, DrawnHeads) and before.same(drawn) else drawn), size
         if window:
             return windowed(kernel, window, rho, omega, **fields), size
         if self.grid is None:

@@ -20,7 +20,7 @@ class LatentKernel(AttentionKernel):
     """The latent attention of one stack: scores of one size, of which a share rotates."""
 
     made: LatentAttention
-    networks = 1
+    networks = 0
 
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> None:
         self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, None
