@@ -77,12 +77,12 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     a = Architecture(**fields)
     p = blank(a, "verify")
     std = {role.name: role.fan(a)[0] ** -0.5 for role in kind.roles}
-    asks = [name for name in ("query", "latent_query") if name in std]
+    asks = [name for name in ("query", "latent_query", "global_query") if name in std]
     std |= {name: std[name] * math.sqrt(case["s0"]) for name in asks}
     if asks:
         p = p.with_columns(score_scale=a.d_head**-0.5)
     weights = {f"weight__{role}": value for role, value in std.items()}
-    biases = {f"bias__{role}": case["bias"] for role in std if role not in ("query", "key")}
+    biases = {f"bias__{role}": case["bias"] for role in std if role.removeprefix("global_") not in ("query", "key")}
     return p.with_columns(**weights, **biases, **columns), int(across)
 
 
