@@ -1,0 +1,143 @@
+"""Token kernels through attention whose keys are its values, within a window and to averages of what came before.
+
+Keys and values are what the attention sees of a token: its own normed map, and normed averages of runs of other maps.
+What a run's tokens weigh in it is an attention, too, of one query for all runs (docs/theory/attention.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.kernels.masked import MaskedAttention, Turning
+from signalprop.kernels.state import inverse_roots, normalised
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.shared_kv_attention.moments import of as moments_of
+from signalprop.sublayers.shared_kv_attention.moments import output_gain
+from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compressed, settings_of
+from signalprop.theory.elements import inner_correlation, through_inner_norm
+
+_SLOW = 0.5  # angle over all positions below which rotations count as one, of their root mean square frequency
+
+
+class _At(NamedTuple):
+    """What one sublayer makes of a kernel.
+
+    Attributes:
+        attention: of queries to keys. kept: beside a sink, (T,). runs: the attention that averages; None: no averages.
+        divided: by what their norm divides averages, (R,).
+    """
+
+    attention: MaskedAttention
+    kept: FloatArray
+    runs: MaskedAttention | None
+    divided: FloatArray
+
+
+class SharedKernel:
+    """The attention sublayers of one stack that are of one of the three kinds."""
+
+    def __init__(self, p: Parametrization, stack: int, name: str) -> None:
+        self.p, self.a, self.s, self.more = p, p.architecture, settings_of(p.architecture, name), None
+        moments_of(p, stack, name)  # refuses what is not derived
+        self.more = compressed(self.a, name)
+        self.halves = 1 + (name == SPARSE)
+        self.output = output_gain(p)
+
+    def silent(self, i: int) -> bool:
+        """Always worked out."""
+        return False
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        """As `BranchKernel.forward`."""
+        at = self._at(i, kernel)
+        return at.attention.forward() * (_pairs(at.kept) * float(self.output[i]))
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        """As `BranchKernel.backward`."""
+        a, at, n = self.a, self._at(i, kernel), len(kernel)
+        to_queries, to_keys = at.attention.backward_to_both(gradient * _pairs(at.kept))
+        r = normalised(kernel)
+        out = (to_queries + to_keys[:n, :n]) * through_inner_norm(r, a.d_model, a.d_head)
+        out *= _pairs(inverse_roots(np.diagonal(kernel) + self._epsilon("key_value", i)))
+        if at.runs is not None:
+            alike = normalised(at.runs.forward())
+            sent = to_keys[n:, n:] * through_inner_norm(alike, a.d_model, a.d_head) * _pairs(inverse_roots(at.divided))
+            to_runs = at.runs.backward_to_both(sent)[1]
+            for k in range(self.halves):
+                out += to_runs[k * n : (k + 1) * n, k * n : (k + 1) * n]
+        return np.asarray(out * float(self.output[i]))
+
+    def _epsilon(self, role: str, i: int) -> float:
+        """Of a norm on what a map makes, in units of what it reads."""
+        gain = self.a.d_model * float(self.p.weights[role][i]) ** 2
+        return self.a.norm_eps / gain if gain > 0 else 1e150
+
+    def _at(self, i: int, kernel: FloatArray) -> _At:
+        a, s, n = self.a, self.s, len(kernel)
+        r, at = normalised(kernel), np.arange(n)
+        size = np.sqrt(np.diagonal(kernel) / (np.diagonal(kernel) + self._epsilon("key_value", i)))
+        asks = r * inner_correlation(r, s.query_rank)
+        asks, keys = asks * inner_correlation(asks, a.d_head), r * inner_correlation(r, a.d_head) * _pairs(size)
+        mask = (at[:, None] >= at) & (at[:, None] - at < s.window)
+        runs, divided, places = self._runs(i, kernel), np.ones(0), at
+        if runs is not None:
+            made = runs.forward()
+            divided = np.diagonal(made) + self._epsilon("run_value", i)
+            keys = _beside(keys, made * _pairs(inverse_roots(divided)))
+            assert self.more is not None
+            run = np.arange(len(made))
+            places = np.concatenate([at, run * self.more.rate])
+            mask = np.concatenate([mask, run < ((at + 1) // self.more.rate)[:, None]], 1)
+        attention = MaskedAttention(
+            kernel=keys, asks=asks, mask=mask, qk=a.d_head * float(self.p.score_scale[i]) ** 2,
+            d_model=1 / (1 / a.d_model + 1 / a.d_head), d_head=a.d_head,  # type: ignore[arg-type]
+            dropout=a.attention_dropout or 0.0, turning=self._turning(at, places),
+        )  # fmt: skip
+        return _At(attention, np.ones(n) if s.sink is None else attention.kept(s.sink), runs, divided)
+
+    def _runs(self, i: int, kernel: FloatArray) -> MaskedAttention | None:
+        """The averages of all whole runs."""
+        if self.more is None or len(kernel) < self.more.rate:
+            return None
+        rate, n = self.more.rate, len(kernel)
+        run, of_token = np.arange(n // rate)[:, None], np.arange(n) // rate
+        own = of_token == run
+        mask = own if self.halves == 1 else np.concatenate([own, of_token == run - 1], 1)
+        return MaskedAttention(
+            kernel=kernel if self.halves == 1 else _beside(kernel, kernel),
+            asks=np.ones((len(run), len(run))), mask=mask,
+            qk=self.a.d_model * float(self.p.weights["run_weight"][i]) ** 2, d_model=self.a.d_model,
+        )  # fmt: skip
+
+    def _turning(self, queries: FloatArray, keys: FloatArray) -> Turning | None:
+        if self.a.positions != "rotary":
+            return None
+        rotated = self.s.d_rotary // 2 * 2
+        base = self.s.rotary_base or self.a.rotary_base
+        frequencies = base ** (-np.arange(0, rotated, 2) / rotated)
+        slow = frequencies * len(queries) < _SLOW
+        merged = [] if not slow.any() else [np.sqrt((frequencies[slow] ** 2).mean())]
+        weights = np.concatenate([np.ones((~slow).sum()), [slow.sum()] * len(merged)]) / len(frequencies)
+        found = np.concatenate([frequencies[~slow], merged])
+        return Turning(found, weights * (rotated / self.a.d_head), queries, keys)
+
+
+def _beside(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Two kernels of what is independent."""
+    n, m = len(one), len(other)
+    out = np.zeros((n + m, n + m))
+    out[:n, :n], out[n:, n:] = one, other
+    return out
+
+
+def _pairs(per_row: FloatArray) -> FloatArray:
+    return np.outer(per_row, per_row)
+
+
+def of(p: Parametrization, stack: int, shapes: Sequence[Any], name: str = NAME) -> SharedKernel:
+    """The attention of a table of one of the three kinds; nothing shapes it."""
+    return SharedKernel(p, stack, name)
