@@ -44,7 +44,7 @@ CONFIGS = {
     "granite_swa": "GraniteSWAConfig",
     "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
     "gpt_oss": "GptOssConfig", "qwen3_next": "Qwen3NextConfig", "qwen3_5_text": "Qwen3_5TextConfig",
-    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig",
+    "qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "deepseek_v4": "DeepseekV4Config",
 }  # fmt: skip
 PRESETS = {
     "bert-base": ("bert", {}),

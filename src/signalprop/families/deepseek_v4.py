@@ -14,8 +14,9 @@ from typing import Any
 from signalprop.errors import InputError
 from signalprop.families import llama
 from signalprop.families.base import BY_HAND, Config
-from signalprop.sublayers.shared_kv_attention.roles import HEAVY, NAME, SPARSE
 
+NAME, HEAVY = "shared_kv_attention", "heavily_compressed_attention"
+SPARSE = "compressed_sparse_attention"
 _KINDS = {"sliding_attention": NAME, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
 _OF_RATIO = {0: NAME, 4: SPARSE, 128: HEAVY}
 

@@ -17,40 +17,76 @@ from signalprop.network.moments import FloatArray
 
 
 @dataclass(frozen=True)
-class Turning:
-    """Rotations of a share of the features, by angle frequency times position.
+class View:
+    """Which keys every query sees, and how both are turned: by angle frequency times position.
+
+    What rotates is computed in single precision.
 
     Attributes:
-        frequencies: (F,). shares: of all features that rotate so, (F,). queries, keys: positions, (Q,), (E,).
+        mask: (Q, E), at least one key for every query. queries, keys: positions, (Q,), (E,).
+        frequencies, shares: of rotations, and of all features that turn so, (F,); what the heads give turns back.
     """
 
-    frequencies: FloatArray
-    shares: FloatArray
+    mask: NDArray[np.bool_]
     queries: FloatArray
     keys: FloatArray
+    frequencies: FloatArray = field(default_factory=lambda: np.zeros(0))
+    shares: FloatArray = field(default_factory=lambda: np.zeros(0))
 
-    def between(self, positions: FloatArray) -> FloatArray:
-        """Mean cosine between positions, of all features."""
+    @property
+    def turns(self) -> bool:
+        """Whether anything rotates."""
+        return len(self.frequencies) > 0
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        """Uniform over what a query sees, (Q, E)."""
+        return np.asarray(self.mask / self.mask.sum(1, keepdims=True))
+
+    @cached_property
+    def of_queries(self) -> FloatArray:
+        """Mean cosine between two queries' positions, of all features."""
+        return self._between(self.queries)
+
+    @cached_property
+    def of_keys(self) -> FloatArray:
+        """The same of two keys'."""
+        return self._between(self.keys)
+
+    def _between(self, positions: FloatArray) -> FloatArray:
         lag = np.subtract.outer(positions, positions)
-        out = np.full(lag.shape, 1 - self.shares.sum())
+        out = np.full(lag.shape, self._still)
         for frequency, share in zip(self.frequencies, self.shares, strict=True):
             out += share * np.cos(lag * frequency)
         return out
 
-    def averaged(self, weights: FloatArray, kernel: FloatArray) -> FloatArray:
-        """W K W^T of vectors that are turned by the distance of key and query, (Q, Q)."""
-        return self._sandwiched(weights, kernel, self.queries, self.keys)
+    @property
+    def _still(self) -> float:
+        return 1 - float(self.shares.sum())
 
-    def sent(self, weights: FloatArray, gradient: FloatArray) -> FloatArray:
-        """W^T G W of gradients at what `averaged` gives, (E, E)."""
-        return self._sandwiched(weights.T, gradient, self.keys, self.queries)
+    @cached_property
+    def _turned(self) -> NDArray[np.float32]:
+        """The weights times cosines and sines of the angles between key and query, (2 F, Q, E)."""
+        angles = np.multiply.outer(self.frequencies, np.subtract.outer(self.queries, self.keys))
+        both = np.concatenate([np.cos(angles), np.sin(angles)]) * self.weights
+        return np.asarray(both * np.sqrt(np.tile(self.shares, 2))[:, None, None], np.float32)
 
-    def _sandwiched(self, w: FloatArray, inner: FloatArray, outside: FloatArray, inside: FloatArray) -> FloatArray:
-        out = (1 - self.shares.sum()) * (w @ inner @ w.T)
-        apart, within = np.subtract.outer(outside, outside), np.subtract.outer(inside, inside)
-        for frequency, share in zip(self.frequencies, self.shares, strict=True):
-            even, odd = (w @ (inner * f(frequency * within)) @ w.T for f in (np.cos, np.sin))
-            out += share * (np.cos(frequency * apart) * even + np.sin(frequency * apart) * odd)
+    def averaged(self, kernel: FloatArray) -> FloatArray:
+        """What queries see of vectors of that kernel, turned by the distance of key and query, (Q, Q)."""
+        out = self._still * (self.weights @ kernel @ self.weights.T)
+        if self.turns:
+            q = len(self.mask)
+            left = (self._turned @ kernel.astype(np.float32)).transpose(1, 0, 2).reshape(q, -1)
+            out += left @ self._turned.transpose(1, 0, 2).reshape(q, -1).T
+        return np.asarray(out)
+
+    def sent(self, gradient: FloatArray) -> FloatArray:
+        """What goes back to the keys of gradients at what `averaged` gives, (E, E)."""
+        out = self._still * (self.weights.T @ gradient @ self.weights)
+        if self.turns:
+            e = len(self.keys)
+            right = (gradient.astype(np.float32) @ self._turned).reshape(-1, e)
+            out += self._turned.reshape(-1, e).T @ right
         return np.asarray(out)
 
 
@@ -59,14 +95,12 @@ class MaskedAttention(TokenAttention):
     """What attention under a mask does to kernels; `kernel` is that of the keys, which are the values too, (E, E).
 
     Attributes:
-        asks: kernel of what the queries are made of, (Q, Q). mask: which keys (columns) a query sees, at least one.
-        turning: of queries, keys, and back of what is averaged; None: nothing turns.
+        asks: kernel of what the queries are made of, (Q, Q). view: which keys a query sees, and what rotates.
     """
 
     causal: bool = True
     asks: FloatArray = field(kw_only=True)
-    mask: NDArray[np.bool_] = field(kw_only=True)
-    turning: Turning | None = None
+    view: View = field(kw_only=True)
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at queries (Q, Q) and keys (E, E), from the one at what is averaged, (Q, Q)."""
@@ -78,14 +112,13 @@ class MaskedAttention(TokenAttention):
         on = on + self._later_sum(own * (second / keep + keys), 1 / self._row_length)
         n = self._row_length
         off = self._over_both(own * (1 - second - keys), (n > 1) / np.maximum(n * (n - 1), 1.0))
-        to_keys += off if self.turning is None else off * self.turning.between(self.turning.keys)
+        to_keys += off * self.view.of_keys
         np.fill_diagonal(to_keys, on)
         slope = self._random_slope + self._structural_slope
         root, moved = np.sqrt(slope), self.qk * self._scored * value_spread
         apart = self._of_pair(self._spread)
         alike = self._of_pair(self._finite) * self._met * self._overlaps[1] * self.qk * apart**2
-        if self._turn is not None:
-            alike *= self._turn
+        alike *= self.view.of_queries
         to_queries = gradient * (np.outer(root, root) + alike)
         np.fill_diagonal(to_queries, own * (slope + jacobian * moved))
         return held(to_queries), held(to_keys)
@@ -96,43 +129,36 @@ class MaskedAttention(TokenAttention):
         popular, keys = self._bracket_weights
         n = self._row_length
         out = self._centred_sum(pairs / np.outer(n, n) * (value * popular + scores * keys))
-        if self.turning is None:
-            out = out + self._weights.T @ pairs @ self._weights
-        else:
-            out = out + self.turning.sent(self._weights, pairs)
+        out = out + self.view.sent(pairs)
         return out, np.diagonal(out).copy()
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
 
     @cached_property
-    def _weights(self) -> FloatArray:
-        """Uniform over what a row sees."""
-        return np.asarray(self.mask / self.mask.sum(1, keepdims=True))
-
-    @cached_property
     def _row_length(self) -> FloatArray:
-        return self.mask.sum(1).astype(np.float64)
+        return np.asarray(self.view.mask.sum(1), np.float64)
 
     @property
     def _seen(self) -> NDArray[np.bool_]:
-        return self.mask
+        return self.view.mask
 
     def _sum_of_seen(self, values: FloatArray) -> FloatArray:
-        return np.asarray(np.where(self.mask, values, 0.0).sum(1))
+        return np.asarray(np.where(self.view.mask, values, 0.0).sum(1))
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
-        return self._weights @ values
+        found: FloatArray = self.view.weights @ values
+        return found
 
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
-        seen = self.mask.astype(np.float64)
-        return seen.T @ values if axis == 0 else values @ seen
+        seen = self.view.mask.astype(np.float64)
+        return np.asarray(seen.T @ values if axis == 0 else values @ seen)
 
     def _over_both(self, values: FloatArray, weight: FloatArray) -> FloatArray:
-        return np.asarray(self.mask.T @ ((values * weight)[:, None] * self.mask))
+        return np.asarray(self.view.mask.T @ ((values * weight)[:, None] * self.view.mask))
 
     @cached_property
     def _met(self) -> FloatArray:
-        return self._weights @ self._weights.T
+        return np.asarray(self.view.weights @ self.view.weights.T)
 
     def _of_pair(self, per_row: FloatArray) -> FloatArray:
         n = self._row_length
@@ -150,13 +176,13 @@ class MaskedAttention(TokenAttention):
 
     # --- rotations -------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def _turn(self) -> FloatArray | None:
-        return None if self.turning is None else self.turning.between(self.turning.queries)
+        return self.view.of_queries if self.view.turns else None
 
     @cached_property
     def _turned(self) -> FloatArray:
-        return self.kernel if self.turning is None else self.kernel * self.turning.between(self.turning.keys)
+        return self.kernel * self.view.of_keys if self.view.turns else self.kernel
 
     @cached_property
     def _turned_means(self) -> tuple[FloatArray, FloatArray]:
@@ -174,8 +200,5 @@ class MaskedAttention(TokenAttention):
 
     @cached_property
     def _of_values(self) -> _Kernel:
-        if self.turning is None:
-            return super()._of_values
-        mean = self._turned_means[0]
-        double_mean = self.turning.averaged(self._weights, self.kernel)
+        mean, double_mean = self._turned_means[0], self.view.averaged(self.kernel)
         return _Kernel(self.kernel, mean, double_mean, self._own, self._mean_square, self._scored)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from signalprop.network.kinds import Kind
-from signalprop.sublayers.shared_kv_attention.roles import BEFORE, ROLES, RUN, SPARSE, Sparse
+from signalprop.sublayers.shared_kv_attention.roles import BEFORE, BEYOND, ROLES, RUN, SPARSE, Sparse
 
 KIND = Kind(
     name=SPARSE,
@@ -15,4 +15,5 @@ KIND = Kind(
     attends=True,
     settings=Sparse,
     longest=512,
+    beyond=BEYOND,
 )

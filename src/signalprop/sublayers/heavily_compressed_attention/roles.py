@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from signalprop.network.kinds import Kind
-from signalprop.sublayers.shared_kv_attention.roles import HEAVY, ROLES, RUN, Compressed
+from signalprop.sublayers.shared_kv_attention.roles import BEYOND, HEAVY, ROLES, RUN, Compressed
 
 KIND = Kind(
     name=HEAVY,
@@ -15,4 +15,5 @@ KIND = Kind(
     attends=True,
     settings=Compressed,
     longest=512,
+    beyond=BEYOND,
 )

@@ -29,7 +29,7 @@ def flops(a: Architecture, p: Parametrization | None, i: int, queries: int, n_no
     """
     s, more = settings_of(a, name), compressed(a, name)
     inner = a.n_heads * a.d_head
-    per_token = 2 * _weights(a, name) + (ADD + DROPOUT * (a.dropout > 0)) * a.d_model
+    per_token: float = 2 * _weights(a, name) + (ADD + DROPOUT * (a.dropout > 0)) * a.d_model
     per_token += NORM * (s.query_rank + inner + a.d_head + n_norms)
     per_token += 3 * s.d_rotary * (2 * a.n_heads + 1) * (a.positions == "rotary")
     keys = queries

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.kernels.masked import MaskedAttention, Turning
+from signalprop.kernels.masked import MaskedAttention, View
 from signalprop.kernels.state import inverse_roots, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -46,6 +46,8 @@ class SharedKernel:
         self.more = compressed(self.a, name)
         self.halves = 1 + (name == SPARSE)
         self.output = output_gain(p)
+        self.views: dict[int, tuple[View, View | None]] = {}  # by tokens
+        self.last: tuple[int, FloatArray, _At] | None = None  # the way back asks twice
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -77,53 +79,63 @@ class SharedKernel:
         return self.a.norm_eps / gain if gain > 0 else 1e150
 
     def _at(self, i: int, kernel: FloatArray) -> _At:
-        a, s, n = self.a, self.s, len(kernel)
-        r, at = normalised(kernel), np.arange(n)
-        size = np.sqrt(np.diagonal(kernel) / (np.diagonal(kernel) + self._epsilon("key_value", i)))
+        if self.last is None or self.last[0] != i or not np.array_equal(self.last[1], kernel):
+            self.last = (i, kernel, self._made(i, kernel))
+        return self.last[2]
+
+    def _made(self, i: int, kernel: FloatArray) -> _At:
+        a, s, (view, view_of_runs) = self.a, self.s, self._views(len(kernel))
+        r, own = normalised(kernel), np.diagonal(kernel)
+        size = np.sqrt(own / (own + self._epsilon("key_value", i)))
         asks = r * inner_correlation(r, s.query_rank)
         asks, keys = asks * inner_correlation(asks, a.d_head), r * inner_correlation(r, a.d_head) * _pairs(size)
-        mask = (at[:, None] >= at) & (at[:, None] - at < s.window)
-        runs, divided, places = self._runs(i, kernel), np.ones(0), at
-        if runs is not None:
+        runs, divided = None, np.ones(0)
+        if view_of_runs is not None:
+            runs = MaskedAttention(
+                kernel=kernel if self.halves == 1 else _beside(kernel, kernel), view=view_of_runs,
+                asks=np.ones((len(view_of_runs.mask), len(view_of_runs.mask))), d_model=a.d_model,
+                qk=a.d_model * float(self.p.weights["run_weight"][i]) ** 2,
+            )  # fmt: skip
             made = runs.forward()
             divided = np.diagonal(made) + self._epsilon("run_value", i)
             keys = _beside(keys, made * _pairs(inverse_roots(divided)))
-            assert self.more is not None
-            run = np.arange(len(made))
-            places = np.concatenate([at, run * self.more.rate])
-            mask = np.concatenate([mask, run < ((at + 1) // self.more.rate)[:, None]], 1)
         attention = MaskedAttention(
-            kernel=keys, asks=asks, mask=mask, qk=a.d_head * float(self.p.score_scale[i]) ** 2,
+            kernel=keys, asks=asks, view=view, qk=a.d_head * float(self.p.score_scale[i]) ** 2,
             d_model=1 / (1 / a.d_model + 1 / a.d_head), d_head=a.d_head,  # type: ignore[arg-type]
-            dropout=a.attention_dropout or 0.0, turning=self._turning(at, places),
+            dropout=a.attention_dropout or 0.0,
         )  # fmt: skip
-        return _At(attention, np.ones(n) if s.sink is None else attention.kept(s.sink), runs, divided)
+        kept = np.ones(len(kernel)) if s.sink is None else attention.kept(s.sink)
+        return _At(attention, kept, runs, divided)
 
-    def _runs(self, i: int, kernel: FloatArray) -> MaskedAttention | None:
-        """The averages of all whole runs."""
-        if self.more is None or len(kernel) < self.more.rate:
-            return None
-        rate, n = self.more.rate, len(kernel)
-        run, of_token = np.arange(n // rate)[:, None], np.arange(n) // rate
-        own = of_token == run
-        mask = own if self.halves == 1 else np.concatenate([own, of_token == run - 1], 1)
-        return MaskedAttention(
-            kernel=kernel if self.halves == 1 else _beside(kernel, kernel),
-            asks=np.ones((len(run), len(run))), mask=mask,
-            qk=self.a.d_model * float(self.p.weights["run_weight"][i]) ** 2, d_model=self.a.d_model,
-        )  # fmt: skip
+    def _views(self, n: int) -> tuple[View, View | None]:
+        """What so many tokens see, and what makes the averages of whole runs, if there are any."""
+        if n not in self.views:
+            self.views[n] = self._view(n)
+        return self.views[n]
 
-    def _turning(self, queries: FloatArray, keys: FloatArray) -> Turning | None:
+    def _view(self, n: int) -> tuple[View, View | None]:
+        at, runs = np.arange(float(n)), None
+        mask, keys = (at[:, None] >= at) & (at[:, None] - at < self.s.window), at
+        if self.more is not None and n >= self.more.rate:
+            rate = self.more.rate
+            run, of_token = np.arange(n // rate), np.arange(n) // rate
+            own = of_token == run[:, None]
+            made = own if self.halves == 1 else np.concatenate([own, of_token == run[:, None] - 1], 1)
+            runs = View(made, run.astype(float), np.tile(at, self.halves))
+            keys = np.concatenate([at, (run * rate).astype(float)])
+            mask = np.concatenate([mask, run < ((at + 1) // rate)[:, None]], 1)
+        return View(mask, at, keys, *self._rotations(n)), runs
+
+    def _rotations(self, n: int) -> tuple[FloatArray, FloatArray]:
+        """Frequencies, and the shares of features that turn so."""
         if self.a.positions != "rotary":
-            return None
+            return np.zeros(0), np.zeros(0)
         rotated = self.s.d_rotary // 2 * 2
-        base = self.s.rotary_base or self.a.rotary_base
-        frequencies = base ** (-np.arange(0, rotated, 2) / rotated)
-        slow = frequencies * len(queries) < _SLOW
+        frequencies = (self.s.rotary_base or self.a.rotary_base) ** (-np.arange(0, rotated, 2) / rotated)
+        slow = frequencies * n < _SLOW
         merged = [] if not slow.any() else [np.sqrt((frequencies[slow] ** 2).mean())]
-        weights = np.concatenate([np.ones((~slow).sum()), [slow.sum()] * len(merged)]) / len(frequencies)
-        found = np.concatenate([frequencies[~slow], merged])
-        return Turning(found, weights * (rotated / self.a.d_head), queries, keys)
+        counts = np.concatenate([np.ones((~slow).sum()), [slow.sum()] * len(merged)])
+        return np.concatenate([frequencies[~slow], merged]), counts * (2 / self.a.d_head)
 
 
 def _beside(one: FloatArray, other: FloatArray) -> FloatArray:

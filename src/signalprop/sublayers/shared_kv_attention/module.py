@@ -38,7 +38,8 @@ class SharedAttention(nn.Module):
         self.norm = nn.RMSNorm(a.d_head, eps=a.norm_eps, dtype=dtype)
         sink = self.s.sink
         self.sink = None if sink is None else nn.Parameter(torch.full((a.n_heads,), sink, dtype=dtype))
-        self.run_norm = self.run_bias = None
+        self.run_norm: nn.RMSNorm | None = None
+        self.run_bias: nn.Parameter | None = None
         if self.more is not None:
             self.run_norm = nn.RMSNorm(a.d_head, eps=a.norm_eps, dtype=dtype)
             maps = 1 + self.overlaps
@@ -72,7 +73,7 @@ class SharedAttention(nn.Module):
         if table is not None:
             out = rotate(out, (table[0], -table[1]))
         grouped = out.transpose(1, 2).reshape(batch, length, s.groups, -1)
-        weight = self.grouped_output.weight.view(s.groups, s.group_rank, -1)
+        weight = self.grouped_output.weight.unflatten(0, (s.groups, s.group_rank))  # type: ignore[operator]
         merged: Tensor = self.kv_output(torch.einsum("blgi,goi->blgo", grouped, weight).flatten(2))
         return merged
 

@@ -149,7 +149,7 @@ def of(p: Parametrization, stack: int, name: str = NAME) -> SharedMoments:
         turned = (min(length, s.window), s.d_rotary, s.rotary_base or a.rotary_base, 1.0)
         kept = s.d_rotary / a.d_head
         for field, rows_of in (("rotary", "pairs"), ("rotary_rows", "rows")):
-            coherence = attention_scores.rotary_coherence(*turned, causal=rows_of)  # type: ignore[arg-type]
+            coherence = attention_scores.rotary_coherence(*turned, causal=rows_of)
             fields[field] = 1 - kept * (1 - coherence)
     return SharedMoments(
         np.stack(rows), False, **fields, given=Around(sink=s.sink), widths=(a.d_model, a.d_head),
