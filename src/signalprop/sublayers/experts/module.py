@@ -60,7 +60,7 @@ class ChosenExperts(nn.Module):
 class ExpertsModule(nn.Module):
     """scale * sum over the chosen of w_e(x) f_e(x), plus a shared feed-forward; `Settings` says which."""
 
-    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, *, by_table: bool) -> None:
+    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, *, by_table: bool = False) -> None:
         super().__init__()
         self.settings, self.by_table = settings(a), by_table
         for role, bias in biases.items():

@@ -73,6 +73,8 @@ def settings_of(a: Architecture, name: str = "") -> Settings:
     names = [name] if name else [one for one in _DEFAULTS if one in a.settings] or [NAME]
     several = [cast(Settings, a.settings.get(one) or _DEFAULTS[one].model_validate({})) for one in names]
     found = several[0]
+    if names[0] not in a.settings:
+        return found
     if found.d_rotary > a.d_head:
         raise InputError(f"{names[0]}.d_rotary is {found.d_rotary}; expected at most d_head {a.d_head}")
     if a.n_heads % found.groups:
