@@ -135,13 +135,14 @@ def test_a_mask_of_all_that_came_before_is_causal_attention() -> None:
     at = np.arange(float(_TOKENS))
     view = View(at[:, None] >= at, at, at)
     own = TokenAttention(kernel=tokens, qk=0.5, d_model=_WIDTH, d_head=_HEAD)
-    masked = MaskedAttention(kernel=tokens, asks=tokens, view=view, qk=0.5, d_model=_WIDTH, d_head=_HEAD)
-    np.testing.assert_allclose(masked.forward(), own.forward(), rtol=1e-10)
-    value, _ = own.backward_apart(gradient)
-    to_queries, to_keys = masked.backward_to_both(gradient)
-    whole = own.backward(gradient)
-    assert np.trace(value) < np.trace(to_keys) < np.trace(whole)
-    assert abs(np.trace(to_queries + to_keys) / np.trace(whole) - 1) < 0.02
+    masked = MaskedAttention(
+        kernel=tokens, asks=tokens, view=view, qk=0.5, d_model=_WIDTH, d_head=_HEAD, chance=1 / _WIDTH
+    )
+    found, whole = masked.forward(), own.forward()
+    np.testing.assert_allclose(found, whole, rtol=0.01)  # one key with itself is not counted twice in the former
+    np.testing.assert_allclose(found[0], whole[0], rtol=1e-12)
+    sent = sum(masked.backward_to_both(gradient))
+    assert abs(np.trace(sent) / np.trace(own.backward(gradient)) - 1) < 0.02
 
 
 @pytest.mark.parametrize("name", _KINDS)

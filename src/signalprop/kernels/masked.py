@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -96,11 +97,21 @@ class MaskedAttention(TokenAttention):
 
     Attributes:
         asks: kernel of what the queries are made of, (Q, Q). view: which keys a query sees, and what rotates.
+        chance: variance of the product of two keys' unit vectors around what their tokens share.
+        normed: features of a head whose queries and keys have one size each; infinite: they need not.
     """
 
     causal: bool = True
     asks: FloatArray = field(kw_only=True)
     view: View = field(kw_only=True)
+    chance: float = 0.0
+    normed: float = math.inf
+
+    def log_sum(self) -> tuple[FloatArray, FloatArray]:
+        """Per query, the mean logarithm of its sum of exponentials, and the variance of what its scores share."""
+        own, n = self._row_score_variance, self._row_length
+        common = np.maximum(self.qk * self._asks_own * self._mean_square - own, 0.0)
+        return np.log(n) + (own - own / n) / 2, common + own / n
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at queries (Q, Q) and keys (E, E), from the one at what is averaged, (Q, Q)."""
@@ -196,7 +207,25 @@ class MaskedAttention(TokenAttention):
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
-        return np.asarray(self.qk * self._asks_own * self._scored)
+        raw = self.qk * self._asks_own * self._scored
+        return np.asarray(raw * self._flattened)
+
+    @cached_property
+    def _flattened(self) -> FloatArray:
+        """What one size of queries and keys takes off the score variance of rows, as far as weights see it."""
+        raw = self.qk * self._asks_own * self._scored
+        return np.asarray(np.maximum(1 - 3.5 * raw / self.normed, 0.5))
+
+    @cached_property
+    def _pair_scores(self) -> FloatArray:
+        root = np.sqrt(self._flattened)
+        shared = self.qk * self.asks * self.view.of_queries
+        return np.asarray(shared * np.outer(root, root))
+
+    @cached_property
+    def _random_slope(self) -> FloatArray:
+        """As in `TokenAttention`, of pairs of different keys: one key with itself is in the moments of a row."""
+        return np.asarray(self.qk * self.chance * self._scored * self._spread * (1 - self._rows[0]) ** 4)
 
     @cached_property
     def _of_values(self) -> _Kernel:
