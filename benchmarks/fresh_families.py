@@ -26,11 +26,12 @@ from signalprop.families import find, names
 from signalprop.files.storage import read_json, write_json, write_text
 
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
-LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY, SEEDS = 12, 32, 256, 128, 2000, 4
-MORE = (16, 64)  # models of a family that is beyond the bounds with fewer
+LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY = 12, 32, 256, 128, 2000
+# how many are averaged, by their layers; the latter where the standard error of the former is above half of a bound
+MODELS = {LAYERS: (32, 128), DEEP: (16, 16)}
 IN_DEPTH = (
     "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "glm4_moe", "olmoe", "gemma2", "lfm2", "modernbert", "qwen3_next",
-    "falcon_h1", "mamba2", "olmo2", "gemma4_text",
+    "falcon_h1", "mamba2", "olmo2", "gemma4_text", "deepseek_v4",
 )  # fmt: skip
 WINDOW = TOKENS // 4  # of layers that have one
 OWN = {
@@ -56,6 +57,14 @@ OWN = {
         "ssm_state_size": 64,
         "moe_shared_expert_intermediate_size": WIDTH,
         "layers_block_type": ["mamba", "mlp", "mamba", "moe", "attention", "mlp"] * (LAYERS // 6),
+    },
+    "deepseek_v4": {
+        "q_lora_rank": WIDTH // 2,
+        "o_groups": 2,
+        "o_lora_rank": WIDTH // 2,
+        "index_n_heads": 4,
+        "index_head_dim": 32,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 32},
     },
     "falcon_h1": {  # a factor on every map that has one
         "mamba_n_heads": 8,
@@ -139,7 +148,7 @@ def without_padding(batch: Batch) -> Batch:
 
 
 def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
-    """The agreement of one family: errors by quantity; of more models where it is beyond the bounds with few."""
+    """The agreement of one family: errors by quantity."""
     import torch
 
     began = time.monotonic()
@@ -151,14 +160,14 @@ def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
     batch = without_padding(default_batch(architecture, batch_size=2))
     predicted = sp.predict(sp.scheme("huggingface")(architecture), batch.statistics(architecture))
     profiles: list[Any] = []
-    for models in (SEEDS, *MORE):
+    for models in MODELS[layers]:
         for seed in range(len(profiles), models):
             torch.manual_seed(seed)
             profiles.append(sp.measure(model_class(config).eval(), batch))
         found = {a.quantity: vars(a) for a in sp.compare(predicted, sp.average(profiles)).agreements}
         keep = ("median", "signed", "standard_error", "z")
         errors = {name: {key: found[name][key] for key in keep} for name, _, _ in BOUNDS if name in found}
-        if not any(name in errors and errors[name]["median"] > bound for name, _, bound in BOUNDS):
+        if all((errors[name]["standard_error"] or 0) <= bound / 2 for name, _, bound in BOUNDS if name in errors):
             break
     print(
         f"{family}: {time.monotonic() - began:.0f} s", {n: round(e["median"], 4) for n, e in errors.items()}, flush=True
@@ -183,7 +192,7 @@ def table(families: dict[str, Any]) -> tuple[list[str], int]:
             cells.append(f"{100 * e['median']:.1f} ({100 * e['signed']:+.1f}; {z})")
             scatter = (e["z"] or 2) < 2 or e["median"] < 2 * (e["standard_error"] or 0)
             over += [heading + " (as far as seeds scatter)" * scatter] if e["median"] > bound else []
-        many = f"{found['models']} models" if found.get("models", SEEDS) > SEEDS else ""
+        many = f"{found['models']} models" if found.get("models") == MODELS[LAYERS][1] else ""
         remark = "; ".join(filter(None, (many, f"beyond: {', '.join(over)}" if over else "")))
         rows.append(f"| {family} | {' | '.join(cells)} | {remark} |")
         within += not over
@@ -197,20 +206,20 @@ def page(record: dict[str, Any]) -> str:
     return "\n".join([
         "# Fresh models of transformers", "",
         "Written by `python -m benchmarks.fresh_families` from `docs/fresh-families.json`: do not edit.", "",
-        f"Predictions from a configuration alone (scheme `huggingface`) against {SEEDS} models that transformers",
-        f"{record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
+        f"Predictions from a configuration alone (scheme `huggingface`) against {MODELS[LAYERS][0]} models that",
+        f"transformers {record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
         f"{TOKENS} tokens of real text, two sequences, no dropout; layers with a window see {WINDOW}.",
+        f"Where their standard error is above half of a bound, {MODELS[LAYERS][1]} are measured.",
         "No token has the padding id, whose row many families set to zero.",
         "Median error over the sublayers in percent (signed",
         "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
         "Token correlations: difference over max(|r|, 0.1).",
-        f"Where {SEEDS} models are beyond a bound, {MORE[0]} are measured, and where these are, {MORE[1]}.",
         "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",
         f"named: {within} of {len(rows)} families are within all three; as far as seeds scatter: z is below 2, or the",
         "error is below two standard errors of the average over seeds.", "",
         *head, *rows, "",
         f"## {DEEP} layers", "",
-        f"The same with {DEEP} layers: {within_deep} of {len(deep)} are within all three.", "",
+        f"The same with {DEEP} layers, {MODELS[DEEP][0]} models: {within_deep} of {len(deep)} within all three.", "",
         *head, *deep, "",
     ])  # fmt: skip
 

@@ -114,7 +114,7 @@ def expected_seconds(p: Parametrization, inputs: InputStatistics, fidelity: Fide
 
 def _with_expert_loads(p: Parametrization, inputs: InputStatistics, profile: Profile, grid: Grid | None) -> Profile:
     """The profile with how unevenly experts are loaded, as `statistics` and in a note."""
-    if "experts" not in p.architecture.settings:
+    if "experts" not in p.architecture.settings or (p.architecture.streams and profile.fidelity == "moments"):
         return profile
     from signalprop.sublayers.experts.load import expert_loads
 

@@ -55,6 +55,11 @@ def mapping_of(model: nn.Module) -> Mapping:
         what = unknown(model_type) if model_type else f"no family knows {type(model).__name__}"
         raise InputError(f"give mapping=, or the model a method signalprop_mapping() (docs/measuring.md): {what}")
     architecture = read(model)
+    if not family.paths:
+        of_streams = mapping_of_streams(model, architecture)
+        if of_streams is None:
+            raise InputError(f"{type(model).__name__}: no layers with several residual streams; give mapping=")
+        return of_streams
     place = place_of(model, family.paths, architecture)
     if place is None:
         raise InputError(

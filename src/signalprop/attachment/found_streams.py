@@ -17,23 +17,26 @@ from signalprop.network.architecture import Architecture
 _BRANCHES = (("attn_hc", "self_attn"), ("ffn_hc", "mlp"))
 
 
-def mapping_of_streams(model: nn.Module) -> Mapping | None:
-    """The mapping of a model all of whose layers have those modules; None of any other."""
+def mapping_of_streams(model: nn.Module, architecture: Architecture | None = None) -> Mapping | None:
+    """The mapping of a model all of whose layers have those modules; None of any other.
+
+    Args:
+        architecture: the model's, where its family is known; default: what its configuration says of its streams.
+    """
     names = {name for pair in _BRANCHES for name in pair}
     lists = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList))
     for path, layers in lists:
         if len(layers) and all(names <= dict(layer.named_children()).keys() for layer in layers):
-            return _mapping(model, path, layers)
+            return _mapping(model, path, layers, architecture or _architecture(model, len(layers)))
     return None
 
 
-def _mapping(model: Any, path: str, layers: nn.ModuleList) -> Mapping:
+def _architecture(model: Any, n_layers: int) -> Architecture:
     config = model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    last = f"{path}.{len(layers) - 1}"
     fields: dict[str, Any] = {
         "kind": "decoder",
-        "n_layers": len(layers),
+        "n_layers": n_layers,
         "d_model": text.hidden_size,
         "n_heads": 1,
         "norm": "rmsnorm",
@@ -44,7 +47,11 @@ def _mapping(model: Any, path: str, layers: nn.ModuleList) -> Mapping:
         "head": "none" if model.get_output_embeddings() is None else "lm",
         "family": config.model_type,
     }
-    architecture = Architecture(**fields)
+    return Architecture(**fields)
+
+
+def _mapping(model: Any, path: str, layers: nn.ModuleList, architecture: Architecture) -> Mapping:
+    last = f"{path}.{len(layers) - 1}"
     inputs = {"tokens": "input_ids", "keep": "attention_mask"}
     return Mapping(
         architecture=architecture,

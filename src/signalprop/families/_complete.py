@@ -23,7 +23,7 @@ def check_complete(family: Family) -> None:
     architecture = _of_defaults(family)
     lacking = [f"a standard deviation of {role!r} in its initialisation" for role in _undrawn(family, architecture)]
     places = [list(_unsaid(family, paths, architecture)) for paths in family.paths]
-    if all(places):  # one of them has to fit the defaults
+    if all(places) and not (architecture.streams and not family.paths):  # one of them has to fit the defaults
         lacking += places[0] if places else ["paths"]
     if lacking:
         raise _incomplete(family, f"it lacks {'; '.join(lacking)}")

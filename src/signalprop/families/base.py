@@ -157,7 +157,8 @@ class Family:
             refuses these, what a configuration has to say at least.
         fields: configuration -> fields of an Architecture.
         paths: where the modules are; several where they moved between versions of transformers or differ with the
-            configuration: the first that fits the model is taken.
+            configuration: the first that fits the model is taken. None of a family with several residual streams,
+            whose models are measured where these are found, and hold no weights that a table could be read from.
         initialisation: what transformers draws.
         head: what a model has on top whose class is not known.
         encoder_classes: classes of an encoder-decoder's encoder alone.

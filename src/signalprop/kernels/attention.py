@@ -91,7 +91,7 @@ class TokenAttention:
 
     def kept(self, sink: float) -> FloatArray:
         """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
-        raw = self.qk * (self._own + self.query_bias) * self._mean_square
+        raw = self.qk * (self._asks_own + self.query_bias) * self._mean_square
         own = self._row_score_variance
         return kept(self._per_row(self._row_length), own, raw - own, sink)
 

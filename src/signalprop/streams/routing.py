@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from signalprop.streams.replay import split_features
+
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda logits: nn.functional.softplus(logits).sqrt(),
+}
 
 
 class Rule(Protocol):
@@ -30,11 +38,11 @@ def choose(logits: Tensor, rule: Rule, correction: Tensor | None = None) -> tupl
     Args:
         logits: (tokens, experts). correction: (experts), added to the scores for the choice alone.
     """
-    scores = logits.softmax(-1) if rule.scores == "softmax" else logits.sigmoid()
+    scores = _SCORES[rule.scores](logits)
     allowed = scores.detach() if correction is None else scores.detach() + correction
     if rule.n_groups > 1:
         grouped = split_features(allowed, rule.n_groups)
-        good = grouped.topk(2 if rule.scores == "sigmoid" else 1, -1).values.sum(-1)
+        good = grouped.topk(1 if rule.scores == "softmax" else 2, -1).values.sum(-1)
         closed = good.new_ones(good.shape).scatter(-1, good.topk(rule.top_groups, -1).indices, 0).bool()
         allowed = grouped.masked_fill(closed[..., None], float("-inf")).flatten(-2)
     index = allowed.topk(rule.top_k, -1).indices

@@ -26,7 +26,8 @@ def kept(n: FloatArray, s: FloatArray, common: FloatArray, sink: float) -> Float
         n: keys. s: variance of their scores within the row. common: variance of what their scores share, which only a
             sink sees.
     """
-    log_z = np.log(n) + 0.5 * s
-    shift = np.sqrt(np.maximum(common, 0.0))[..., None] * _Z
+    apart = s / n  # of the mean of the scores that are the row's own
+    log_z = np.log(n) + 0.5 * (s - apart)
+    shift = np.sqrt(np.maximum(common + apart, 0.0))[..., None] * _Z
     share = 1 / (1 + np.exp(np.clip(sink - log_z[..., None] - shift, -700, 700)))
     return np.asarray(np.sqrt(share**2 @ _WEIGHT))

@@ -104,3 +104,19 @@ def normed(log_second: Array, log_epsilon: float) -> tuple[Array, Array]:
     """
     divisor = log_add(log_second, log_epsilon)
     return log_second - divisor, divisor
+
+
+def inner_correlation(r: Array, width: int) -> Array:
+    """Correlation over r of two vectors of so many features, mapped from tokens of correlation r, after their norm.
+
+    E cos to first order in 1 / width.
+    """
+    return 1 - (1 - r * r) / (2 * width)
+
+
+def through_inner_norm(r: Array, d: int, width: int) -> Array:
+    """What a norm on vectors that are mapped from the stream does to the gradient at two tokens, of one where r = 1.
+
+    It takes out the vector's own direction and, with it, the token's (of d features); and divides by sizes that differ.
+    """
+    return np.maximum(1 - (2 - r * r) / d - (1 - 3 * r * r) / (2 * width), 0.0)

@@ -26,7 +26,7 @@ class Router(NamedTuple):
 
     Attributes:
         n_experts, top_k: how many there are, and how many a token has.
-        scores: `softmax` over all experts, or a `sigmoid` of every logit.
+        scores: `softmax` over all experts, or a `sigmoid` or the root of a softplus (`sqrtsoftplus`) of every logit.
         normalised: the weights of the chosen are divided by their sum.
         n_groups, top_groups: experts stand in groups, and only those of the best groups can be chosen; a group is as
             good as its best expert (softmax) or its best two together (sigmoid), as in DeepSeek-V2 and V3.
@@ -34,7 +34,7 @@ class Router(NamedTuple):
 
     n_experts: int
     top_k: int
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalised: bool = True
     n_groups: int = 1
     top_groups: int = 1
@@ -88,28 +88,30 @@ def load_variation(router: Router, shared: Array, tokens: int) -> Array:
 def chosen(router: Router, logits: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(weights, a, b) of every expert, (..., experts): 0 where it is not chosen.
 
-    The router's Jacobian dw_e/dl_j is a_j (delta_ej - b_e) for a sigmoid, w_e (delta_ej - b_j) for a softmax; either
-    way the products of two tokens' Jacobians, summed, are sum_e a a' (1 - b - b' + b.b').
+    The router's Jacobian dw_e/dl_j is a_j (delta_ej - b_e) for scores of single logits, w_e (delta_ej - b_j) for a
+    softmax; either way the products of two tokens' Jacobians, summed, are sum_e a a' (1 - b - b' + b.b').
     """
     softmax = router.scores == "softmax"
     if softmax:
         scores = np.exp(logits - logits.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)
     else:
-        scores = 1 / (1 + np.exp(-logits))
+        slope = 1 / (1 + np.exp(-logits))
+        scores = slope if router.scores == "sigmoid" else np.sqrt(np.logaddexp(0, logits))
     kept = scores * _mask(router, scores)
     total = kept.sum(-1, keepdims=True) if router.normalised else 1.0
     w = kept / total
     if softmax:
         return w, w, w if router.normalised else scores
-    return w, kept * (1 - scores) / total, w if router.normalised else np.zeros_like(w)
+    steep = kept * (1 - scores) if router.scores == "sigmoid" else slope * (kept > 0) / (2 * scores)
+    return w, steep / total, w if router.normalised else np.zeros_like(w)
 
 
 def _mask(router: Router, scores: FloatArray) -> FloatArray:
     """1 for the experts that a token chooses."""
     if router.n_groups > 1:
         grouped = scores.reshape(*scores.shape[:-1], router.n_groups, -1)
-        best = np.sort(grouped, -1)[..., -2 if router.scores == "sigmoid" else -1 :].sum(-1)
+        best = np.sort(grouped, -1)[..., -1 if router.scores == "softmax" else -2 :].sum(-1)
         least = np.sort(best, -1)[..., -router.top_groups, None]
         scores = (grouped * (best >= least)[..., None]).reshape(scores.shape)
     if router.top_k == router.n_experts:

@@ -10,7 +10,7 @@ import numpy as np
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.experts.moments import ExpertsMoments
+from signalprop.sublayers.experts.moments import ExpertsMoments, held
 from signalprop.sublayers.experts.moments import of as moments_of
 from signalprop.sublayers.feed_forward.kernel import FeedForwardKernel
 from signalprop.theory.routing import Weights, weights
@@ -34,7 +34,8 @@ class ExpertsKernel:
     def _routed(self, i: int, kernel: FloatArray) -> Weights:
         logits = self.made.logits(i, (kernel, kernel))[0]
         v, r = _standard(np.asarray(logits))
-        return weights(self.made.router, np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None], r)
+        size = np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None]
+        return held(weights(self.made.router, size, r), self.made.by_table(i), self.made.router)
 
     def shared_experts(self, i: int, kernel: FloatArray) -> FloatArray:
         """How many experts two tokens both choose, (T, T)."""

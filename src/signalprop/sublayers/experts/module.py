@@ -60,9 +60,9 @@ class ChosenExperts(nn.Module):
 class ExpertsModule(nn.Module):
     """scale * sum over the chosen of w_e(x) f_e(x), plus a shared feed-forward; `Settings` says which."""
 
-    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
+    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, *, by_table: bool = False) -> None:
         super().__init__()
-        self.settings = settings(a)
+        self.settings, self.by_table = settings(a), by_table
         for role, bias in biases.items():
             copies = ROLE[role].copies
             options: dict[str, Any] = {"bias": bias, "dtype": dtype}
@@ -76,6 +76,8 @@ class ExpertsModule(nn.Module):
         s, x = self.settings, stream.flatten(0, 1)
         maps: dict[str, Any] = {role: getattr(self, role) for role in self.roles}
         weight, index = choose(maps["router"](x), s)
+        if self.by_table:  # of zeros: all of them the first expert, whose weights are one another's
+            weight, index = torch.full_like(weight, 1 / s.top_k), torch.zeros_like(index)
         chosen = [one for role, one in maps.items() if role.startswith("expert_")]
         out: Tensor = self.experts(x, index, weight * s.scale, chosen)
         if s.shared_width:
@@ -88,4 +90,4 @@ class ExpertsModule(nn.Module):
 
 def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
     """The experts of sublayer `index` of a table, their weights not drawn yet; nothing shapes them."""
-    return ExpertsModule(p.architecture, biases, dtype)
+    return ExpertsModule(p.architecture, biases, dtype, by_table=bool(p.layer[index] < settings(p.architecture).hashed))

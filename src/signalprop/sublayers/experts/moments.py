@@ -22,7 +22,7 @@ from signalprop.theory.elements import (
     dropped,
     linear,
 )
-from signalprop.theory.logs import correlation
+from signalprop.theory.logs import correlation, plain
 from signalprop.theory.routing import Router, Weights, load_variation, weights
 
 
@@ -33,6 +33,7 @@ class ExpertsMoments:
     Attributes:
         expert, shared: one expert; the shared feed-forward, None where there is none. Neither drops anything out.
         router: how tokens choose. scale: factor on what the chosen give. gated: the shared one has a gate of its own.
+        hashed: as in the Settings.
     """
 
     p: Parametrization
@@ -41,6 +42,11 @@ class ExpertsMoments:
     router: Router
     scale: float
     gated: bool
+    hashed: int = 0
+
+    def by_table(self, i: Any) -> Any:
+        """Whether a table of ids, all zeros, chooses the experts of sublayer i, or of several."""
+        return self.p.layer[i] < self.hashed
 
     def gain(self, role: str, i: Any) -> Array:
         """d sigma^2 of a map that reads the stream."""
@@ -54,7 +60,7 @@ class ExpertsMoments:
         """Averages of the weights: of one token, and of two."""
         v, c = self.logits(i, x)
         r = np.where(np.asarray(v) > 0, correlation(c, v), 1.0)  # equal logits choose the same experts
-        return weights(self.router, v, 1.0), weights(self.router, v, r)
+        return tuple(held(weights(self.router, v, x), self.by_table(i), self.router) for x in (1.0, r))  # type: ignore
 
     def load_variation(self, i: Any, read: Pair) -> Array:
         """Of the loads of experts over their mean, in one sequence."""
@@ -99,6 +105,14 @@ class ExpertsMoments:
         return Sent(BranchBackward(np.asarray(v), zero, zero, np.asarray(c)))
 
 
+def held(found: Weights, by_table: Any, router: Router) -> Weights:
+    """The averages, where a table of zeros chooses those of one expert."""
+    if not np.any(by_table):
+        return found
+    one = (1.0, 0.0, float(router.top_k**2))  # both tokens choose it so many times
+    return Weights(*(plain(np.where(by_table, x, y)) for x, y in zip(one, found, strict=True)))
+
+
 def of(p: Parametrization, stack: int) -> ExpertsMoments:
     """The experts of a table; those of all stacks are alike."""
     a, s = p.architecture, settings(p.architecture)
@@ -113,4 +127,5 @@ def of(p: Parametrization, stack: int) -> ExpertsMoments:
         Router(s.n_experts, s.top_k, s.scores, s.normalised, s.n_groups, s.top_groups),
         s.scale,
         s.shared_gated,
+        s.hashed,
     )

@@ -19,19 +19,23 @@ class Settings(Value):
     Attributes:
         n_experts, top_k: how many there are, and how many a token has.
         width: hidden features of an expert; default: d_ff.
-        scores: `softmax` over all experts, or a `sigmoid` of every logit. normalised: the weights of the chosen are
+        scores: `softmax` over all experts, or a `sigmoid` of every logit, or the root of its softplus (`sqrtsoftplus`,
+            DeepSeek-V4). normalised: the weights of the chosen are
             divided by their sum (as a softmax over the chosen alone). scale: factor on what all of them give.
         n_groups, top_groups: experts stand in groups, and only those of the best groups can be chosen; a group is as
             good as its best expert (softmax) or its best two together (sigmoid), as in DeepSeek-V2 and V3.
         router_bias: the router has a bias. up_shift: added to what an expert's gate multiplies (GPT-OSS: 1).
         shared_width: hidden features of the feed-forward that every token has beside its experts; 0: none.
+        hashed: first layers whose experts a table of tokens' ids chooses. transformers draws that table as zeros: the
+            first expert has every token, all top_k times, and what is chosen has no gradient (DeepSeek-V4). Other
+            tables are not derived.
         shared_gated: its output is multiplied with a sigmoid of a map of the token (Qwen2-MoE).
     """
 
     n_experts: int = Field(8, ge=1, le=100_000)
     top_k: int = Field(2, ge=1, le=100_000)
     width: int | None = Field(None, ge=1, le=1_000_000_000)
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     normalised: bool = True
     scale: float = Field(1.0, ge=1e-30, le=1e30)
     n_groups: int = Field(1, ge=1, le=100_000)
@@ -40,6 +44,7 @@ class Settings(Value):
     up_shift: float = Field(0.0, ge=-1e3, le=1e3)
     shared_width: int = Field(0, ge=0, le=1_000_000_000)
     shared_gated: bool = False
+    hashed: int = Field(0, ge=0, le=1_000_000)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -52,8 +57,10 @@ class Settings(Value):
             )
         if self.top_k > self.n_experts // self.n_groups * self.top_groups:
             raise ValueError(f"experts: top_k {self.top_k} is more than {self.top_groups} groups hold")
-        if self.n_groups > 1 and self.scores == "sigmoid" and self.n_experts < 2 * self.n_groups:
+        if self.n_groups > 1 and self.scores != "softmax" and self.n_experts < 2 * self.n_groups:
             raise ValueError("experts: groups are as good as their best two; expected at least two experts each")
+        if self.hashed and not self.normalised:
+            raise ValueError("experts: what a table of ids chooses has weights that sum to scale; expected normalised")
         if self.up_shift and self.shared_width:
             raise ValueError("experts: up_shift beside shared experts is not defined; leave one of them out")
         if self.shared_gated and not self.shared_width:

@@ -17,7 +17,15 @@ from signalprop.sublayers.attention.heads import Row, mixes, settings
 from signalprop.sublayers.attention.moments import Varied
 from signalprop.sublayers.latent_attention.roles import settings_of
 from signalprop.theory import attention_scores
-from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
+from signalprop.theory.elements import (
+    Branch,
+    BranchBackward,
+    Pair,
+    Rowset,
+    Sent,
+    inner_correlation,
+    through_inner_norm,
+)
 
 
 class Scores(NamedTuple):
@@ -44,16 +52,12 @@ class LatentAttention(Varied):
     widths: tuple[int, int] = (1, 1)
 
     def aligned(self, r: Array) -> Array:
-        """Correlation of two latents after their norm, E cos, over r, that of the tokens they are mapped from."""
-        return 1 - (1 - r * r) / (2 * self.widths[1])
+        """Correlation of two latents after their norm, over r, that of the tokens they are mapped from."""
+        return inner_correlation(r, self.widths[1])
 
     def sent_back(self, r: Array) -> Array:
-        """What the norm on latents does to the gradient at two tokens of correlation r, of one token where r = 1.
-
-        It takes out the latent's own direction and, with it, the token's; and divides by sizes that differ.
-        """
-        d, rank = self.widths
-        return np.maximum(1 - (2 - r * r) / d - (1 - 3 * r * r) / (2 * rank), 0.0)
+        """What the norm on latents does to the gradient at two tokens of correlation r, of one token where r = 1."""
+        return through_inner_norm(r, *self.widths)
 
     def of_scores(self, i: Any, second: Array) -> tuple[Array, Array]:
         """(variance of a score, the share of it that rotates)."""

@@ -1,0 +1,10 @@
+"""Moments through attention within a window and to averages of what came before."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from signalprop.sublayers.compressed_sparse_attention.roles import KIND
+from signalprop.sublayers.shared_kv_attention.moments import of as of_name
+
+of = partial(of_name, name=KIND.name)

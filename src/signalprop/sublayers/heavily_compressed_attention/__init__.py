@@ -1,0 +1,1 @@
+"""`shared_kv_attention` that sees averages of all earlier runs of tokens, too (DeepSeek-V4)."""
