@@ -10,6 +10,7 @@ import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ NAMES = [name for name in NAMES if name not in OTHER_PAIRS | ONE_NORM_LESS]  # b
 LIKE = (  # the page has no column of them; the tests below run for them
     "xlm-roberta", "camembert", "mt5", "smollm3", "internlm3", "arcee", "ministral", "hunyuan_v1_dense", "olmo3",
     "exaone4", "seed_oss", "jais2", "starcoder2", "cwm", "eurobert", "ernie", "data2vec-text", "mbart",
-    "qwen2_moe", "glm4_moe", "flex_olmo", "granite",
+    "qwen2_moe", "glm4_moe", "flex_olmo", "granite", "gemma4-shared",
 )  # fmt: skip
 COLUMNS = [name for name in NAMES if name not in LIKE]
 BOUND = 1e-9
@@ -40,6 +41,8 @@ LOOSE = {
     "hunyuan_v1_dense": 1e-6,
     "qwen2_moe": 1e-6,
     "gemma2": 1e-6,  # as Gemma
+    "gemma4": 1e-6,
+    "gemma4-shared": 1e-6,
     "glm4_moe": 1e-6,
     "flex_olmo": 1e-6,
 }  # they scale embeddings, make positions, rotate before a norm, or weigh experts, in single precision
@@ -52,7 +55,9 @@ ALIKE = 0.3  # token correlation of images and speech, which schemes that divide
 def made(name: str, scheme: str, patch: pytest.MonkeyPatch, *, match_eps: bool) -> Pair:
     """A moved model with the scheme on it, and the built one with the same weights."""
     model_class, config_class, options = MODELS[name]
-    deeper = {key: 4 for key in DEPTHS if key in options}  # Mix-LN has post-norm layers from four on
+    deeper: dict[str, Any] = {key: 4 for key in DEPTHS if key in options}  # Mix-LN has post-norm layers from four on
+    if "layer_types" in options:
+        deeper["layer_types"] = [*options["layer_types"][:1] * 4, *options["layer_types"]][-4:]
     patch.setitem(MODELS, name, (model_class, config_class, options | deeper))
     model = theirs(name)
     mapping = vanilla_mapping(model)
