@@ -311,7 +311,7 @@ class Parametrization(Document):
             if column not in filled:
                 there = {*_roles_in(self), *_PLAIN, "vectors"}
                 known = ", ".join(known for known in filled if known.rpartition(".")[2] in there)
-                raise InputError(f"the table has no column {name!r}; columns: {known}")
+                raise InputError(f"no column {name!r}; columns: {known}")
             group, _, role = column.partition(".")
             none = 1.0 if group == "learning_rate" else 0.0
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)
