@@ -84,7 +84,7 @@ def test_heads_of_two_widths_are_built_counted_and_predicted(shared: bool) -> No
     inputs = sp.InputStatistics(token_correlation=1 / 300, target_correlation=1 / 300)
     predicted = sp.predict(table, inputs)
     assert predicted == sp.predict(table, inputs)
-    assert predicted.statistics[DRAWN] == 8 and "mean of 8 such networks" in " ".join(predicted.notes)
+    assert predicted.statistics[DRAWN] == 16 and "mean of 16 such networks" in " ".join(predicted.notes)
     for way, at, most in (("forward", "stream_out", 0.03), ("gradient", "stream_in", 0.2)):
         one, other = (getattr(profile, way)[at].log_variance for profile in (predicted, measured))
         assert np.abs(one - other).max() < most

@@ -211,3 +211,19 @@ class TestGradients:
         assert out.variance[-1] == pytest.approx(variance, abs=0.006)
         assert out.token_correlation[-1] == pytest.approx(r, abs=0.006)
         assert gradient(profile) == pytest.approx(first, abs=0.006)
+
+
+@pytest.mark.parametrize("gate", ["features", "heads"])
+def test_gated_attention_has_variance_one(gate: str) -> None:
+    """By sampling: E s(z)^2 of 10^6 normal numbers, and branches of random networks."""
+    a = Architecture(
+        kind="encoder", n_layers=2, d_model=256, n_heads=8, dropout=0.0, seq_len=256,
+        settings={"attention": {"gate": gate}},
+    )  # fmt: skip
+    stream = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3, target_correlation=0.3)
+    z = np.random.default_rng(0).standard_normal(10**6)
+    gated, plain = (scheme("deepscalelm")(x, stream) for x in (a, a.replace(settings={"attention": {"gate": "none"}})))
+    ratio = (plain.weights["value"][0] / gated.weights["value"][0]) ** 4
+    assert ratio == pytest.approx(((1 + np.exp(-z)) ** -2).mean(), rel=3e-3)
+    branch = predict(gated, stream, fidelity="simulate", backward=False).forward["branch"].variance
+    assert branch[::2] == pytest.approx(1.0, rel=0.15)

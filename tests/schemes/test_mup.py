@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
+from signalprop.models import build
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import LEARNING_RATES, ROLES, Parametrization, role_mask
 from signalprop.prediction import predict
+from signalprop.repair.groups import parameter_groups
 from signalprop.schemes import scheme
+from signalprop.schemes.mup import epsilon_factors
 from strategies import architectures
 
 STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3, target_correlation=0.3)
@@ -214,3 +219,81 @@ def test_bad_options(name: str, options: dict[str, Any], part: str) -> None:
 def test_a_base_that_places_norms_is_refused() -> None:
     made = scheme("mup", base="deepnorm")
     assert "both say what norms do" in refused(lambda: made(gpt2(256)))
+
+
+def sparse(d_model: int, width: int, top_k: int, **settings: Any) -> Architecture:
+    """Two layers with experts of which a quarter are active."""
+    return Architecture(
+        kind="decoder", n_layers=2, d_model=d_model, n_heads=d_model // 32, d_ff=width, gated=True, norm="rmsnorm",
+        branches=("attention", "experts"), vocab_size=100, seq_len=16, tied_embeddings=False, bias=False,
+        settings={"experts": {"n_experts": 4 * top_k, "top_k": top_k, "width": width, **settings}},
+    )  # fmt: skip
+
+
+class TestExperts:
+    """Width of an expert, and how many a token has, at a fixed share of active ones."""
+
+    EXPERTS = slice(1, None, 2)
+
+    def table(self, a: Architecture, name: str = "mup", **options: Any) -> Parametrization:
+        return scheme(name, base="xavier", base_width=64, base_expert_width=64, base_top_k=2, **options)(a)
+
+    def test_nothing_changes_at_the_base(self) -> None:
+        a = sparse(64, 64, 2)
+        assert columns(self.table(a)) == columns(scheme("mup", base="xavier", base_width=64)(a))
+
+    @pytest.mark.parametrize("name", ["mup", "depth-mup", "completep"])
+    def test_the_map_back_goes_with_the_experts_width_the_others_with_the_streams(self, name: str) -> None:
+        base, wide = self.table(sparse(64, 64, 2), name), self.table(sparse(256, 128, 8), name)
+        for role, ratio in (("router", 4), ("expert_gate", 4), ("expert_up", 4), ("expert_down", 2)):
+            for kept, power in (("weights", 0.5), ("learning_rates", 1)):
+                one, other = (getattr(table, kept)[role][self.EXPERTS] for table in (base, wide))
+                assert other == pytest.approx(one / ratio**power)
+
+    def test_epsilon_goes_with_the_gradients_of_experts(self) -> None:
+        factors, ends = epsilon_factors(self.table(sparse(256, 128, 8)))
+        assert factors.tolist() == [1.0, 0.25, 1.0, 0.25] and ends == 1.0
+        by_depth, _ = epsilon_factors(self.table(sparse(256, 128, 8), "completep"))
+        assert by_depth == pytest.approx(factors / 4)
+
+    def test_weights_without_a_sum_are_made_smaller(self) -> None:
+        table = self.table(sparse(64, 64, 8, scores="sigmoid", normalised=False))
+        assert table.branch.tolist() == [1.0, 0.25, 1.0, 0.25]
+
+    def test_changes_do_not_know_the_sizes(self) -> None:
+        """Three steps of AdamW: the router's logits change alike; without the options they do not."""
+        sizes = ((64, 64, 2), (256, 256, 8))
+        with_them, without = (
+            [logit_change(scheme("mup", base="xavier", base_width=64, **options)(sparse(*size))) for size in sizes]
+            for options in ({"base_expert_width": 64, "base_top_k": 2}, {})
+        )
+        assert abs(math.log(with_them[1] / with_them[0])) < 0.2
+        assert with_them[0] / without[1] > 1.2
+
+    @pytest.mark.parametrize("option", ["base_expert_width", "base_top_k"])
+    def test_bad_sizes_are_refused(self, option: str) -> None:
+        assert option in refused(lambda: scheme("mup", **{option: 0}))
+
+
+def keep(seen: list[torch.Tensor], module: torch.nn.Module, given: Any, out: torch.Tensor) -> None:
+    seen.append(out.detach())
+
+
+def logit_change(table: Parametrization) -> float:
+    """Root mean square change of all routers' logits in three steps, over three seeds."""
+    found = []
+    for seed in range(3):
+        model = build(table, seed=seed)
+        ids = torch.randint(0, 100, (8, 16), generator=torch.Generator().manual_seed(seed))
+        seen: list[torch.Tensor] = []
+        for name, module in model.named_modules():
+            if name.endswith("router"):
+                module.register_forward_hook(partial(keep, seen))
+        optimizer = torch.optim.AdamW(parameter_groups(model, lr=3e-3))
+        for _ in range(4):
+            logits = model(ids).logits[:, :-1].flatten(0, 1)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
+            optimizer.step()
+        found.append(float((torch.cat(seen[-2:]) - torch.cat(seen[:2])).square().mean().sqrt()))
+    return float(np.mean(found))

@@ -258,6 +258,12 @@ class TestRefused:
             ({"positions": "alibi"}, "ALiBi adds numbers of its own"),
             ({"parallel": True}, "one stack of attention and feed-forward in turn"),
             ({"kind": "encoder-decoder", "n_decoder_layers": 2, "positions": "learned"}, "not for encoder-decoders"),
+            ({"settings": {"attention": {"score_cap": 50.0}}}, "has no cap, sink, norm on values or gate"),
+            ({"settings": {"attention": {"sink": 0.0}}}, "choose another scheme"),
+            ({"settings": {"attention": {"value_norm": True}}}, "choose another scheme"),
+            ({"settings": {"attention": {"gate": "heads"}}}, "choose another scheme"),
+            ({"settings": {"attention": {"window": 8}}}, "shaped attention has no window"),
+            ({"branches": ("latent_attention", "feed_forward")}, "latent attention is not shaped"),
         ],
     )
     def test_architectures(self, name: str, change: dict[str, Any], part: str) -> None:

@@ -162,6 +162,7 @@ def _sublayer(
     for path, roles in row.blocks.items():
         turns = row.turns[path](a) if path in row.turns else 1
         weights |= {role: (f"{place}.{path}", rows) for role, rows in _rows_of(a, roles, turns).items()}
+    scalar = _number(layer, stack.scalar) if last and stack.scalar else 1.0
     qk_norm = a.qk_norm and kind_named(kind).attends
     return SublayerMap(
         branch=f"{place}.{row.branch}",
@@ -170,7 +171,8 @@ def _sublayer(
         reads=None if reads is None else f"{place}.{reads}" if reads else place,
         writes=place if last and not a.has_final_norm and a.placements[0] != "post" else None,
         weights=weights,
-        multiplier=a.branch_scale_of(kind),
+        skip=scalar,
+        multiplier=a.branch_scale_of(kind) * scalar,
         score_scale=a.score_scale / (index + 1) if row.by_depth and _get(layer, row.by_depth) else None,
         query_norm=f"{place}.{row.query_norm}" if qk_norm else None,
         key_norm=f"{place}.{row.key_norm}" if qk_norm else None,
@@ -181,6 +183,12 @@ def _sublayer(
         attention=f"{place}.{row.attention}" if row.attention else None,
         activation=f"{place}.{row.activation}" if row.activation else None,
     )
+
+
+def _number(layer: nn.Module, path: str) -> float:
+    """The one number of a tensor; 1 where it is not there, or on the meta device."""
+    found = _get(layer, path)
+    return 1.0 if found is None or found.is_meta else float(found)
 
 
 def _rows_of(a: Architecture, roles: Sequence[str], turns: int) -> dict[str, slice | list[int]]:

@@ -61,12 +61,14 @@ class StackPaths:
 
     Attributes:
         kinds: where layers differ: of a sublayer of that kind, in the place of the one that other layers have.
+        scalar: path in a layer of a tensor of one number that multiplies the stream which leaves it.
     """
 
     layers: str
     sublayers: tuple[SublayerPaths, ...]
     final_norm: str | None = None
     kinds: Mapping[str, SublayerPaths] = field(default_factory=dict)
+    scalar: str = ""
 
     def of(self, k: int, kind: str) -> SublayerPaths:
         """Sublayer `k` of a layer, which is of this kind."""

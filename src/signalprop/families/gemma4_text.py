@@ -1,8 +1,9 @@
 """Gemma 4's language model, dense: Gemma 3 with norms on values and scores that are not scaled.
 
 Layers that see all tokens have heads of a width of their own, and may use their keys as values. The final cap on the
-logits (30 in released models) is read as none, as Gemma 2's. Per-layer inputs, keys and values of earlier layers, and
-experts beside the feed-forward are refused; transformers' configuration class has the first by default.
+logits (30 in released models) is read as none, as Gemma 2's. A layer's scalar, 1 at first, multiplies skip and branch
+of its last sublayer where a live model is mapped. Per-layer inputs, keys and values of earlier layers, and experts
+beside the feed-forward are refused; transformers' configuration class has the first by default.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def _global(c: Config, kinds: list[str]) -> dict[str, Any]:
 
 
 (_PATHS,) = gemma3_text.FAMILY.paths
+_STACK = replace(_PATHS.stacks[0], scalar="layer_scalar")
 _GLOBAL = replace(
     gemma3_text.ATTENTION,
     weights={
@@ -87,7 +89,7 @@ FAMILY = replace(
     readable={"hidden_size_per_layer_input": 0},
     fields=fields,
     paths=tuple(
-        replace(_PATHS, gain_offset=0.0, stacks=(replace(_PATHS.stacks[0], kinds={"global_attention": row}),))
+        replace(_PATHS, gain_offset=0.0, stacks=(replace(_STACK, kinds={"global_attention": row}),))
         for row in (_GLOBAL, _SHARED)
     ),
 )  # fmt: skip

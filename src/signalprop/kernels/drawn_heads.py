@@ -21,7 +21,7 @@ Single = NDArray[np.float32]  # which is fine enough for draws
 
 HARD = 16.0  # score variance from which heads are drawn
 LONGEST = 256  # tokens up to which they are
-_HEADS = 64  # that a sublayer's mean is taken over, at least: by several networks
+_HEADS = 128  # that a sublayer's mean is taken over, at least: by several networks
 
 
 class Shape(NamedTuple):

@@ -19,6 +19,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Embedding, Parametrization, Trainable, layout
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, layers_of_stack, one_of, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
+from signalprop.sublayers.attention.roles import has_gate
 
 _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
 
@@ -94,7 +95,7 @@ def _table(
 ) -> Parametrization:
     """The common table; `value_output` is d_model * (n_heads d_head) * sigma_v^2 * sigma_o^2."""
     a = architecture
-    value = np.sqrt(np.sqrt(value_output / (a.d_model * a.n_heads * a.d_head)))
+    value = np.sqrt(np.sqrt(value_output / (a.d_model * a.n_heads * a.d_head * attention_gate(a)[0])))
     # queries and keys give scores of variance 1 on normalised input, whatever factor the model puts on q.k
     key = 1 / math.sqrt(a.d_model)
     up, down = feed_forward_std(a)
@@ -103,6 +104,7 @@ def _table(
         "key": key,
         "value": value,
         "output": value,
+        "attention_gate": key,
         "gate": up,
         "up": up,
         "down": down,
@@ -129,6 +131,18 @@ def feed_forward_std(architecture: Architecture) -> tuple[float, float]:
     variance_in = 1 / a.d_model if a.gated else math.sqrt(2 * keep / (a.d_model * a.d_ff))
     second_moment = float(dual(a.activation, a.d_model * variance_in, 0.0).second_moment)
     return math.sqrt(variance_in), math.sqrt(keep / (a.d_ff * second_moment))
+
+
+def attention_gate(architecture: Architecture, r: float = 0.0) -> tuple[float, float]:
+    """Factor on variance, and correlation, that a gate on the heads makes of a branch (not in the paper); 1 without.
+
+    The gate's map has variance 1/d, so z is standard normal on normalised input: E s(z)^2, and E s(z) s(z') over that
+    for two tokens of correlation `r`, s the sigmoid; gates are independent of what the heads give.
+    """
+    if not has_gate(architecture):
+        return 1.0, 1.0
+    q = dual("sigmoid", 1.0, r)
+    return float(q.second_moment), float(q.covariance_moment / q.second_moment)
 
 
 def input_correlations(architecture: Architecture, inputs: InputStatistics | None, beta2: FloatArray) -> FloatArray:
@@ -163,7 +177,7 @@ def input_correlations(architecture: Architecture, inputs: InputStatistics | Non
             q = dual(a.activation, s, r)
             branch = float(q.covariance_moment / q.second_moment) * (r if a.gated else 1.0)
         else:
-            branch = 1.0
+            branch = 1.0 if kind.reads_memory else attention_gate(a, r)[1]
             out[i] = encoder_output if kind.reads_memory else r
             if out[i] < _SMALLEST_CORRELATION:
                 raise InputError(

@@ -1,9 +1,13 @@
-"""Bounds of options that a scheme says in print: the smallest that fits, in digits that can be typed."""
+"""What a scheme can do: the smallest option that fits, in digits that can be typed; attention that can be shaped."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+
+from signalprop.errors import InputError
+from signalprop.network.parametrization import Parametrization
+from signalprop.theory.branches import branches_of
 
 
 def smallest_that_fits(fits: Callable[[float], bool], low: float, high: float) -> float:
@@ -29,3 +33,16 @@ def rounded_up(number: float) -> str:
 def _digits(number: float, rounded: Callable[[float], int]) -> str:
     unit = 10.0 ** (math.floor(math.log10(number)) - 4)
     return f"{rounded(number / unit) * unit:.5g}"
+
+
+def followed(table: Parametrization) -> Parametrization:
+    """The table, whose attention prediction can follow and `build` can build; both ask the same.
+
+    Raises:
+        InputError: its architecture has attention that cannot be shaped: capped, with a sink, latent, ...
+    """
+    try:
+        branches_of(table)
+    except InputError as error:
+        raise InputError(f"scheme {table.scheme!r}: {error}, or choose another scheme") from None
+    return table

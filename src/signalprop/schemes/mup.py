@@ -12,6 +12,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Head
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.schemes.base import Scheme, layers_of_stack, register, within
@@ -25,12 +26,15 @@ class _MaximalUpdate(Scheme):
     base: str = "fixed"
     base_width: int = 256
     base_d_head: int | None = None
+    base_expert_width: int | None = None
+    base_top_k: int | None = None
 
     def __post_init__(self) -> None:
         check_base(self, self.base)
         _whole(self, "base_width")
-        if self.base_d_head is not None:
-            _whole(self, "base_d_head")
+        for name in ("base_d_head", "base_expert_width", "base_top_k"):
+            if getattr(self, name) is not None:
+                _whole(self, name)
 
 
 @register
@@ -56,6 +60,11 @@ class MuP(_MaximalUpdate):
     The dense layer before BERT's head is a hidden weight. `parameter_groups` keeps learning rate times weight decay, as
     the authors' package can: m times the decay for hidden weights. Adam's epsilon (1/m) is not scaled. The paper's
     advice to start head and queries at 0 is not followed.
+
+    Experts, at a fixed share of active ones (derived in docs/theory/experts.md): `base_expert_width` is the hidden
+    width of one at the base, if that is not in proportion to d; m of the map back is then that of the expert's width.
+    `base_top_k` is how many a token has at the base: `parameter_groups` divides Adam's epsilon of experts and router by
+    top_k / base_top_k, as their gradients are, and branches of weights that do not sum to one by the same.
     """
 
     name: ClassVar[str] = "mup"
@@ -129,15 +138,23 @@ class CompleteP(DepthMuP):
 def epsilon_factors(table: Parametrization) -> tuple[FloatArray, float]:
     """Factors on AdamW's epsilon that the scheme of a table asks for: of each sublayer's parameters, of all others.
 
-    1 for every scheme but CompleteP.
+    1 for every scheme but CompleteP, and the experts of all three.
     """
-    a = table.architecture
+    a, options = table.architecture, table.options
+    of_rows = _more_experts(table, a, options["base_top_k"]) ** -1.0 if options.get("base_top_k") else np.ones(1)
+    of_rows = np.broadcast_to(of_rows, (table.n_sublayers,))
     if table.scheme != CompleteP.name:
-        return np.ones(table.n_sublayers), 1.0
-    options = table.options
+        return of_rows, 1.0
     wider = a.d_model / float(options["base_width"])
     deeper = layers_of_stack(a) / float(options["base_depth"])
-    return deeper ** -float(options["alpha"]) / wider, 1 / wider
+    return of_rows * deeper ** -float(options["alpha"]) / wider, 1 / wider
+
+
+def _more_experts(table: Parametrization, a: Architecture, base_top_k: Any) -> FloatArray:
+    """How many times more experts a token has than at the base, of every sublayer; 1 of other kinds."""
+    experts = kind_named("experts")
+    given: Any = a.settings.get(experts.name)
+    return np.where(experts.of(table), 1.0 if given is None else given.top_k / float(base_top_k), 1.0)
 
 
 def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputStatistics | None) -> Parametrization:
@@ -150,6 +167,17 @@ def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputS
     for role in ROLES:
         columns[f"weight__{role}"] = table.weights[role] / math.sqrt(wider)
         columns[f"learning_rate__{role}"] = table.learning_rates[role] / wider
+    experts: Any = a.settings.get("experts")
+    if made_by.base_expert_width is not None and experts is not None:
+        of_expert = (experts.width or a.d_ff) / made_by.base_expert_width
+        columns["weight__expert_down"] = table.weights["expert_down"] / math.sqrt(of_expert)
+        columns["learning_rate__expert_down"] = table.learning_rates["expert_down"] / of_expert
+    if (
+        made_by.base_top_k is not None
+        and experts is not None
+        and not (experts.normalised or experts.scores == "softmax")
+    ):
+        columns["branch"] = table.branch / _more_experts(table, a, made_by.base_top_k)
     head = table.head.model_dump() | {
         "scale": table.head.scale / wider,
         "transform": table.head.transform / math.sqrt(wider),
@@ -162,6 +190,14 @@ def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputS
 
 def _base_architecture(made_by: MuP | DepthMuP, a: Architecture) -> tuple[Architecture, float]:
     """The network at the base width, and the factor on scores that the wide one has."""
+    experts: Any = a.settings.get("experts")
+    if experts is not None:
+        top_k = made_by.base_top_k or experts.top_k
+        own = {"top_k": top_k, "n_experts": max(round(experts.n_experts * top_k / experts.top_k), top_k)}
+        own |= {"width": made_by.base_expert_width} if made_by.base_expert_width else {}
+        if own != {name: getattr(experts, name) for name in own}:
+            given = {**experts.model_dump(), **own, "n_groups": 1, "top_groups": 1}
+            a = a.replace(settings={**a.settings, "experts": given})
     if made_by.base_d_head is None:
         return a.replace(d_model=made_by.base_width), a.score_scale
     narrow = a.replace(d_model=made_by.base_width, d_head=made_by.base_d_head)

@@ -21,7 +21,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
 from signalprop.schemes.base import Scheme, fill, one_of, register, truth, within
-from signalprop.schemes.feasible import rounded_down, rounded_up, smallest_that_fits
+from signalprop.schemes.feasible import followed, rounded_down, rounded_up, smallest_that_fits
 from signalprop.schemes.residual import fan_in_std, without_norms
 from signalprop.schemes.stacking import placed
 from signalprop.schemes.vanilla import stream_ends
@@ -158,7 +158,7 @@ class ValueSkipInit(_Shaped):
         a = self._shape(architecture)
         attention = role_mask(a, "query")
         table = self._table(a, value_skip=np.where(attention, 1.0, 0.0), attention_gain=np.where(attention, 0.0, 1.0))
-        return replace(table, attention_trainable=True)
+        return followed(replace(table, attention_trainable=True))
 
 
 @dataclass(frozen=True)
@@ -212,19 +212,17 @@ class _Spa(_Shaped):
         attention = role_mask(table.architecture, "query")
         layer = np.minimum(table.layer, len(before) - 1)
         weights = {"query": (self.zero, ("query", "small")), "key": (self.zero, ("key", "small"))}
-        return replace(
-            table.with_columns(
-                shape_in=np.where(attention, before[layer], 0.0),
-                shape_out=np.where(attention, after[layer], 0.0),
-                shape_gain=np.where(attention, gain[layer], 0.0),
-                **{
-                    f"weight__{role}": table.weights[role] * (_SMALL if chosen == "small" else 0.0)
-                    for role, (chosen, affected) in weights.items()
-                    if chosen in affected
-                },
-            ),
-            shaping=shaping,
+        table = table.with_columns(
+            shape_in=np.where(attention, before[layer], 0.0),
+            shape_out=np.where(attention, after[layer], 0.0),
+            shape_gain=np.where(attention, gain[layer], 0.0),
+            **{
+                f"weight__{role}": table.weights[role] * (_SMALL if chosen == "small" else 0.0)
+                for role, (chosen, affected) in weights.items()
+                if chosen in affected
+            },
         )
+        return followed(replace(table, shaping=shaping))
 
 
 @register
