@@ -13,13 +13,12 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_of
+from signalprop.network.kinds import ROLE, kind_of
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Embedding, Parametrization, Trainable, layout
 from signalprop.schemes.base import TRAINABLE, Scheme, fill, layers_of_stack, one_of, positive, register, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
-from signalprop.sublayers.attention.roles import has_gate
 
 _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
 
@@ -139,7 +138,7 @@ def attention_gate(architecture: Architecture, r: float = 0.0) -> tuple[float, f
     The gate's map has variance 1/d, so z is standard normal on normalised input: E s(z)^2, and E s(z) s(z') over that
     for two tokens of correlation `r`, s the sigmoid; gates are independent of what the heads give.
     """
-    if not has_gate(architecture):
+    if not ROLE["attention_gate"].exists(architecture):
         return 1.0, 1.0
     q = dual("sigmoid", 1.0, r)
     return float(q.second_moment), float(q.covariance_moment / q.second_moment)
