@@ -273,7 +273,7 @@ def scores_of(p: Parametrization) -> FloatArray:
     own, apart = score_variances(p), kind_named("global_attention").of(p)
     if apart.any():
         own = np.where(apart, score_variances(as_usual(p)), own)
-    scores: FloatArray = own * p.norm_output**4 * (p.attention_gain != 0)
+    scores: FloatArray = own * (p.norm_output**2 + p.norm_shift) ** 2 * (p.attention_gain != 0)
     return scores[..., rows_where(p, lambda kind: kind.attends) & ~raw]
 
 

@@ -31,6 +31,7 @@ from signalprop.network.parametrization import (
     layout,
     role_mask,
 )
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.streams.placement import weights_here
 
 _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
@@ -44,10 +45,10 @@ def read_parametrization(
 
     Every number is a root mean square (of all entries of a role's weight, of a bias, of a norm's gains): the
     second moment is what a signal meets, so a mean that training has grown counts. A Parametrization says no
-    more of a weight than that: directions, outliers and low rank are not in it, nor are norm biases, a class
-    token, or the gain of an encoder's final norm where it differs from the decoder's. Rows of an embedding
-    that are reserved for padding are left out. Of a layer with adapters of PEFT the weight is the effective one: with
-    the active adapters merged into it.
+    more of a weight than that: directions, outliers and low rank are not in it, nor are a class token, biases of
+    norms on embeddings, on branches and after the last layer, or the gain of an encoder's final norm where it differs
+    from the decoder's. Rows of an embedding that are reserved for padding are left out. Of a layer with
+    adapters of PEFT the weight is the effective one: with the active adapters merged into it.
 
     Args:
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.
@@ -101,6 +102,12 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
             for row, p in zip(attached.rows, rows.placement, strict=True)
         ]
     )
+    columns["norm_bias"] = np.array(
+        [
+            norm_bias(row.norm, f"{row.label} norm") if PLACEMENTS[p] in NORM_BEFORE | NORM_AFTER else 0.0
+            for row, p in zip(attached.rows, rows.placement, strict=True)
+        ]
+    ) * (a.streams is None)
     columns["post_norm_gain"] = np.array(
         [gain(row.post_norm, offset, f"{row.label} second norm") for row in attached.rows]
     )
@@ -185,6 +192,12 @@ def gain(norm: nn.Module | None, offset: float, where: str) -> float:
     """Root mean square of a norm's gains; 1 without a norm, or for a norm without weight."""
     weight = None if norm is None else numbers_of(getattr(norm, "weight", None))
     return 1.0 if weight is None else rms(weight if offset == 0 else weight + offset, where)
+
+
+def norm_bias(norm: nn.Module | None, where: str) -> float:
+    """Root mean square of a norm's bias over features; 0 without one."""
+    bias = None if norm is None else numbers_of(getattr(norm, "bias", None))
+    return 0.0 if bias is None else rms(bias, f"{where} bias")
 
 
 def score_scale(row: AttachedRow, a: Architecture, offset: float) -> float:

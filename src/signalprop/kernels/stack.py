@@ -157,13 +157,18 @@ class Stack:
             r, own, slope = self._stretched(i, stream.kernel * scale)
             gain = float(self.p.norm_output[i])
             back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
-            return Read(dual_of_kernel(self.a.squash, own, r) * gain**2, back)
+            return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
         divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(self.p.norm_output[i])
         read = stream.kernel * scale
         read *= root
         read *= root[:, None]
-        return Read(read, divisor)
+        return Read(self._with_bias(i, read), divisor)
+
+    def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
+        """What a norm gives plus its bias, which all tokens share."""
+        shift = float(self.p.norm_shift[i])
+        return kernel + shift if shift else kernel
 
     def _stretched(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, float]:
         """(correlations, variances, slope) of what an activation in a norm's place is applied to."""
@@ -217,7 +222,7 @@ class Stack:
         own = np.diagonal(total.kernel) * scale + self.a.norm_eps
         self.own[i] = own
         root = inverse_roots(own)
-        return State(total.kernel * (scale * self.p.norm_output[i] ** 2) * root * root[:, None])
+        return State(self._with_bias(i, total.kernel * (scale * self.p.norm_output[i] ** 2) * root * root[:, None]))
 
 
 class Back:

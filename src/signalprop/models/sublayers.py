@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from signalprop.errors import InputError
 from signalprop.kernels.stack import attention_shapes
 from signalprop.models.activations import TORCH_FUNCTIONS
 from signalprop.models.multipliers import Multiplier, times, trainable
@@ -189,6 +190,14 @@ def make_sublayer(
             draw(linear.bias, float(p.biases[role][index]), *made, f"{role} bias")
     placement = PLACEMENTS[p.placement[index]]
     first = None if placement == "none" else make_norm(a, float(p.norm_gain[index]), dtype, float(p.norm_slope[index]))
+    if p.norm_bias[index]:
+        bias = getattr(first, "bias", None)
+        if bias is None:
+            raise InputError(
+                f"norm_bias of sublayer {index} is {p.norm_bias[index]:g}, and this {a.norm} has no bias; "
+                "expected an architecture of norms with one (norm_bias=True)"
+            )
+        draw(bias, float(p.norm_bias[index]), "normal", seed, str(index), "norm bias")
     second = make_norm(a, float(p.post_norm_gain[index]), dtype) if placement == "sandwich" else None
     if placement == "res-post":
         first, second = None, first

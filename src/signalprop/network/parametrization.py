@@ -34,7 +34,7 @@ from signalprop.network.layout import role_mask as role_mask
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization_document import LEARNING_RATES as LEARNING_RATES
 from signalprop.network.parametrization_document import SCHEMA as SCHEMA
-from signalprop.network.parametrization_document import UNSHAPED, ParametrizationDocument, check_rows
+from signalprop.network.parametrization_document import UNSHAPED, ParametrizationDocument, check_norm_biases, check_rows
 from signalprop.network.parametrization_document import Shaping as Shaping
 from signalprop.network.parametrization_document import Trainable as Trainable
 from signalprop.network.parametrization_text import RARE, parametrization_text
@@ -47,6 +47,7 @@ _PLAIN = {
     "branch": 1.0,
     "norm_gain": 1.0,
     "norm_scale": 1.0,
+    "norm_bias": 0.0,
     "post_norm_gain": 1.0,
     "norm_slope": 0.5,
     "score_scale": 1.0,
@@ -64,19 +65,18 @@ class Parametrization(Document):
     """One row per sublayer (encoder first), plus embedding and head.
 
     Attributes:
-        architecture: what the network is.
-        scheme, options: the scheme that made the table, and its options.
+        architecture: what the network is. scheme, options: the scheme that made the table, and its options.
         stack, layer, kind: of each sublayer: index into STACKS, layer within its stack, index into KINDS.
         placement: index into PLACEMENTS. parallel: the sublayer reads the same stream as the one before it.
         weights: standard deviation of each role's weight, 0 where a role does not exist. biases: likewise.
-        distribution: of the weights of each role.
-        skip, branch: the multipliers lambda and beta: stream_out = skip * stream_in + branch * f(stream_in).
+        distribution: of the weights. skip, branch: lambda, beta of stream_out = skip * stream_in + branch * f(it).
         branch_trainable, skip_trainable: `fixed`, or a trainable `scalar` or per-`channel` vector that starts at
             `branch` (at `skip`).
         norm_gain: root mean square of the gain of the norm that the placement names (1 unless initialised otherwise
             or trained); post_norm_gain: of the second norm of a sandwich.
         norm_slope: alpha of a norm `dyt` or `derf`, gain * f(alpha x); other norms have none.
-        norm_scale: fixed factor on that norm's output, beside its gain (LayerNorm Scaling).
+        norm_scale: fixed factor on that norm's output, beside its gain (LayerNorm Scaling). norm_bias: root mean square
+            over features of that norm's bias, the same for all tokens, and independent of all else.
         score_scale: factor on the scalar product of query and key, QK-norm gains included.
         value_skip, attention_gain: a token's own value and the attention's average of values are added with these
             weights: `value_skip * V + attention_gain * A V` (0 and 1 in ordinary attention).
@@ -85,8 +85,7 @@ class Parametrization(Document):
             before and after, for U-SPA its off-diagonal rho; shape_gain: the diagonal of an E-SPA matrix beside a skip,
             0 for the exact one.
         learning_rates: factor on the learning rate per weight role, and of the sublayer's `vectors` (biases, gains,
-            trainable multipliers), for Adam-like optimizers.
-        embedding, head: the other two rows.
+            trainable multipliers), for Adam-like optimizers. embedding, head: the other two rows.
 
     Raises:
         InputError: a column of another length, a number that is not finite or beyond 1e30, or a negative standard
@@ -106,6 +105,7 @@ class Parametrization(Document):
     branch: FloatArray
     norm_gain: FloatArray
     norm_scale: FloatArray
+    norm_bias: FloatArray
     post_norm_gain: FloatArray
     norm_slope: FloatArray
     score_scale: FloatArray
@@ -130,13 +130,14 @@ class Parametrization(Document):
         for name, column in self.columns().items():
             if column.shape != self.skip.shape:
                 raise InputError(f"{name} has shape {column.shape}, skip {self.skip.shape}; expected the same")
-            sign = name.startswith(("weight.", "bias.", "learning_rate."))
+            sign = name.startswith(("weight.", "bias.", "learning_rate.", "norm_bias"))
             good = (np.abs(column) <= LARGEST) & (column >= 0 if sign else True)  # a NaN is not good either
             if not good.all():
                 where = tuple(np.argwhere(~good)[0])
                 what = "factor" if name.startswith("learning_rate") else "standard deviation"
                 wanted = f"a {what} from 0 to {LARGEST:g}" if sign else f"a number up to {LARGEST:g}"
                 raise InputError(f"{name} of sublayer {where[-1]} is {column[where]}; expected {wanted}")
+        check_norm_biases(self.architecture, self.placement, self.norm_bias)
 
     @property
     def n_sublayers(self) -> int:
@@ -159,6 +160,11 @@ class Parametrization(Document):
     def norm_output(self) -> FloatArray:
         """Root mean square of what the placement's norm outputs: norm_gain * norm_scale, (..., sublayers)."""
         return self.norm_gain * self.norm_scale
+
+    @property
+    def norm_shift(self) -> FloatArray:
+        """Mean square over features of what that norm adds: (norm_bias * norm_scale)^2, (..., sublayers)."""
+        return (self.norm_bias * self.norm_scale) ** 2
 
     @typed
     def kind_name(self, index: int) -> str:
@@ -305,7 +311,7 @@ class Parametrization(Document):
             if column not in filled:
                 there = {*_roles_in(self), *_PLAIN, "vectors"}
                 known = ", ".join(known for known in filled if known.rpartition(".")[2] in there)
-                raise InputError(f"the table has no column {name!r}; columns: {known}")
+                raise InputError(f"no column {name!r}; columns: {known}")
             group, _, role = column.partition(".")
             none = 1.0 if group == "learning_rate" else 0.0
             filled[column] = np.where(masks[role], value, none) if role in masks else np.broadcast_to(value, shape)

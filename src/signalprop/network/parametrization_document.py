@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.embedding_and_head import Distribution, Embedding, Head
-from signalprop.network.layout import KINDS, ROLES, STACKS, Layout, Stack, roles_of
+from signalprop.network.layout import KINDS, PLACEMENTS, ROLES, STACKS, IntColumn, Layout, Stack, roles_of
+from signalprop.network.moments import FloatArray
 
 SCHEMA = "signalprop/parametrization/1"
 Trainable = Literal["fixed", "scalar", "channel"]
@@ -55,6 +57,7 @@ class SublayerRow(BaseModel):
     branch: float
     norm_gain: float
     norm_scale: float = 1.0
+    norm_bias: float = 0.0
     post_norm_gain: float = 1.0
     norm_slope: float = 0.5
     score_scale: float | None = None
@@ -82,6 +85,22 @@ class ParametrizationDocument(Value):
     attention_trainable: bool = False
     shaping: Shaping = UNSHAPED
     sublayers: list[SublayerRow]
+
+
+def check_norm_biases(a: Architecture, placement: IntColumn, norm_bias: FloatArray) -> None:
+    """That only norms that read or make the stream have a bias (`norm_bias`, (..., sublayers)).
+
+    Raises:
+        InputError: the first sublayer that has another.
+    """
+    on_stream = np.isin(placement, [i for i, name in enumerate(PLACEMENTS) if name in ("pre", "sandwich", "post")])
+    wrong = (norm_bias != 0) & ~(on_stream & (a.streams is None))
+    if wrong.any():
+        where = tuple(np.argwhere(wrong)[0])
+        raise InputError(
+            f"norm_bias of sublayer {where[-1]} is {norm_bias[where]}; expected 0: biases are derived for norms that "
+            "read or make one residual stream (pre, sandwich, post)"
+        )
 
 
 def check_rows(rows: Sequence[SublayerRow], a: Architecture, table: Layout) -> None:

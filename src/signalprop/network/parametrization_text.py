@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
 
 # Columns that a row shows only where they do something.
-RARE = ("norm_scale", "norm_slope", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain")
+RARE = (
+    "norm_scale", "norm_bias", "norm_slope", "value_skip", "attention_gain", "shape_in", "shape_out", "shape_gain",
+)  # fmt: skip
 
 
 def parametrization_text(p: Parametrization) -> str:

@@ -136,6 +136,8 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", m
     """
     if p.skip.ndim != 1:
         raise InputError(f"this parametrization is a sweep of shape {p.skip.shape[:-1]}; give one of its members")
+    if p.norm_bias.any():
+        raise InputError("a scheme starts the biases of norms at 0, and this table has others; expected norm_bias 0")
     a = mapping.architecture
     check_shape(a, p.architecture)
     rows = layout(a)

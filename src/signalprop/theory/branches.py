@@ -17,7 +17,7 @@ from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 from signalprop.results.profile import Profile
 from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, row, safe_exp
-from signalprop.theory.reading import read_memory, read_normed, read_raw
+from signalprop.theory.reading import read_memory, read_normed, read_raw, with_bias
 
 
 def placed(p: Parametrization, where: frozenset[str]) -> Any:
@@ -183,6 +183,7 @@ def met_by(
             if name in NORM_BEFORE:
                 numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i)
                 second[..., i], r_read[..., i], norm[..., i], turn[..., i] = read_normed(a, *numbers, *met)
+                second[..., i], r_read[..., i] = with_bias(second[..., i], r_read[..., i], row(p.norm_shift, i))
             else:
                 second[..., i], r_read[..., i], beyond = read_raw(a, *met)
             read = second[..., i], r_read[..., i]

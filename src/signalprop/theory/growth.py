@@ -63,6 +63,8 @@ def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
     if p.architecture.kind != "encoder":
         raise InputError(f"fixed points are for bidirectional stacks, this is an {p.architecture.kind}")
     branches = branches_of(p)
+    if p.norm_bias.any():
+        raise InputError("fixed points are not derived for norms with biases; expected norm_bias 0")
     if p.architecture.squash:
         raise InputError(
             f"fixed points need norms that take a stream's size away, which {p.architecture.norm} does not"

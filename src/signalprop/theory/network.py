@@ -33,8 +33,8 @@ from signalprop.theory.branches import (
 from signalprop.theory.elements import normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
-from signalprop.theory.logs import NO_SIGNAL, at, correlation, exp, log, log_add, plain, safe_exp, within
-from signalprop.theory.reading import LARGEST_MEAN, read_memory, read_normed, read_raw
+from signalprop.theory.logs import NO_SIGNAL, at, correlation, exp, log, log_add, plain, row, safe_exp, within
+from signalprop.theory.reading import LARGEST_MEAN, as_stream, read_memory, read_normed, read_raw, with_bias
 
 Stream = tuple[Array, Array, Array]  # log variance, token correlation, mean
 Gradient = tuple[Array, Array]  # log variance, token correlation
@@ -173,6 +173,7 @@ class Ahead:
         self.p, self.a = p, p.architecture
         self.lead = p.skip.shape[:-1]
         self.epsilon = log(float(self.a.norm_eps))
+        self.shifts = p.norm_shift if p.norm_bias.any() else None
         self.branches = branches_of(p)
         self.first = first_attention(p, self.branches)
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
@@ -207,7 +208,7 @@ class Ahead:
 
     def enter(self, moments: Moments) -> Stream:
         """What enters a stack."""
-        return _start(moments, self.lead)
+        return as_stream(moments, self.lead)
 
     def leave(self, stream: Stream) -> Stream:
         """What is read of a stack's last stream."""
@@ -222,6 +223,8 @@ class Ahead:
     def read_normed(self, i: int, stream: Stream) -> Read:
         """A stream after a norm."""
         second, r_read, norm, turn = read_normed(self.a, self.gain2, self.slope, *stream)
+        if self.shifts is not None:
+            second, r_read = with_bias(second, r_read, row(self.shifts, i))
         self._met(i, second, r_read, norm, turn)
         return second, r_read, 0.0
 
@@ -258,7 +261,10 @@ class Ahead:
         """The sum after a post-norm."""
         out, divisor = normed(total[0], self.epsilon)
         self.seen["norm"][i] = divisor
-        return out + self.log_gain2, total[1], total[2] * 0.0
+        if self.shifts is None:
+            return out + self.log_gain2, total[1], total[2] * 0.0
+        log_v, bias2 = out + self.log_gain2, row(self.shifts, i)
+        return log_add(log_v, log(bias2)), with_bias(safe_exp(log_v), total[1], bias2)[1], total[2] * 0.0
 
     def see(self, i: int, read: Stream, output: Output, out: Stream) -> None:
         """Keep the moments of the three probe points."""
@@ -288,12 +294,6 @@ class Ahead:
             "branch": Series.of(log_variance=c("branch"), token_correlation=c("r_branch")),
             "stream_out": Series.of(log_variance=c("stream_out"), token_correlation=c("r_out"), mean=c("mean_out")),
         }
-
-
-def _start(moments: Moments, lead: tuple[int, ...]) -> Stream:
-    log_v = log(float(moments.variance))
-    values = (log_v, float(moments.token_correlation), float(moments.mean))
-    return tuple(np.full(lead, v) if lead else v for v in values)  # type: ignore[return-value]
 
 
 class Back:

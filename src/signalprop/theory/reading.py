@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from signalprop.network.architecture import Architecture
-from signalprop.network.moments import Array
+from signalprop.network.moments import Array, Moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import normed, squashed
 from signalprop.theory.logs import HELD, NO_SIGNAL, exp, log, log_add, plain, safe_exp, within
@@ -33,6 +35,24 @@ def read_normed(
     log_second = log_add(log_v, log_mean2)
     out, divisor = normed(log_second, log(float(a.norm_eps)))
     return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor, divisor * 0.0
+
+
+def with_bias(second: Array, r: Array, bias2: Array) -> tuple[Array, Array]:
+    """Second moment and correlation of what a norm gives plus its bias, of mean square `bias2`.
+
+    The bias is the same for all tokens and independent of them. Where it is 0 both are as they were, bit for bit.
+    """
+    if isinstance(bias2, float) and bias2 == 0:
+        return second, r
+    total = second + bias2
+    return plain(total), plain(np.where(np.asarray(bias2) > 0, 1 - second / np.maximum(total, 1e-300) * (1 - r), r))
+
+
+def as_stream(moments: Moments, lead: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """Log variance, token correlation and mean of what enters a stack, with the leading axes of a sweep."""
+    log_v = log(float(moments.variance))
+    values = (log_v, float(moments.token_correlation), float(moments.mean))
+    return tuple(np.full(lead, v) if lead else v for v in values)  # type: ignore[return-value]
 
 
 def read_raw(a: Architecture, log_v: Array, r: Array, mean: Array) -> tuple[Array, Array, Array]:

@@ -51,6 +51,7 @@ def not_derived(p: Parametrization) -> str:
         (bool(kinds - {"attention", "feed_forward"}), "other kinds of sublayers than attention and feed-forward"),
         (is_shaped(p), "shaped attention"),
         (bool(np.any(p.parallel)), "parallel branches"),
+        (bool((p.norm_bias[placed(p, NORM_AFTER)] != 0).any()), "biases of norms after the sum"),
         (bool(bare), "norms on a branch's output"),
         (bool((p.value_skip != 0).any()), "value skips"),
         (first_attention(p, branches_of(p)) is not None, "values of a first attention"),
