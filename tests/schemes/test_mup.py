@@ -257,8 +257,12 @@ class TestExperts:
         assert by_depth == pytest.approx(factors / 4)
 
     def test_weights_without_a_sum_are_made_smaller(self) -> None:
-        table = self.table(sparse(64, 64, 8, scores="sigmoid", normalised=False))
-        assert table.branch.tolist() == [1.0, 0.25, 1.0, 0.25]
+        sigmoid = {"scores": "sigmoid", "normalised": False, "shared_width": 64}
+        base, more = self.table(sparse(64, 64, 2, **sigmoid)), self.table(sparse(64, 64, 8, **sigmoid))
+        for role, ratio in (("expert_down", 4), ("expert_up", 1), ("shared_down", 1)):
+            for one, other in ((base.weights, more.weights), (base.learning_rates, more.learning_rates)):
+                assert other[role][self.EXPERTS] == pytest.approx(one[role][self.EXPERTS] / ratio)
+        assert more.branch.tolist() == base.branch.tolist()
 
     def test_changes_do_not_know_the_sizes(self) -> None:
         """Three steps of AdamW: the router's logits change alike; without the options they do not."""

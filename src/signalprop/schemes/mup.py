@@ -64,7 +64,8 @@ class MuP(_MaximalUpdate):
     Experts, at a fixed share of active ones (derived in docs/theory/experts.md): `base_expert_width` is the hidden
     width of one at the base, if that is not in proportion to d; m of the map back is then that of the expert's width.
     `base_top_k` is how many a token has at the base: `parameter_groups` divides Adam's epsilon of experts and router by
-    top_k / base_top_k, as their gradients are, and branches of weights that do not sum to one by the same.
+    top_k / base_top_k, as their gradients are; where an expert's weight is a sigmoid that is not normalised, its map
+    back and that map's rate are divided by the same (shared experts stay).
     """
 
     name: ClassVar[str] = "mup"
@@ -175,9 +176,10 @@ def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputS
     if (
         made_by.base_top_k is not None
         and experts is not None
-        and not (experts.normalised or experts.scores == "softmax")
+        and not experts.normalised | (experts.scores == "softmax")
     ):
-        columns["branch"] = table.branch / _more_experts(table, a, made_by.base_top_k)
+        for name in ("weight__expert_down", "learning_rate__expert_down"):
+            columns[name] /= _more_experts(table, a, made_by.base_top_k)
     head = table.head.model_dump() | {
         "scale": table.head.scale / wider,
         "transform": table.head.transform / math.sqrt(wider),
