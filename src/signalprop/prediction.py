@@ -21,7 +21,7 @@ from signalprop.schemes.default import parametrized
 from signalprop.sublayers.attention.roles import adds_first_values, has_window
 
 if TYPE_CHECKING:
-    from signalprop.kernels.grid import Grid
+    from signalprop.sublayers.experts.load import ExpertLoads
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -58,7 +58,7 @@ def predict(
     parametrization = parametrized(subject, scheme)
     statistics = inputs or default_statistics(parametrization.architecture)
     chosen: Fidelity = check_fidelity(fidelity)
-    note, grid = "", None
+    note, loads = "", None
     if fidelity == "auto":
         chosen, note = cheapest(parametrization, statistics)
     if chosen == "moments":
@@ -75,14 +75,15 @@ def predict(
         from signalprop.kernels.tokens import predict_token_kernels
 
         grid = grid_for(parametrization, statistics) if fidelity == "auto" else None
-        profile = predict_token_kernels(parametrization, statistics, backward=backward, grid=grid)
+        loads = _watched_loads(parametrization)
+        profile = predict_token_kernels(parametrization, statistics, backward=backward, grid=grid, watch=loads)
     else:
         require("torch", "models")
         from signalprop.measurement.simulation import simulate
 
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
-        profile = _with_expert_loads(parametrization, statistics, profile, grid)
+        profile = _with_expert_loads(parametrization, profile, loads)
     a = parametrization.architecture
     one = a.streams is None and not adds_first_values(a) and parametrization.skip.ndim == 1
     if backward and chosen != "simulate" and one and not is_shaped(parametrization):
@@ -112,13 +113,22 @@ def expected_seconds(p: Parametrization, inputs: InputStatistics, fidelity: Fide
     return _PER_PAIR * p.n_sublayers * max(p.architecture.seq_len, p.architecture.target_len or 0) ** 2
 
 
-def _with_expert_loads(p: Parametrization, inputs: InputStatistics, profile: Profile, grid: Grid | None) -> Profile:
+def _watched_loads(p: Parametrization) -> ExpertLoads | None:
+    """What counts the loads of experts on the way of token kernels; None: there are none."""
+    if "experts" not in p.architecture.settings:
+        return None
+    from signalprop.sublayers.experts.load import ExpertLoads
+
+    return ExpertLoads(p)
+
+
+def _with_expert_loads(p: Parametrization, profile: Profile, watched: ExpertLoads | None) -> Profile:
     """The profile with how unevenly experts are loaded, as `statistics` and in a note."""
-    if "experts" not in p.architecture.settings or (p.architecture.streams and profile.fidelity == "moments"):
+    if "experts" not in p.architecture.settings or (p.architecture.streams and watched is None):
         return profile
     from signalprop.sublayers.experts.load import expert_loads
 
-    loads = expert_loads(p, inputs, profile, grid)
+    loads = expert_loads(p, profile) if watched is None else watched.variation()
     layers = np.flatnonzero(loads)
     shown = layers[np.unique(np.linspace(0, len(layers) - 1, 4).astype(int))] if len(layers) else layers
     said = ", ".join(f"{loads[i]:.2g} in layer {i}" for i in shown.tolist())

@@ -67,28 +67,34 @@ class View:
 
     @cached_property
     def _turned(self) -> NDArray[np.float32]:
-        """The weights times cosines and sines of the angles between key and query, (2 F, Q, E)."""
-        angles = np.multiply.outer(self.frequencies, np.subtract.outer(self.queries, self.keys))
-        both = np.concatenate([np.cos(angles), np.sin(angles)]) * self.weights
-        return np.asarray(both * np.sqrt(np.tile(self.shares, 2))[:, None, None], np.float32)
+        """The weights times cosines and sines of the angles between key and query, (Q, 2 F, E)."""
+        angles = np.subtract.outer(self.queries, self.keys)[:, None] * self.frequencies[:, None]
+        both = np.concatenate([np.cos(angles), np.sin(angles)], 1) * self.weights[:, None]
+        return np.asarray(both * np.sqrt(np.tile(self.shares, 2))[:, None], np.float32)
 
     def averaged(self, kernel: FloatArray) -> FloatArray:
         """What queries see of vectors of that kernel, turned by the distance of key and query, (Q, Q)."""
         out = self._still * (self.weights @ kernel @ self.weights.T)
         if self.turns:
-            q = len(self.mask)
-            left = (self._turned @ kernel.astype(np.float32)).transpose(1, 0, 2).reshape(q, -1)
-            out += left @ self._turned.transpose(1, 0, 2).reshape(q, -1).T
+            q, e = self.mask.shape
+            left = self._turned.reshape(-1, e) @ kernel.astype(np.float32)
+            out += left.reshape(q, -1) @ self._turned.reshape(q, -1).T
         return np.asarray(out)
 
     def sent(self, gradient: FloatArray) -> FloatArray:
         """What goes back to the keys of gradients at what `averaged` gives, (E, E)."""
         out = self._still * (self.weights.T @ gradient @ self.weights)
         if self.turns:
-            e = len(self.keys)
-            right = (gradient.astype(np.float32) @ self._turned).reshape(-1, e)
-            out += self._turned.reshape(-1, e).T @ right
+            q, e = self.mask.shape
+            right = gradient.astype(np.float32) @ self._turned.reshape(q, -1)
+            out += self._turned.reshape(-1, e).T @ right.reshape(-1, e)
         return np.asarray(out)
+
+    @cached_property
+    def longer(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Where the first of two queries sees more keys than the second; as many."""
+        n = self.mask.sum(1)
+        return n[:, None] > n, n[:, None] == n
 
 
 @dataclass(frozen=True)
@@ -172,10 +178,10 @@ class MaskedAttention(TokenAttention):
         return np.asarray(self.view.weights @ self.view.weights.T)
 
     def _of_pair(self, per_row: FloatArray) -> FloatArray:
-        n = self._row_length
+        longer, alike = self.view.longer
         per_row = self._per_row(per_row)
-        shorter = np.where(n[:, None] > n, per_row, per_row[:, None])
-        return np.where(n[:, None] == n, np.add.outer(per_row, per_row) / 2, shorter)
+        shorter = np.where(longer, per_row, per_row[:, None])
+        return np.where(alike, np.add.outer(per_row, per_row) / 2, shorter)
 
     @property
     def _asks(self) -> FloatArray:

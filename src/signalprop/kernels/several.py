@@ -127,7 +127,8 @@ class BackOfStreams(Back):
         at_read = super().sent(i, at_branch, at_branch)
         out = Several(connections.sent(i, at_read.kernel, rho), at_read.log_scale)
         if connections.gated:
-            added = self.stack.output(i, self.stack.what_is_read(i, self.reads[i])).times(float(self.p.branch[i]) ** 2)
+            given = self.outputs.get(i) or self.stack.output(i, self.stack.what_is_read(i, self.reads[i]))
+            added = given.times(float(self.p.branch[i]) ** 2)
             root = inverse_roots(np.diagonal(streams.kernel))
             size = root * root[:, None]
             branch = added.kernel * exp_of(added.log_scale - streams.log_scale) * size

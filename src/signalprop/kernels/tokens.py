@@ -43,6 +43,8 @@ See = Callable[[int, State], None]
 # (the last stream, ln of the share of its variance that a token's own embedding still has) -> as `ends.top_kernel`
 Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
 Keep = NDArray[np.bool_] | None
+# (a stack, which positions of each of its halves count, or the grid) -> what is called in one pass
+Watch = Callable[[Stack, Sequence[Keep | Grid]], See]
 
 
 _MATRICES = 35  # of tokens x tokens that are held at once, at least: 35 for 4 layers, 64 for 32
@@ -115,7 +117,12 @@ class Columns:
 
 
 def predict_token_kernels(
-    parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True, grid: Grid | None = None
+    parametrization: Parametrization,
+    inputs: InputStatistics,
+    *,
+    backward: bool = True,
+    grid: Grid | None = None,
+    watch: Watch | None = None,
 ) -> Profile:
     """Profile by token kernels: averages over positions of what each position does.
 
@@ -126,6 +133,7 @@ def predict_token_kernels(
 
     Args:
         grid: of `grid_for`: only these positions are followed, for statistics without real ids.
+        watch: called before every pass with its stack and the positions that count; what it gives sees every stream.
 
     Raises:
         InputError: the parametrization is a sweep.
@@ -133,7 +141,7 @@ def predict_token_kernels(
     p, a = parametrization, parametrization.architecture
     check_fits_of(p, None if grid is None else 2 * len(grid.n))
     if a.kind == "encoder-decoder":
-        return _of_encoder_decoder(p, inputs, backward)
+        return _of_encoder_decoder(p, inputs, backward, watch)
     stack = stack_of(p, grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
@@ -145,13 +153,17 @@ def predict_token_kernels(
         start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
         for _ in range(networks or 1):
             stack.draw(len(passed))
-            passed.append(passes(stack, State(start).rescaled(), top, keep if grid is None else grid))
+            counted = keep if grid is None else grid
+            see = _unseen if watch is None else watch(stack, (counted,))
+            passed.append(passes(stack, State(start).rescaled(), top, counted, see))
     counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts for _ in range(networks or 1)]
     profile = profile_of(p, passed, counts, note)
     return profile if networks is None else replace(profile, statistics={**profile.statistics, DRAWN: networks})
 
 
-def _of_encoder_decoder(p: Parametrization, inputs: InputStatistics, backward: bool) -> Profile:
+def _of_encoder_decoder(
+    p: Parametrization, inputs: InputStatistics, backward: bool, watch: Watch | None = None
+) -> Profile:
     a, stack = p.architecture, Stack(p)
     parts, note = sequences_of_both(a, inputs)
     passed, counts = [], []
@@ -159,7 +171,8 @@ def _of_encoder_decoder(p: Parametrization, inputs: InputStatistics, backward: b
         starts = input_kernel(p, read), input_kernel(p, written, decoder=True)
         top = partial(top_kernel, p, written) if backward else None
         states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
-        passed.append(passes_of_both(stack, states, top, (keep, kept)))
+        see = _unseen if watch is None else watch(stack, (keep, kept))
+        passed.append(passes_of_both(stack, states, top, (keep, kept), see))
         lengths = [len(x) if of is None else int(of.sum()) for x, of in zip(starts, (keep, kept), strict=True)]
         counts.append(np.array(lengths)[p.stack])
     return profile_of(p, passed, np.stack(counts), note)
@@ -344,8 +357,8 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     for first, end in reversed(list(pairwise(borders))):
         back = back_of(stack, across, columns.meet)
 
-        def read(i: int, layer_in: State, *_: State, back: Back = back) -> None:
-            back.reads[i] = layer_in
+        def read(i: int, layer_in: State, branch: State, _: State, back: Back = back) -> None:
+            back.reads[i], back.outputs[i] = layer_in, branch
 
         if ahead.reads:
             back.reads = ahead.reads
@@ -361,17 +374,21 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
 
 
 def passes_of_both(
-    stack: Stack, starts: tuple[State, State], top: Top | None, keeps: tuple[Keep, Keep] = (None, None)
+    stack: Stack,
+    starts: tuple[State, State],
+    top: Top | None,
+    keeps: tuple[Keep, Keep] = (None, None),
+    see: See = _unseen,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
 
     Args:
-        starts, keeps: of encoder and decoder.
+        starts, keeps: of encoder and decoder. see: called with every stream that a sublayer reads.
     """
     p, n = stack.p, stack.n
     columns, log_norm = Columns.empty(n), np.zeros(n)
     (_, encoder), (_, decoder) = stacks_of(p)
-    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm) for keep in keeps)
+    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see) for keep in keeps)
     read = first.run(starts[0], encoder)
     memory = stack.read_memory(read)
     stack.remember(memory if keeps[0] is None else memory[np.ix_(keeps[0], keeps[0])])

@@ -24,6 +24,7 @@ class ExpertsKernel:
 
     def __init__(self, made: ExpertsMoments) -> None:
         self.made = made
+        self.last: tuple[int, FloatArray, Weights] | None = None  # one kernel is asked for several times
         self.expert = FeedForwardKernel(made.expert)
         self.shared = None if made.shared is None else FeedForwardKernel(made.shared)
 
@@ -32,6 +33,11 @@ class ExpertsKernel:
         return self.expert.silent(i) and (self.shared is None or self.shared.silent(i))
 
     def _routed(self, i: int, kernel: FloatArray) -> Weights:
+        if self.last is None or self.last[0] != i or not np.array_equal(self.last[1], kernel):
+            self.last = (i, kernel, self._weights(i, kernel))
+        return self.last[2]
+
+    def _weights(self, i: int, kernel: FloatArray) -> Weights:
         logits = self.made.logits(i, (kernel, kernel))[0]
         v, r = _standard(np.asarray(logits))
         size = np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None]

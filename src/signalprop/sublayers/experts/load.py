@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from signalprop.kernels.ends import input_kernel, sequences
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.several import stack_of
+from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
-from signalprop.kernels.tokens import passes
-from signalprop.network.inputs import InputStatistics
+from signalprop.kernels.tokens import Keep, See
 from signalprop.network.kinds import kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -22,46 +21,52 @@ from signalprop.theory.branches import branches_of, met_by
 from signalprop.theory.routing import load_variation
 
 
-def expert_loads(p: Parametrization, inputs: InputStatistics, profile: Profile, grid: Grid | None = None) -> FloatArray:
+def expert_loads(p: Parametrization, profile: Profile) -> FloatArray:
     """Standard deviation of the experts' loads in a sequence over their mean, per layer; 0 without experts.
 
-    Root mean square over networks and sequences. From the pairs of tokens in a profile of fidelity `kernel`, else from
-    their average.
+    Root mean square over networks. From the average pair of tokens.
 
     Args:
-        p, inputs: what the profile is of. grid: that it stands on.
+        p: what the profile is of.
     """
-    n_layers = p.architecture.n_layers_total
-    if profile.fidelity == "kernel":
-        found = [_of_sequence(p, State(start).rescaled(), keep) for start, keep in _starts(p, inputs, grid)]
-        return np.asarray(np.sqrt(np.square(found).mean(0)))
-    branches, out = branches_of(p), np.zeros(n_layers)
+    branches, out = branches_of(p), np.zeros(p.architecture.n_layers_total)
     met, _ = met_by(p, branches, profile)
     for i in np.flatnonzero(kind_named("experts").of(p)).tolist():
         branch = branches[i]
         assert isinstance(branch, ExpertsMoments)
-        layer = p.layer[i] + p.architecture.n_layers * (p.stack[i] != p.stack[0])
-        out[layer] = branch.load_variation(i, (met.second[i], met.r_read[i]))
+        out[_layer(p, i)] = branch.load_variation(i, (met.second[i], met.r_read[i]))
     return out
 
 
-def _starts(p: Parametrization, inputs: InputStatistics, grid: Grid | None) -> list[tuple[FloatArray, object]]:
-    rows = None if grid is None else 2 * len(grid.n)
-    parts, _ = sequences(p.architecture, inputs)
-    return [(input_kernel(p, part, rows), keep if grid is None else grid) for part, keep in parts]
+def _layer(p: Parametrization, i: int) -> int:
+    """A sublayer's layer, the decoder's after the encoder's."""
+    return int(p.layer[i]) + p.architecture.n_layers * bool(p.stack[i] != p.stack[0])
 
 
-def _of_sequence(p: Parametrization, start: State, keep: object) -> FloatArray:
-    stack, out = stack_of(p, keep if isinstance(keep, Grid) else None), np.zeros(p.architecture.n_layers_total)
-    counted = keep if isinstance(keep, (Grid, np.ndarray)) else None
-    tokens = int(counted.sum()) if isinstance(counted, np.ndarray) else p.architecture.seq_len
+class ExpertLoads:
+    """The same of every pair of tokens, seen on the way of token kernels: a `kernels.tokens.Watch`."""
 
-    def see(i: int, stream: State) -> None:
-        branch = stack.branches[i] if i < stack.n else None
-        if isinstance(branch, ExpertsKernel):
-            both = State(branch.shared_experts(i, stack.what_is_read(i, stream).kernel))
-            log_one, alike = both.moments(counted)
-            out[p.layer[i]] = load_variation(branch.made.router, alike * math.exp(log_one), tokens)
+    def __init__(self, p: Parametrization) -> None:
+        self.p = p
+        self.passes: list[FloatArray] = []
 
-    passes(stack, start, None, counted, see)
-    return out
+    def __call__(self, stack: Stack, counted: Sequence[Keep | Grid]) -> See:
+        p, a, out = self.p, self.p.architecture, np.zeros(self.p.architecture.n_layers_total)
+        self.passes.append(out)
+
+        def see(i: int, stream: State) -> None:
+            branch = stack.branches[i] if i < stack.n else None
+            if isinstance(branch, ExpertsKernel):
+                written = p.stack[i] != p.stack[0]
+                keep = counted[int(written)]
+                both = State(branch.shared_experts(i, stack.what_is_read(i, stream).kernel))
+                log_one, alike = both.moments(keep)
+                whole = (a.target_len or a.seq_len) if written else a.seq_len
+                tokens = int(keep.sum()) if isinstance(keep, np.ndarray) else whole
+                out[_layer(p, i)] = load_variation(branch.made.router, alike * math.exp(log_one), tokens)
+
+        return see
+
+    def variation(self) -> FloatArray:
+        """Per layer, root mean square over sequences."""
+        return np.asarray(np.sqrt(np.square(self.passes).mean(0)))

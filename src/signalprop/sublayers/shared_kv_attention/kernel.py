@@ -22,7 +22,7 @@ from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compres
 from signalprop.theory.elements import inner_correlation, through_inner_norm
 
 _WIDE = 10**9  # queries and keys of one size: their scores scatter by what `normed` and `chance` say
-_SLOW = 0.5  # angle over all positions below which rotations count as one, of their root mean square frequency
+_SLOW, _NODES = 8.0, 5  # angle over all positions below which rotations are merged, and into how many
 
 
 class _At(NamedTuple):
@@ -135,9 +135,21 @@ class SharedKernel:
         rotated = self.s.d_rotary // 2 * 2
         frequencies = (self.s.rotary_base or self.a.rotary_base) ** (-np.arange(0, rotated, 2) / rotated)
         slow = frequencies * n < _SLOW
-        merged = [] if not slow.any() else [np.sqrt((frequencies[slow] ** 2).mean())]
-        counts = np.concatenate([np.ones((~slow).sum()), [slow.sum()] * len(merged)])
-        return np.concatenate([frequencies[~slow], merged]), counts * (2 / self.a.d_head)
+        nodes, counts = _merged(frequencies[slow]) if slow.sum() > _NODES else (frequencies[slow], np.ones(slow.sum()))
+        counts = np.concatenate([np.ones((~slow).sum()), counts])
+        return np.concatenate([frequencies[~slow], nodes]), counts * (2 / self.a.d_head)
+
+
+def _merged(frequencies: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Few frequencies, and how many each counts for, with the same mean cosine at small angles.
+
+    The Gauss quadrature of the squared frequencies: a cosine is a power series in them, and its first 2 * _NODES terms
+    agree. At angles up to _SLOW, of 64 rotated features of base 10,000 to 160,000, the mean is right to 1e-9.
+    """
+    square = frequencies**2 / frequencies.max() ** 2
+    basis, _ = np.linalg.qr(np.vander(square, _NODES, increasing=True))
+    nodes, vectors = np.linalg.eigh(basis.T @ (square[:, None] * basis))
+    return np.sqrt(np.maximum(nodes, 0.0)) * frequencies.max(), vectors[0] ** 2 * len(frequencies)
 
 
 def _beside(one: FloatArray, other: FloatArray) -> FloatArray:
