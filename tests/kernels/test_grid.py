@@ -75,6 +75,24 @@ def test_attention_of_any_kernel(tokens: int, seed: int, qk: float, dropout: flo
         np.testing.assert_allclose(apart, expected, rtol=1e-10, atol=1e-12 * np.abs(expected).max())
 
 
+def latent(tokens: int) -> Architecture:
+    """Latent attention, of which a share rotates, and experts."""
+    return Architecture(
+        kind="decoder", n_layers=2, d_model=64, n_heads=4, d_ff=64, norm="rmsnorm", positions="rotary",
+        branches=("latent_attention", "experts"), vocab_size=100, seq_len=tokens,
+        settings={"latent_attention": {"rank": 16, "d_rotary": 8}, "experts": {"n_experts": 8, "top_k": 2}},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [19, 400])
+def test_latent_attention_on_a_grid(tokens: int) -> None:
+    p = scheme("xavier")(latent(tokens))
+    inputs = default_statistics(p.architecture)
+    grid = Grid(tokens, np.arange(tokens)) if tokens < 400 else grid_for(p, inputs)
+    apart = differences(predict_token_kernels(p, inputs, grid=grid), predict_token_kernels(p, inputs))
+    assert max(apart) < (1e-12 if tokens < 400 else 1e-3)
+
+
 @pytest.mark.parametrize(("name", "placement"), [("gpt2", "pre"), ("llama-7b", "post"), ("olmo2-7b", "res-post")])
 def test_what_lies_between_is_interpolated_to_a_tenth_of_a_percent(name: str, placement: Any) -> None:
     a = Architecture.preset(name, seq_len=400, n_layers=2, norm_placement=placement)

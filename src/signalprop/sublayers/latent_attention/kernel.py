@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.rows import rotation
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.state import normalised
@@ -22,9 +24,9 @@ class LatentKernel(AttentionKernel):
     made: LatentAttention
     networks = 0
 
-    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> None:
-        self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, None
-        self.kept, self.keeps, self.has_gate = {}, False, False
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
+        self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, grid
+        self.kept, self.keeps, self.has_gate = {}, grid is not None, False
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
@@ -38,17 +40,29 @@ class LatentKernel(AttentionKernel):
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         a, size = self.a, size_of(kernel) or 1.0
         s0, share = (float(x) for x in self.made.of_scores(i, size))
+        fields: dict[str, Any] = {
+            "qk": s0, "d_model": self.made.d_model, "causal": a.causal, "dropout": a.attention_dropout or 0.0,
+            "d_head": a.d_head,
+        }  # fmt: skip
         rho = omega = None
-        if a.positions == "rotary":
-            turned = rotation(a.seq_len, settings_of(a).d_rotary, a.rotary_base, 1.0, a.causal)
+        rotated = settings_of(a).d_rotary if a.positions == "rotary" else 0
+        if rotated:
+            turned = rotation(a.seq_len, rotated, a.rotary_base, 1.0, a.causal)
             rho, omega = (1 - share * (1 - x) for x in turned)
-        made = TokenAttention(
-            kernel=kernel / size, qk=s0, d_model=self.made.d_model, causal=a.causal,
-            dropout=a.attention_dropout or 0.0, rho=rho, omega=omega, d_head=a.d_head,
-        )  # fmt: skip
-        return made, size
+        if self.grid is None:
+            return TokenAttention(kernel=kernel / size, rho=rho, omega=omega, **fields), size
+        if omega is not None:
+            turn = 1 - share * (1 - self.grid.rotated(rotated, a.rotary_base, 1.0))
+            fields |= {"turn": turn, "omega": omega[self.grid.positions]}
+        off, own = self.grid.split(kernel / size)
+        return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> LatentKernel:
     """The latent attention of a table in one stack (index into STACKS)."""
     return LatentKernel(p, stack, shapes)
+
+
+def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> LatentKernel:
+    """The same on a grid of positions."""
+    return LatentKernel(p, stack, shapes, grid)
