@@ -49,6 +49,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, **_MOE, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
     "glm_moe_dsa": {**_LATENT, **_MOE, "index_head_dim": 8, "index_n_heads": 2},
+    "deepseek_v32": {**_LATENT, **_MOE, "index_head_dim": 8, "index_n_heads": 2, "n_group": 2, "topk_group": 1},
+    "ministral3": {"head_dim": 16, "initializer_range": 0.1},
+    "mellum": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "initializer_range": 0.1,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "kolibri1": {**_SHARED, "head_dim": 16, "sliding_window": 8, "initializer_range": 0.1},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 16, "sliding_window": 8, "intermediate_size": 64},
     "nemotron_h": {
         "layers_block_type": ["mamba", "mlp", "moe", "attention"], "mamba_num_heads": 8, "mamba_head_dim": 16,
@@ -88,7 +96,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "glm4_moe_lite": {**_LATENT, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2},
 }  # fmt: skip
-NOT_COUNTED = {"glm_moe_dsa": "indexer", "ernie4_5_moe": "e_score_correction_bias"}
+NOT_COUNTED = {"glm_moe_dsa": "indexer", "deepseek_v32": "indexer", "ernie4_5_moe": "e_score_correction_bias"}
 
 
 def made(family: str) -> Any:

@@ -45,6 +45,8 @@ CONFIGS = {
     "deepseek_v2": "DeepseekV2Config", "glm_moe_dsa": "GlmMoeDsaConfig", "minicpm3": "MiniCPM3Config",
     "gpt_oss": "GptOssConfig", "qwen3_next": "Qwen3NextConfig", "qwen3_5_text": "Qwen3_5TextConfig",
     "qwen3_5_moe_text": "Qwen3_5MoeTextConfig", "gemma4_text": "Gemma4TextConfig", "deepseek_v4": "DeepseekV4Config",
+    "deepseek_v32": "DeepseekV32Config", "ministral3": "Ministral3Config",
+    "mellum": "MellumConfig", "kolibri1": "Kolibri1Config", "vaultgemma": "VaultGemmaConfig",
 }  # fmt: skip
 READABLE = {"gemma4_text": {"hidden_size_per_layer_input": 0}}  # where a configuration's defaults are refused
 PRESETS = {

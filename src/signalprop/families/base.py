@@ -219,6 +219,17 @@ def rotary(config: Config, name: str, default: float) -> float:
     return default if value is None else float(value)
 
 
+def stretch(said: Config) -> float:
+    """Factor on rotated queries and keys, each, that the `rope_parameters` of a configuration say (YaRN); else 1."""
+    if said.get("rope_type", said.get("type")) != "yarn":
+        return 1.0
+    if said.get("attention_factor"):
+        return float(said["attention_factor"])
+    log = math.log(max(said["factor"], 1.0))
+    some, whole = said.get("mscale"), said.get("mscale_all_dim")
+    return (0.1 * some * log + 1) / (0.1 * whole * log + 1) if some and whole else 0.1 * log + 1.0
+
+
 def rotary_base_of(config: Config, kind: str, before: str, default: float) -> float:
     """The rotary base of one kind of layers: in transformers 5 under its name, before that at the top level."""
     value = ((config.get("rope_parameters") or {}).get(kind) or {}).get("rope_theta", config.get(before))

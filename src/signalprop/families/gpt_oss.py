@@ -13,7 +13,7 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import _experts, llama
-from signalprop.families.base import BY_HAND, Config, every, normal, rotary, seeing
+from signalprop.families.base import BY_HAND, Config, every, normal, rotary, seeing, stretch
 from signalprop.network.layout import fan
 
 
@@ -22,22 +22,15 @@ def fields(c: Config) -> dict[str, Any]:
     if (c["swiglu_alpha"], c["swiglu_limit"]) != (1.702, 7.0) or not c["attention_bias"]:
         raise InputError(f"GPT-OSS needs swiglu_alpha 1.702, swiglu_limit 7.0 and attention_bias; {BY_HAND}")
     made = llama.decoder(c) | seeing(c, every(2, c), sink=0.0)
+    said = c.get("rope_parameters") or c.get("rope_scaling") or {"rope_type": "yarn", "factor": 32.0}
     made |= {
         "activation": "quick_gelu", "rotary_base": rotary(c, "rope_theta", 150_000.0),
-        "attention_scale": _stretch(c) ** 2 / math.sqrt(c["head_dim"]),
+        "attention_scale": stretch(said) ** 2 / math.sqrt(c["head_dim"]),
     }  # fmt: skip
     return _experts.sparse(
         made, [False] * c["num_hidden_layers"], n_experts=c["num_local_experts"], top_k=c["num_experts_per_tok"],
         router_bias=True, up_shift=1.0,
     )  # fmt: skip
-
-
-def _stretch(c: Config) -> float:
-    """Factor on rotated queries and keys (YaRN)."""
-    said = c.get("rope_parameters") or c.get("rope_scaling") or {"rope_type": "yarn", "factor": 32.0}
-    if said.get("rope_type", said.get("type")) != "yarn":
-        return 1.0
-    return float(said.get("attention_factor") or 0.1 * math.log(max(said["factor"], 1.0)) + 1.0)
 
 
 EXPERTS = replace(

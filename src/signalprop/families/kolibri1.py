@@ -1,0 +1,42 @@
+"""Kolibri 1: norms before and after branches and on queries and keys, windows, experts in every layer.
+
+Layers without a window rotate nothing. The bias that corrects the choice of experts starts at zero, and is read so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from signalprop.families import _experts, glm4, llama, qwen2_moe, qwen3_moe
+from signalprop.families.base import Config, every, seeing
+
+
+def fields(c: Config) -> dict[str, Any]:
+    """Fields of an Architecture."""
+    kinds = every(5, c)
+    rotates = [not c["sliding_window"] or kind == "sliding_attention" for kind in kinds]
+    made = llama.decoder({**c, "intermediate_size": c["moe_intermediate_size"]}) | {
+        "qk_norm": True, "norm_placement": "sandwich", **seeing(c, kinds, rotates=rotates),
+    }  # fmt: skip
+    routed = qwen2_moe.routed({**c, "num_experts": c.get("num_local_experts", c["num_experts"])})
+    shared = {"scores": "sigmoid", "shared_width": c["shared_expert_intermediate_size"]}
+    return _experts.sparse(made, [False] * c["num_hidden_layers"], **routed, **shared)
+
+
+_BRANCH, _AFTER = (one.branch for one in glm4.FAMILY.paths[0].stacks[0].sublayers)
+FAMILY = replace(
+    qwen3_moe.FAMILY,
+    model_type="kolibri1",
+    defaults={
+        **qwen3_moe.FAMILY.defaults, "vocab_size": 128000, "hidden_size": 2560, "num_hidden_layers": 50,
+        "num_attention_heads": 48, "head_dim": 128, "max_position_embeddings": 262144, "sliding_window": 513,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 6,
+        "num_experts": 384, "layer_types": None, "attention_bias": False,
+    },
+    fields=fields,
+    paths=_experts.paths(
+        _experts.branch(shared="shared_experts", branch=_AFTER, post_norm=_AFTER) ,
+        replace(llama.ATTENTION, branch=_BRANCH, post_norm=_BRANCH, attention=""),
+    ),
+)  # fmt: skip
