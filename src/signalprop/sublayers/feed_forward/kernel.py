@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.state import inverse_roots
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
@@ -32,8 +33,18 @@ class FeedForwardKernel:
         out = dual_of_kernel(self.made.activation, s, r)
         if up is not None:
             out *= up
+            out += self._by_chance(i, kernel)
         out *= row.down
         out += row.down_bias
+        return out
+
+    def _by_chance(self, i: int, kernel: FloatArray) -> FloatArray:
+        """What gate times up share of two tokens by the scatter of their overlap."""
+        own = np.diagonal(kernel)
+        size, root = inverse_roots(own), self.made.chance(i, own)
+        r = kernel * np.outer(size, size)
+        out = np.maximum(1 - r * r, 0.0) ** 2 * np.outer(root, root)
+        np.fill_diagonal(out, 0.0)
         return out
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:

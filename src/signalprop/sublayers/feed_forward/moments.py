@@ -41,13 +41,14 @@ class FeedForwardMoments:
     """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
 
     Attributes:
-        table: the fields of Row, (9, ..., sublayers).
+        table: the fields of Row, (9, ..., sublayers). d_model: features that are read.
     """
 
     table: FloatArray
     gated: bool
     activation: str
     dropout: float
+    d_model: int
 
     def at(self, i: Any) -> Row:
         """The products of sublayer i, or of several."""
@@ -60,11 +61,25 @@ class FeedForwardMoments:
         if self.gated:
             one, shared = activated(linear(x, row.gate, row.gate_bias), self.activation)
             up, up_shared = linear(x, row.up, row.up_bias)
-            hidden = (one * up, shared * up_shared)
+            by_chance = self.chance(i, x[0]) ** 2 * (1 - np.minimum(read[1], 1.0) ** 2) ** 2
+            hidden = (one * up, shared * up_shared + by_chance)
         else:
             hidden = activated(linear(x, row.up, row.up_bias), self.activation)
         # a bias is the same for all tokens, and is dropped out as the rest is
         return Branch(*dropped(linear(hidden, row.down, row.down_bias), self.dropout))
+
+    def chance(self, i: int | Rowset, own: Array) -> Array:
+        """Root of what two tokens of correlation 0 share in gate times up by their chance overlap, of order 1/d.
+
+        Per token; products of two are to be multiplied with (1 - r^2)^2. docs/theory/network.md.
+
+        Args:
+            own: mean square of what is read.
+        """
+        row = self.at(i)
+        gate = linear((own, np.zeros_like(own)), row.gate, row.gate_bias)[0]
+        slope = activated_back((1.0, 1.0), (gate, np.zeros_like(gate)), self.activation)[1]
+        return np.asarray(own * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`: variance and covariance of a gradient do not mix here."""
@@ -94,4 +109,4 @@ def of_roles(p: Parametrization, roles: tuple[str, str, str], width: int, dropou
     a, d = p.architecture, p.architecture.d_model
     (gate, gate_bias), (up, up_bias), (down, down_bias) = ((p.weights[r] ** 2, p.biases[r] ** 2) for r in roles)
     columns = [d * up, up_bias, d * gate, gate_bias, width * down, down_bias, width * up, width * gate, d * down]
-    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, dropout)
+    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, dropout, d)
