@@ -43,7 +43,7 @@ class FeedForwardKernel:
         own = np.diagonal(kernel)
         size, root = inverse_roots(own), self.made.chance(i, own)
         r = kernel * np.outer(size, size)
-        out = np.maximum(1 - r * r, 0.0) ** 2 * np.outer(root, root)
+        out: FloatArray = np.maximum(1 - r * r, 0.0) ** 2 * np.outer(root, root)
         np.fill_diagonal(out, 0.0)
         return out
 
