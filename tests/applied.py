@@ -112,6 +112,9 @@ def double_norms() -> Iterator[None]:
     def offset(self: Any, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
 
+    def scaled(self: Any, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight if self.with_scale else None, self.eps)
+
     names = {"llama": "LlamaRMSNorm", "mistral": "MistralRMSNorm", "qwen2": "Qwen2RMSNorm", "qwen3": "Qwen3RMSNorm",
              "olmo2": "Olmo2RMSNorm", "t5": "T5LayerNorm", "gemma": "GemmaRMSNorm", "gemma3": "Gemma3RMSNorm",
              "mt5": "MT5LayerNorm", "smollm3": "SmolLM3RMSNorm", "arcee": "ArceeRMSNorm", "olmo3": "Olmo3RMSNorm",
@@ -119,10 +122,11 @@ def double_norms() -> Iterator[None]:
              "exaone4": "Exaone4RMSNorm", "seed_oss": "SeedOssRMSNorm", "cwm": "CwmRMSNorm",
              "eurobert": "EuroBertRMSNorm", "gemma2": "Gemma2RMSNorm", "phi3": "Phi3RMSNorm",
              "lfm2": "Lfm2RMSNorm", "qwen2_moe": "Qwen2MoeRMSNorm", "glm4_moe": "Glm4MoeRMSNorm",
-             "flex_olmo": "FlexOlmoRMSNorm", "granite": "GraniteRMSNorm"}  # fmt: skip
+             "flex_olmo": "FlexOlmoRMSNorm", "granite": "GraniteRMSNorm", "gemma4": "Gemma4RMSNorm"}  # fmt: skip
     there = [name for name in names if find_spec(f"transformers.models.{name}") is not None]  # in this release
     found = {n: getattr(import_module(f"transformers.models.{n}.modeling_{n}"), names[n]) for n in there}
-    changed = [(cls, offset if name.startswith("gemma") else plain) for name, cls in found.items()]
+    own = {"gemma": offset, "gemma2": offset, "gemma3": offset, "gemma4": scaled}
+    changed = [(cls, own.get(name, plain)) for name, cls in found.items()]
     before = [(cls, cls.forward) for cls, _ in changed]
     try:
         for cls, forward in changed:

@@ -196,7 +196,7 @@ def _equal_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile)
         return ""
     return (
         "equal tokens count as an average correlation, and gates square that, though two equal tokens stay alike: with "
-        "the ids of real text token correlations were up to 6 times those predicted without (Qwen3.5, width 256), 3 "
+        "the ids of real text token correlations were up to 4 times those predicted without (Qwen3.5, width 256), 3 "
         "times in LFM2; give a text, as measure and compare do"
     )
 

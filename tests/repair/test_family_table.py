@@ -46,7 +46,7 @@ LOOSE = {
     "glm4_moe": 1e-6,
     "flex_olmo": 1e-6,
 }  # they scale embeddings, make positions, rotate before a norm, or weigh experts, in single precision
-NO_RULE = ("qwen2_moe", "glm4_moe", "flex_olmo", "lfm2")  # of DeepScaleLM for their kinds
+NO_RULE = ("qwen2_moe", "glm4_moe", "flex_olmo", "lfm2", "gemma4", "gemma4-shared")  # of DeepScaleLM for their kinds
 POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "bart", "opt-post")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 ALIKE = 0.3  # token correlation of images and speech, which schemes that divide by it need

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention import moments
-from signalprop.sublayers.attention.heads import SelfAttention
+from signalprop.sublayers.attention.heads import SelfAttention, mixes
 from signalprop.sublayers.global_attention.roles import as_usual
 
 
 def of(p: Parametrization, stack: int) -> SelfAttention | moments.Layers:
-    """The global attention of a table in one stack (index into STACKS)."""
+    """The global attention of a table in one stack (index into STACKS).
+
+    Raises:
+        InputError: shaped attention, or value skips.
+    """
+    if p.shaping.kind != "none" or mixes(p):
+        raise InputError("global attention is not shaped, and has no value_skip or attention_gain; leave them out")
     return moments.of(as_usual(p), stack)
