@@ -86,6 +86,12 @@ def test_a_class_token_that_is_nearly_zero_is_found() -> None:
     assert list(mapping_with_roles(model).embedding.class_tokens) == ["vit.embeddings.cls_token"]
 
 
+def test_a_feed_forward_whose_norm_gives_what_is_added_is_not_sought_in_the_convolution_beside_it() -> None:
+    model = published("lfm3", layer_types=["conv", "full_attention", "conv"], use_sandwich_norm=True)
+    found = [set(row.weights) for row in mapping_with_roles(model).sublayers]
+    assert found[1] == found[3] == {"gate", "up", "down"} and "conv_filter" in found[0] and "query" in found[2]
+
+
 STRANGERS: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"num_local_experts": 4},
     "hyperclovax": {

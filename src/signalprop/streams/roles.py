@@ -106,11 +106,11 @@ class _Replay:
         own = [path for path in self.maps if path.startswith(f"{layer.path}.")]
         seen = [(path, self.at(path, "input"), self.at(path, "output")) for path in own]
         ran = [Map(path, x, y) for path, x, y in seen if x is not None and y is not None]
-        refused = None
-        for home in self._homes(layer, branch):
+        refused, homes = None, self._homes(layer, branch)
+        for home in homes:
             if stored := self._stored(home, entry.shape[-1]):
                 one = self._experts(layer, home, entry, given, ran, stored)
-            elif taps := self._taps(home):
+            elif (taps := self._taps(home)) and (len(homes) == 1 or self._ends(home, ran, given) is not None):
                 one = self._recurrence(layer, home, entry, given, ran, taps)
             else:
                 continue
@@ -194,12 +194,15 @@ class _Replay:
         wide = [(name, m.weight.detach().double().cpu(), m.bias) for name, m in found]
         return [(f"{home}.{n}", w, None if b is None else b.detach().double().cpu()) for n, w, b in wide]
 
+    def _ends(self, home: str, ran: list[Map], given: Tensor) -> Map | None:
+        """The linear map in a module that gives what a branch does, where there is one."""
+        return next((m for m in ran if m.path.startswith(f"{home}.") and _same(m.gave, given)), None)
+
     def _recurrence(
         self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]
     ) -> Replayed | str:
         """The roles of a branch with a convolution over tokens."""
-        inside = [m for m in ran if m.path.startswith(f"{home}.")]
-        last = next((m for m in inside if _same(m.gave, given)), None)
+        inside, last = [m for m in ran if m.path.startswith(f"{home}.")], self._ends(home, ran, given)
         if last is None:
             return f"{home} does not end in a linear map"
         held = {f"{home}.{n}": p.detach().double().cpu() for n, p in self.model.get_submodule(home).named_parameters()}
