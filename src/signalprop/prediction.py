@@ -104,8 +104,8 @@ def expected_seconds(p: Parametrization, inputs: InputStatistics, fidelity: Fide
     chosen = cheapest(p, inputs)[0] if fidelity == "auto" else fidelity
     if chosen != "kernel":
         return 0.0
+    from signalprop.kernels.covered import check_fits_of
     from signalprop.kernels.grid import grid_for
-    from signalprop.kernels.tokens import check_fits_of
 
     if fidelity == "auto" and grid_for(p, inputs) is not None:
         return 0.0

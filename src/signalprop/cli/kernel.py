@@ -101,8 +101,8 @@ def kernel(
     Example:
       signalprop kernel "gpt2 xavier" "gpt2 xavier norm=none" --layers 24 --attention-only --plot kernels.png
     """
+    from signalprop.kernels.covered import check_covered
     from signalprop.kernels.inputs import load_kernel
-    from signalprop.kernels.tokens import check_covered
     from signalprop.kernels.trace import depths_of, trace
     from signalprop.report import kernel_tables
 

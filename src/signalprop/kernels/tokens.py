@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.errors import InputError
-from signalprop.files.limits import check_fits
+from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.several import Kernels, back_of, stack_of
@@ -47,7 +46,6 @@ Keep = NDArray[np.bool_] | None
 Watch = Callable[[Stack, Sequence[Keep | Grid]], See]
 
 
-_MATRICES = 35  # of tokens x tokens that are held at once, at least: 35 for 4 layers, 64 for 32
 _KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
 
 
@@ -176,36 +174,6 @@ def _of_encoder_decoder(
         lengths = [len(x) if of is None else int(of.sum()) for x, of in zip(starts, (keep, kept), strict=True)]
         counts.append(np.array(lengths)[p.stack])
     return profile_of(p, passed, np.stack(counts), note)
-
-
-def check_fits_of(parametrization: Parametrization, rows: int | None = None) -> None:
-    """Refuse what cannot fit into memory, and sweeps.
-
-    Raises:
-        InputError: the parametrization is a sweep, or it has too many tokens.
-    """
-    a = parametrization.architecture
-    tokens = max(a.seq_len, a.target_len or 0)
-    check_fits(
-        8 * _MATRICES * (rows or tokens) ** 2,
-        f"a token kernel of {tokens:,} tokens",
-        "take fewer tokens (seq_len), or fidelity moments",
-    )
-    if parametrization.skip.ndim != 1:
-        raise InputError("fidelity 'kernel' takes one parametrization at a time; use moments for a sweep")
-
-
-def check_covered(parametrization: Parametrization) -> None:
-    """Refuse what a single token kernel cannot show.
-
-    Raises:
-        InputError: as `check_fits_of`, or the architecture is an encoder-decoder, which has two.
-    """
-    if parametrization.architecture.kind == "encoder-decoder":
-        raise InputError("an encoder-decoder has two token kernels; take an encoder or a decoder, or predict it")
-    if parametrization.architecture.streams is not None:
-        raise InputError("several residual streams have a token kernel for each pair; predict them with predict")
-    check_fits_of(parametrization)
 
 
 def profile_of(

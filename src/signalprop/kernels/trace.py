@@ -18,12 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.kernels.covered import check_covered
 from signalprop.kernels.ends import has_images, images, input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.series import RANGE, KernelSeries, distances, effective_rank, lag_cosine, pooled
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, normalised
-from signalprop.kernels.tokens import Columns, Top, check_covered, passes, profile_of
+from signalprop.kernels.tokens import Columns, Top, passes, profile_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import rows_where
 from signalprop.network.layout import PLACEMENTS, layer_starts
