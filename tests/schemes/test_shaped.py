@@ -87,6 +87,7 @@ DEEP = Architecture(
     kind="decoder", n_layers=36, d_model=64, n_heads=4, activation="gelu", positions="rotary", seq_len=64
 )
 LLAMA = DEEP.replace(activation="silu", gated=True, norm="rmsnorm")
+WIDE = LLAMA.replace(d_model=1_000_000_000, n_heads=1_000_000)  # without overlaps by chance
 INDEPENDENT = InputStatistics(kind="stream", variance=1.0, token_correlation=0.0)
 SPA = ("e-spa", "u-spa")
 
@@ -137,7 +138,7 @@ class TestActivation:
 
     def test_gated_blocks_keep_their_signal_only_when_transformed(self) -> None:
         for n_layers in (12, 108):
-            a = LLAMA.replace(n_layers=n_layers)
+            a = WIDE.replace(n_layers=n_layers)
             profile = kernel_profile("value-skipinit", a)
             assert profile.forward["stream_out"].variance == pytest.approx(np.ones(2 * n_layers), abs=1e-6)
             assert np.abs(profile.forward["stream_out"].token_correlation).max() < 1e-9
@@ -343,7 +344,7 @@ class TestSpaSignal:
         alike = found.forward["stream_out"].token_correlation - predicted.forward["stream_out"].token_correlation
         assert np.abs(alike).max() < 0.15  # one network of width 256
 
-    @pytest.mark.parametrize("a", [DEEP, LLAMA], ids=["plain", "gated"])
+    @pytest.mark.parametrize("a", [DEEP, WIDE], ids=["plain", "gated"])
     @pytest.mark.parametrize("skips", [{}, {"attention_skip": 0.9, "feed_forward_skip": 0.7, "activation": "dks"}])
     def test_corrected_u_spa_reaches_rho(self, a: Architecture, skips: dict[str, Any]) -> None:
         profile = kernel_profile("u-spa", a, corrected=True, **skips)

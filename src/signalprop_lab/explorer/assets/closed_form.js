@@ -241,8 +241,9 @@ const closedForm = (() => {
       const { a, w, b } = t, x = [second, second * r], up = linear(x, a.d * w.up[i] ** 2, b.up[i] ** 2);
       let hidden;
       if (a.gated) {
-        const act = activated(linear(x, a.d * w.gate[i] ** 2, b.gate[i] ** 2), a.activation);
-        hidden = [act[0] * up[0], act[1] * up[1]];
+        const gain = a.d * w.gate[i] ** 2, gate = linear(x, gain, b.gate[i] ** 2), act = activated(gate, a.activation);
+        const slope = max(activatedBack([1, 1], [gate[0], 0], a.activation)[1], 0), apart = (1 - min(r, 1) ** 2) ** 2;
+        hidden = [act[0] * up[0], act[1] * up[1] + second ** 2 * gain * w.up[i] ** 2 * slope * apart]; // overlaps by chance
       } else hidden = activated(up, a.activation);
       return dropped(linear(hidden, a.dFf * w.down[i] ** 2, b.down[i] ** 2), a.dropout);
     },
