@@ -87,7 +87,7 @@ DEEP = Architecture(
     kind="decoder", n_layers=36, d_model=64, n_heads=4, activation="gelu", positions="rotary", seq_len=64
 )
 LLAMA = DEEP.replace(activation="silu", gated=True, norm="rmsnorm")
-WIDE = LLAMA.replace(d_model=1_000_000_000, n_heads=1_000_000)  # without overlaps by chance
+WIDE = LLAMA.replace(d_model=1_000_000_000, d_ff=256, n_heads=10_000_000)  # without overlaps by chance
 INDEPENDENT = InputStatistics(kind="stream", variance=1.0, token_correlation=0.0)
 SPA = ("e-spa", "u-spa")
 
