@@ -24,6 +24,7 @@ from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.families import find, names
 from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.results.comparison import relative_errors, rms
 
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY = 12, 32, 256, 128, 2000
@@ -147,6 +148,25 @@ def without_padding(batch: Batch) -> Batch:
     return replace(batch, **renamed)
 
 
+def agreement(predicted: Any, average: Any) -> dict[str, Any]:
+    """Errors by quantity; `z_of_seeds` is over the standard errors of the average, where no scatter is predicted."""
+    found = {a.quantity: vars(a) for a in sp.compare(predicted, average).agreements}
+    places = (("forward", "stream_out"), ("gradient", "stream_in"))
+    pairs = {way: (getattr(predicted, way)[point], getattr(average, way)[point]) for way, point in places}
+    errors = {}
+    for name in (name for name, _, _ in BOUNDS if name in found):
+        way, _, quantity = name.partition(" ")
+        mine, theirs = pairs[way]
+        off = relative_errors(mine, theirs)[quantity != "variance"]
+        se = theirs.variance_se
+        if quantity != "variance":
+            se = theirs.token_correlation_se / np.maximum(np.abs(theirs.token_correlation), 0.1)
+        z = rms(np.divide(off, se, out=np.full_like(off, np.nan), where=se > 1e-6))
+        errors[name] = {key: found[name][key] for key in ("median", "signed", "standard_error", "z")}
+        errors[name]["z_of_seeds"] = z
+    return errors
+
+
 def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
     """The agreement of one family: errors by quantity."""
     import torch
@@ -164,9 +184,7 @@ def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
         for seed in range(len(profiles), models):
             torch.manual_seed(seed)
             profiles.append(sp.measure(model_class(config).eval(), batch))
-        found = {a.quantity: vars(a) for a in sp.compare(predicted, sp.average(profiles)).agreements}
-        keep = ("median", "signed", "standard_error", "z")
-        errors = {name: {key: found[name][key] for key in keep} for name, _, _ in BOUNDS if name in found}
+        errors = agreement(predicted, sp.average(profiles))
         if all((errors[name]["standard_error"] or 0) <= bound / 2 for name, _, bound in BOUNDS if name in errors):
             break
     print(
@@ -188,7 +206,8 @@ def table(families: dict[str, Any]) -> tuple[list[str], int]:
             if e is None:
                 cells.append("–")
                 continue
-            z = "–" if e["z"] is None else f"{e['z']:.1f}"
+            of_seeds, predicted = (e[key] for key in ("z_of_seeds", "z"))
+            z = "–" if of_seeds is None else f"{of_seeds:.1f}*" if predicted is None else f"{predicted:.1f}"
             cells.append(f"{100 * e['median']:.1f} ({100 * e['signed']:+.1f}; {z})")
             scatter = (e["z"] or 2) < 2 or e["median"] < 2 * (e["standard_error"] or 0)
             over += [heading + " (as far as seeds scatter)" * scatter] if e["median"] > bound else []
@@ -212,7 +231,8 @@ def page(record: dict[str, Any]) -> str:
         f"Where their standard error is above half of a bound, {MODELS[LAYERS][1]} are measured.",
         "No token has the padding id, whose row many families set to zero.",
         "Median error over the sublayers in percent (signed",
-        "mean; z, the root mean square of the differences over the predicted scatter of the mean).",
+        "mean; z, the root mean square of the differences over the predicted scatter of the mean; with a star, where",
+        "that is not derived, over its standard errors, which are themselves of so many seeds).",
         "Token correlations: difference over max(|r|, 0.1).",
         "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",
         f"named: {within} of {len(rows)} families are within all three; as far as seeds scatter: z is below 2, or the",
