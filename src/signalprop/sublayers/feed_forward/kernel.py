@@ -14,6 +14,8 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
 from signalprop.sublayers.feed_forward.moments import of as moments_of
 
+_NODES = 33  # of what overlaps by chance add, where positions differ in size
+
 
 class FeedForwardKernel:
     """The feed-forward sublayers of one stack."""
@@ -41,7 +43,13 @@ class FeedForwardKernel:
     def _by_chance(self, i: int, kernel: FloatArray) -> FloatArray:
         """What gate times up share of two tokens by the scatter of their overlap."""
         own = np.diagonal(kernel)
-        size, root = inverse_roots(own), self.made.chance(i, own)
+        if np.ptp(own) <= 1e-8 * own.max(initial=0.0):
+            root = np.full(len(own), float(self.made.chance(i, float(own.mean()))))
+        else:  # smooth in ln own: within 1 % of itself over five decades (tanh; silu, gelu, relu: exact)
+            nodes = np.geomspace(max(own.min(), 1e-12 * own.max()), own.max(), _NODES)
+            at_nodes = self.made.chance(i, nodes) / nodes
+            root = own * np.interp(np.log(np.maximum(own, nodes[0])), np.log(nodes), at_nodes)
+        size = inverse_roots(own)
         r = kernel * np.outer(size, size)
         out: FloatArray = np.maximum(1 - r * r, 0.0) ** 2 * np.outer(root, root)
         np.fill_diagonal(out, 0.0)
