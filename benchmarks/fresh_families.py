@@ -24,7 +24,7 @@ from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.families import find, names
 from signalprop.files.storage import read_json, write_json, write_text
-from signalprop.results.comparison import relative_errors, rms
+from signalprop.results.comparison import relative_errors, relative_standard_errors, rms
 
 RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY = 12, 32, 256, 128, 2000
@@ -157,10 +157,8 @@ def agreement(predicted: Any, average: Any) -> dict[str, Any]:
     for name in (name for name, _, _ in BOUNDS if name in found):
         way, _, quantity = name.partition(" ")
         mine, theirs = pairs[way]
-        off = relative_errors(mine, theirs)[quantity != "variance"]
-        se = theirs.variance_se
-        if quantity != "variance":
-            se = theirs.token_correlation_se / np.maximum(np.abs(theirs.token_correlation), 0.1)
+        both = zip(relative_errors(mine, theirs), relative_standard_errors(theirs), strict=True)
+        off, se = list(both)[quantity != "variance"]
         z = rms(np.divide(off, se, out=np.full_like(off, np.nan), where=se > 1e-6))
         errors[name] = {key: found[name][key] for key in ("median", "signed", "standard_error", "z")}
         errors[name]["z_of_seeds"] = z

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
-from signalprop.families.base import ModelPaths, SublayerPaths
+from signalprop.families.base import Config, ModelPaths, SublayerPaths
 
 
 def sparse(fields: dict[str, Any], dense: Iterable[bool], **settings: Any) -> dict[str, Any]:
@@ -22,6 +22,11 @@ def sparse(fields: dict[str, Any], dense: Iterable[bool], **settings: Any) -> di
     if ("attention", "experts") in kinds:
         others = {**others, "experts": settings}
     return {**fields, "branches": branches, "settings": others}
+
+
+def count(c: Config) -> int:
+    """How many experts a configuration says; one of transformers 5 names them `num_local_experts`."""
+    return int(c.get("num_local_experts", c["num_experts"]))
 
 
 def first(n: int, n_layers: int) -> list[bool]:

@@ -220,14 +220,26 @@ def rotary(config: Config, name: str, default: float) -> float:
 
 
 def stretch(said: Config) -> float:
-    """Factor on rotated queries and keys, each, that the `rope_parameters` of a configuration say (YaRN); else 1."""
+    """Factor on rotated queries and keys, each, that the `rope_parameters` of a configuration say (YaRN); else 1.
+
+    Raises:
+        InputError: YaRN without its factor.
+    """
     if said.get("rope_type", said.get("type")) != "yarn":
         return 1.0
     if said.get("attention_factor"):
         return float(said["attention_factor"])
-    log = math.log(max(said["factor"], 1.0))
+    if "factor" not in said:
+        raise InputError("rope_parameters of rope_type yarn say no factor; give the one that lengths are stretched by")
     some, whole = said.get("mscale"), said.get("mscale_all_dim")
-    return (0.1 * some * log + 1) / (0.1 * whole * log + 1) if some and whole else 0.1 * log + 1.0
+    if some and whole:
+        return grown(said["factor"], some) / grown(said["factor"], whole)
+    return grown(said["factor"])
+
+
+def grown(factor: float, share: float = 1.0) -> float:
+    """By what YaRN multiplies queries and keys, each, of rotations slowed by a factor (2309.00071)."""
+    return 0.1 * share * math.log(max(factor, 1.0)) + 1.0
 
 
 def rotary_base_of(config: Config, kind: str, before: str, default: float) -> float:
@@ -269,6 +281,12 @@ def seeing(config: Config, kinds: Sequence[str], **settings: Any) -> dict[str, A
     given = {"window": windows, **settings}
     said = {name: pattern(value) if isinstance(value, (list, tuple)) else value for name, value in given.items()}
     return {"seq_len": window if any(windows) else length, "settings": {"attention": said}}
+
+
+def rotating_in_windows(config: Config, kinds: Sequence[str]) -> dict[str, Any]:
+    """`seeing`, where layers without a window rotate nothing if others have one."""
+    rotates = [not config["sliding_window"] or kind == "sliding_attention" for kind in kinds]
+    return seeing(config, kinds, rotates=rotates)
 
 
 def pair(value: Any) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import _experts, glm4_moe, llama
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, grown
 
 
 def decoder(c: Config) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def decoder(c: Config) -> dict[str, Any]:
         raise InputError(f"{c['model_type']} with attention_bias is not supported; {BY_HAND}")
     d_head = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
     stretched = c.get("rope_parameters") or c.get("rope_scaling") or {}
-    factor = 0.1 * stretched.get("mscale_all_dim", 0) * math.log(max(stretched.get("factor", 1), 1)) + 1
+    factor = grown(stretched.get("factor", 1), stretched.get("mscale_all_dim", 0))
     made = llama.decoder({**c, "head_dim": d_head, "num_key_value_heads": c["num_attention_heads"]})
     return made | {"attention_scale": factor**2 / math.sqrt(d_head)}
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama, olmo2
-from signalprop.families.base import Config, every, seeing
+from signalprop.families.base import Config, every, rotating_in_windows
 
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
     window = c["sliding_window"]
     kinds = every(c["sliding_window_pattern"] if window else 1, c)
-    rotates = [not window or kind == "sliding_attention" for kind in kinds]
-    return olmo2.fields(c) | {"qk_norm": True} | seeing(c, kinds, rotates=rotates)
+    return olmo2.fields(c) | {"qk_norm": True} | rotating_in_windows(c, kinds)
 
 
 FAMILY = replace(

@@ -9,18 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, exaone4, glm4_moe, llama
-from signalprop.families.base import Config, every, seeing
+from signalprop.families.base import Config, every, rotating_in_windows
 
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
     window, n = c["sliding_window"], c["num_hidden_layers"]
     kinds = every(c["sliding_window_pattern"] if window else 1, c)
-    rotates = [not window or kind == "sliding_attention" for kind in kinds]
     said = c.get("mlp_layer_types")
     dense = [kind == "dense" for kind in said] if said else _experts.first(c["first_k_dense_replace"], n)
-    routed = {**c, "n_routed_experts": c.get("num_local_experts", c["num_experts"])}
-    made = llama.decoder(c) | {"qk_norm": True} | seeing(c, kinds, rotates=rotates)
+    routed = {**c, "n_routed_experts": _experts.count(c)}
+    made = llama.decoder(c) | {"qk_norm": True} | rotating_in_windows(c, kinds)
     return _experts.sparse(made, dense, **glm4_moe.routed({**routed, "n_shared_experts": c["num_shared_experts"]}))
 
 

@@ -9,19 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, glm4, llama, qwen2_moe, qwen3_moe
-from signalprop.families.base import Config, every, seeing
+from signalprop.families.base import Config, every, rotating_in_windows
 
 
 def fields(c: Config) -> dict[str, Any]:
     """Fields of an Architecture."""
     kinds = every(5, c)
-    rotates = [not c["sliding_window"] or kind == "sliding_attention" for kind in kinds]
     made = llama.decoder({**c, "intermediate_size": c["moe_intermediate_size"]}) | {
-        "qk_norm": True, "norm_placement": "sandwich", **seeing(c, kinds, rotates=rotates),
+        "qk_norm": True, "norm_placement": "sandwich", **rotating_in_windows(c, kinds),
     }  # fmt: skip
-    routed = qwen2_moe.routed({**c, "num_experts": c.get("num_local_experts", c["num_experts"])})
     shared = {"scores": "sigmoid", "shared_width": c["shared_expert_intermediate_size"]}
-    return _experts.sparse(made, [False] * c["num_hidden_layers"], **routed, **shared)
+    return _experts.sparse(made, [False] * c["num_hidden_layers"], **qwen2_moe.routed(c), **shared)
 
 
 _BRANCH, _AFTER = (one.branch for one in glm4.FAMILY.paths[0].stacks[0].sublayers)
@@ -36,7 +34,7 @@ FAMILY = replace(
     },
     fields=fields,
     paths=_experts.paths(
-        _experts.branch(shared="shared_experts", branch=_AFTER, post_norm=_AFTER) ,
+        _experts.branch(shared="shared_experts", branch=_AFTER, post_norm=_AFTER),
         replace(llama.ATTENTION, branch=_BRANCH, post_norm=_BRANCH, attention=""),
     ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ def fields(c: Config) -> dict[str, Any]:
     made, dense = lfm2.fields(c), c["num_dense_layers"]
     layers = [(kind, "feed_forward" if i < dense else "experts") for i, (kind, _) in enumerate(made["branches"])]
     experts = {
-        "n_experts": c.get("num_local_experts", c["num_experts"]), "top_k": c["num_experts_per_tok"],
+        "n_experts": _experts.count(c), "top_k": c["num_experts_per_tok"],
         "width": c["moe_intermediate_size"], "scores": "sigmoid", "normalised": c["norm_topk_prob"],
         "scale": c["routed_scaling_factor"],
     }  # fmt: skip

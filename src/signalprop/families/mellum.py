@@ -17,8 +17,7 @@ def fields(c: Config) -> dict[str, Any]:
     made = llama.decoder(c) | {
         "qk_norm": True, "rotary_base": bases[0], "bias": False, **seeing(c, kinds, rotary_base=bases),
     }  # fmt: skip
-    routed = qwen2_moe.routed({**c, "num_experts": c.get("num_local_experts", c["num_experts"])})
-    return _experts.sparse(made, [kind == "dense" for kind in dense], **routed)
+    return _experts.sparse(made, [kind == "dense" for kind in dense], **qwen2_moe.routed(c))
 
 
 FAMILY = replace(

@@ -11,14 +11,14 @@ from signalprop.families.base import Config
 
 def dense(c: Config) -> list[bool]:
     """Layers without experts."""
-    only, step, n = c["mlp_only_layers"] or (), c["decoder_sparse_step"], c["num_experts"]
+    only, step, n = c["mlp_only_layers"] or (), c["decoder_sparse_step"], _experts.count(c)
     return [i in only or n == 0 or (i + 1) % step != 0 for i in range(c["num_hidden_layers"])]
 
 
 def routed(c: Config) -> dict[str, Any]:
     """Settings of the experts."""
     return {
-        "n_experts": c["num_experts"], "top_k": c["num_experts_per_tok"], "width": c["moe_intermediate_size"],
+        "n_experts": _experts.count(c), "top_k": c["num_experts_per_tok"], "width": c["moe_intermediate_size"],
         "normalised": c["norm_topk_prob"],
     }  # fmt: skip
 

@@ -10,9 +10,8 @@ from signalprop.families.base import Config
 
 
 def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture; a configuration of transformers 5 names its experts `num_local_experts`."""
-    named = {**c, "num_experts": c.get("num_local_experts", c["num_experts"])}
-    return _experts.sparse(llama.decoder(c) | {"qk_norm": True}, qwen2_moe.dense(named), **qwen2_moe.routed(named))
+    """Fields of an Architecture."""
+    return _experts.sparse(llama.decoder(c) | {"qk_norm": True}, qwen2_moe.dense(c), **qwen2_moe.routed(c))
 
 
 FAMILY = replace(

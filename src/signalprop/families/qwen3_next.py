@@ -14,7 +14,7 @@ MIXERS = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
 
 
 def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture; a configuration of transformers 5 names its experts `num_local_experts`."""
+    """Fields of an Architecture."""
     every = range(c["num_hidden_layers"])
     period = c["full_attention_interval"]
     kinds = c["layer_types"] or ["linear_attention" if (i + 1) % period else "full_attention" for i in every]
@@ -22,10 +22,9 @@ def fields(c: Config) -> dict[str, Any]:
         raise InputError(f"layers of {sorted(set(kinds) - set(MIXERS))[0]!r} are not supported; {BY_HAND}")
     if activation_name(c["hidden_act"]) != "silu":
         raise InputError(f"a gated DeltaNet with another activation than silu is not supported; {BY_HAND}")
-    named = {**c, "num_experts": c.get("num_local_experts", c["num_experts"])}
     shared = {"shared_width": c["shared_expert_intermediate_size"], "shared_gated": True}
-    dense = qwen2_moe.dense(named)
-    settings: dict[str, Any] = {} if all(dense) else {"experts": qwen2_moe.routed(named) | shared}
+    dense = qwen2_moe.dense(c)
+    settings: dict[str, Any] = {} if all(dense) else {"experts": qwen2_moe.routed(c) | shared}
     if "full_attention" in kinds:
         settings["attention"] = {"gate": "features"}
     if "linear_attention" in kinds:

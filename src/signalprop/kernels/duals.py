@@ -43,7 +43,7 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray) -> Float
         variance: of all positions, or of each of them, (T,). Those that differ by less than 1e-5 count as one.
         correlation: (T, T), 1 on the diagonal.
     """
-    if (one := _one(variance)) is not None:
+    if (one := one_variance(variance)) is not None:
         return _looked_up(_dual_table(name, one)[0], correlation)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
     act = activation(name)
@@ -69,7 +69,7 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray) -> Float
 
 def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
     """E f'(x) f'(y) likewise; for one variance by linear interpolation, within 1e-6 of the value at r = 1."""
-    if (one := _one(variance)) is not None:
+    if (one := one_variance(variance)) is not None:
         return _looked_up(_dual_table(name, one)[1], correlation)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
     act = activation(name)
@@ -88,7 +88,7 @@ def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> Floa
     return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s)
 
 
-def _one(variance: Array) -> float | None:
+def one_variance(variance: Array) -> float | None:
     """The one variance of all positions, to eight digits; None where they differ."""
     s = np.atleast_1d(np.asarray(variance, np.float64))
     mean = float(s.mean())

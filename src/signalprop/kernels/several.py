@@ -113,6 +113,12 @@ class BackOfStreams(Back):
     ) -> None:
         super().__init__(stack, across, None)
         self.connections = stack.connections
+        self.outputs: dict[int, State] = {}  # of branches whose gates send a gradient
+
+    def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
+        super().keep(i, layer_in, branch, stream_out)
+        if self.connections.gated:
+            self.outputs[i] = branch
 
     def _read(self, i: int) -> Kernels:
         return cast(Kernels, self.reads[i])

@@ -229,8 +229,7 @@ class Back:
     """The way back over a stretch of sublayers; the algebra of gradients.
 
     Attributes:
-        reads: the streams that the sublayers read. outputs: what their branches gave, where that was kept.
-        across: the gradient at the top as the last post-norm sees it.
+        reads: the streams that the sublayers read. across: the gradient at the top as the last post-norm sees it.
         meet: called with a sublayer, the gradient at its sum, and what its branch sends.
         memory: what branches sent to the encoder's output.
     """
@@ -239,8 +238,11 @@ class Back:
         self.stack, self.p = stack, stack.p
         self.across, self.meet = across, meet
         self.reads: dict[int, State] = {}
-        self.outputs: dict[int, State] = {}
         self.memory: list[State] = []
+
+    def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
+        """Keep what the way back needs of a sublayer; called on a way forward, as `Stack.run` does."""
+        self.reads[i] = layer_in
 
     def sublayer(self, i: int, gradient: State) -> tuple[State, State]:
         """One sublayer backwards: (gradient at its branch, its share of the gradient of what it read)."""

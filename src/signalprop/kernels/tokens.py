@@ -22,7 +22,7 @@ from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.several import Kernels, back_of, stack_of
-from signalprop.kernels.stack import Back, Stack
+from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, stacks_of
@@ -324,15 +324,11 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
         back = back_of(stack, across, columns.meet)
-
-        def read(i: int, layer_in: State, branch: State, _: State, back: Back = back) -> None:
-            back.reads[i], back.outputs[i] = layer_in, branch
-
         if ahead.reads:
             back.reads = ahead.reads
         else:
             stack.keep_attention(len(gradient.kernel) <= _KEPT_LENGTH)
-            stack.run(ahead.checkpoints[first], range(first, end), read)
+            stack.run(ahead.checkpoints[first], range(first, end), back.keep)
             stack.keep_attention(False)
         gradient = back_through(
             range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen

@@ -102,6 +102,15 @@ def relative_errors(predicted: Series, reference: Series) -> tuple[FloatArray, F
     return np.clip(log_ratio, -50.0, 50.0), (r - r_reference) / np.maximum(np.abs(r_reference), 0.1)
 
 
+def relative_standard_errors(reference: Series) -> tuple[FloatArray | None, FloatArray | None]:
+    """Standard errors of a mean over networks, as `relative_errors` counts; None where there are none."""
+    r_se = reference.token_correlation_se
+    if r_se is not None:
+        with np.errstate(over="ignore"):  # of an error near the largest double, which then is infinite
+            r_se = r_se / np.maximum(np.abs(reference.token_correlation), 0.1)
+    return reference.variance_se, r_se
+
+
 def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatArray | None, FloatArray | None]:
     """z of every sublayer's ln variance and token correlation: the difference over the scatter of a mean of networks.
 
@@ -179,13 +188,8 @@ def _agreements(name: str, predicted: Series, reference: Series, networks: int) 
             z=rms(z),
         )
 
-    r_se = reference.token_correlation_se
-    if r_se is not None:
-        with np.errstate(over="ignore"):  # of an error near the largest double, which then is infinite
-            r_se = r_se / np.maximum(np.abs(reference.token_correlation), 0.1)
+    se, r_se = relative_standard_errors(reference)
     return [
-        row(
-            "variance", variance, r_squared(predicted.log_variance, reference.log_variance), reference.variance_se, z[0]
-        ),
+        row("variance", variance, r_squared(predicted.log_variance, reference.log_variance), se, z[0]),
         row("token correlation", correlation, None, r_se, z[1]),
     ]

@@ -176,7 +176,7 @@ def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputS
     if (
         made_by.base_top_k is not None
         and experts is not None
-        and not experts.normalised | (experts.scores == "softmax")
+        and not (experts.normalised or experts.scores == "softmax")
     ):
         for name in ("weight__expert_down", "learning_rate__expert_down"):
             columns[name] /= _more_experts(table, a, made_by.base_top_k)

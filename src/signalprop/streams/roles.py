@@ -121,7 +121,7 @@ class _Replay:
             return refused
         if branch.sort == "branch":
             return f"{branch.module or layer.path} mixes tokens, and not by an attention"
-        last = next((m for m in ran if _same(m.gave, given)), None)
+        last = self._ends(layer.path, ran, given)
         if last is None:
             return f"{branch.module} does not end in a linear map"
         maps = [m for m in ran if _same(m.read, entry)]

@@ -191,15 +191,26 @@ class AttentionKernel:
             return (before if isinstance(before, DrawnHeads) and before.same(drawn) else drawn), size
         if window:
             return windowed(kernel, window, rho, omega, **fields), size
+        turn = self.grid.rotated(a.d_head, base, a.rotary_fraction) if self.grid and base else None
+        return self._placed(kernel, rho, omega, turn, fields), size
+
+    def _placed(
+        self,
+        kernel: FloatArray,
+        rho: FloatArray | None,
+        omega: FloatArray | None,
+        turn: FloatArray | None,
+        fields: dict[str, Any],
+    ) -> TokenAttention:
+        """Attention of all positions, by `rho`, or of those of the grid, by `turn`."""
         if self.grid is None:
-            return TokenAttention(kernel=kernel, rho=rho, omega=omega, **fields), size
+            return TokenAttention(kernel=kernel, rho=rho, omega=omega, **fields)
         off, own = self.grid.split(kernel)
         if "values" in fields:
             fields["values"], fields["value_own"] = self.grid.split(fields["values"])
         if omega is not None:
-            turned = self.grid.rotated(a.d_head, base, a.rotary_fraction)
-            fields |= {"turn": turned, "omega": omega[self.grid.positions]}
-        return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
+            fields |= {"turn": turn, "omega": omega[self.grid.positions]}
+        return GridAttention(kernel=off, own=own, grid=self.grid, **fields)
 
     def _drawn(self, i: int) -> Shape | None:
         """The heads of sublayer i, where they are drawn."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.latest import Latest
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.experts.moments import ExpertsMoments, held
@@ -24,7 +25,7 @@ class ExpertsKernel:
 
     def __init__(self, made: ExpertsMoments) -> None:
         self.made = made
-        self.last: tuple[int, FloatArray, Weights] | None = None  # one kernel is asked for several times
+        self.routed = Latest(self._routed)
         self.expert = FeedForwardKernel(made.expert)
         self.shared = None if made.shared is None else FeedForwardKernel(made.shared)
 
@@ -33,11 +34,6 @@ class ExpertsKernel:
         return self.expert.silent(i) and (self.shared is None or self.shared.silent(i))
 
     def _routed(self, i: int, kernel: FloatArray) -> Weights:
-        if self.last is None or self.last[0] != i or not np.array_equal(self.last[1], kernel):
-            self.last = (i, kernel, self._weights(i, kernel))
-        return self.last[2]
-
-    def _weights(self, i: int, kernel: FloatArray) -> Weights:
         logits = self.made.logits(i, (kernel, kernel))[0]
         v, r = _standard(np.asarray(logits))
         size = np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None]
@@ -45,7 +41,7 @@ class ExpertsKernel:
 
     def shared_experts(self, i: int, kernel: FloatArray) -> FloatArray:
         """How many experts two tokens both choose, (T, T)."""
-        return np.asarray(self._routed(i, kernel).shared)
+        return np.asarray(self.routed(i, kernel).shared)
 
     def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(products of the shared feed-forward's gates, of their slopes)."""
@@ -54,7 +50,7 @@ class ExpertsKernel:
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
-        out = self.expert.forward(i, kernel) * (self.made.scale**2 * np.asarray(self._routed(i, kernel).product))
+        out = self.expert.forward(i, kernel) * (self.made.scale**2 * np.asarray(self.routed(i, kernel).product))
         if self.shared is None:
             return out
         own = self.shared.forward(i, kernel)
@@ -62,7 +58,7 @@ class ExpertsKernel:
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """As `BranchKernel.backward`."""
-        found, g = self._routed(i, kernel), gradient * self.made.scale**2
+        found, g = self.routed(i, kernel), gradient * self.made.scale**2
         out = self.expert.backward(i, kernel, g * found.product)
         out += g * found.slope * self.expert.forward(i, kernel) * float(self.made.gain("router", i))
         if self.shared is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.duals import dual_of_kernel, one_variance, slope_of_kernel
 from signalprop.kernels.state import inverse_roots
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -43,7 +43,7 @@ class FeedForwardKernel:
     def _by_chance(self, i: int, kernel: FloatArray) -> FloatArray:
         """What gate times up share of two tokens by the scatter of their overlap."""
         own = np.diagonal(kernel)
-        if np.ptp(own) <= 1e-8 * own.max(initial=0.0):
+        if one_variance(own) is not None:
             root = np.full(len(own), float(self.made.chance(i, float(own.mean()))))
         else:  # smooth in ln own: within 1 % of itself over five decades (tanh; silu, gelu, relu: exact)
             nodes = np.geomspace(max(own.min(), 1e-12 * own.max()), own.max(), _NODES)

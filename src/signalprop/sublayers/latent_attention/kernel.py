@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.grid import Grid, GridAttention
+from signalprop.kernels.grid import Grid
 from signalprop.kernels.rows import rotation
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.state import normalised
@@ -44,18 +44,14 @@ class LatentKernel(AttentionKernel):
             "qk": s0, "d_model": self.made.d_model, "causal": a.causal, "dropout": a.attention_dropout or 0.0,
             "d_head": a.d_head,
         }  # fmt: skip
-        rho = omega = None
-        rotated = settings_of(a).d_rotary if a.positions == "rotary" else 0
-        if rotated:
+        rho = omega = turn = None
+        if a.positions == "rotary":
+            rotated = settings_of(a).d_rotary
             turned = rotation(a.seq_len, rotated, a.rotary_base, 1.0, a.causal)
             rho, omega = (1 - share * (1 - x) for x in turned)
-        if self.grid is None:
-            return TokenAttention(kernel=kernel / size, rho=rho, omega=omega, **fields), size
-        if omega is not None:
-            turn = 1 - share * (1 - self.grid.rotated(rotated, a.rotary_base, 1.0))
-            fields |= {"turn": turn, "omega": omega[self.grid.positions]}
-        off, own = self.grid.split(kernel / size)
-        return GridAttention(kernel=off, own=own, grid=self.grid, **fields), size
+            if self.grid is not None:
+                turn = 1 - share * (1 - self.grid.rotated(rotated, a.rotary_base, 1.0))
+        return self._placed(kernel / size, rho, omega, turn, fields), size
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> LatentKernel:

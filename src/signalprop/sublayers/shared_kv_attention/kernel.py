@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.kernels.grouped import GroupedAttention
+from signalprop.kernels.latest import Latest
 from signalprop.kernels.masked import MaskedAttention, View
 from signalprop.kernels.state import inverse_roots, normalised
 from signalprop.network.moments import FloatArray
@@ -48,7 +49,7 @@ class SharedKernel:
         self.halves = 1 + (name == SPARSE)
         self.output = output_gain(p)
         self.views: dict[int, tuple[View, View, View] | tuple[View]] = {}  # by tokens
-        self.last: tuple[int, FloatArray, _At] | None = None  # the way back asks twice
+        self.at = Latest(self._made)
 
     def silent(self, i: int) -> bool:
         """Always worked out."""
@@ -56,11 +57,11 @@ class SharedKernel:
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """As `BranchKernel.forward`."""
-        return self._at(i, kernel).attention.forward() * float(self.output[i])
+        return self.at(i, kernel).attention.forward() * float(self.output[i])
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         """As `BranchKernel.backward`."""
-        a, at, n = self.a, self._at(i, kernel), len(kernel)
+        a, at, n = self.a, self.at(i, kernel), len(kernel)
         to_queries, to_keys = at.attention.backward(gradient)
         out = (to_queries + to_keys[0]) * through_inner_norm(normalised(kernel), a.d_model, a.d_head)
         out *= _pairs(inverse_roots(np.diagonal(kernel) + self._epsilon("key_value", i)))
@@ -76,11 +77,6 @@ class SharedKernel:
         """Of a norm on what a map makes, in units of what it reads."""
         gain = self.a.d_model * float(self.p.weights[role][i]) ** 2
         return self.a.norm_eps / gain if gain > 0 else 1e150
-
-    def _at(self, i: int, kernel: FloatArray) -> _At:
-        if self.last is None or self.last[0] != i or not np.array_equal(self.last[1], kernel):
-            self.last = (i, kernel, self._made(i, kernel))
-        return self.last[2]
 
     def _made(self, i: int, kernel: FloatArray) -> _At:
         a, s, r = self.a, self.s, normalised(kernel)
