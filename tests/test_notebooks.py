@@ -37,8 +37,3 @@ def test_a_notebook_shows_what_it_gives(name: str, tmp_path: Path, monkeypatch: 
     for new, old in zip(found, kept, strict=True):
         numbers = [[float(x) for x in NUMBER.findall(text)] for text in (new, old)]
         assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=1e-6), new
-
-
-def test_there_are_four() -> None:
-    assert notebooks.names() == ["my-checkpoint", "repair-my-model", "will-it-train", "write-a-scheme"]
-    assert set(SLOW) < set(notebooks.names())

@@ -1,14 +1,12 @@
-"""Guards against lost speed that need no clock: calls, array operations, bytes and imports, counted.
+"""Guards against lost speed that need no clock: how calls grow with depth and sweep, and ATen operations added.
 
-A count per sublayer is the difference between two depths, so that what is done once drops out. Bounds stand a few
-percent above what is counted now (Python 3.11) or at it (ATen operations of the PyTorch that CI pins): one that is met
-no longer means that a change made every sublayer dearer. Raise a bound only with the reason in its comment.
+A count per sublayer is the difference between two depths, so that what is done once drops out. Bounds stand at what is
+counted now (of the PyTorch that CI pins). Raise one only with the reason in its comment.
 """
 
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -28,8 +26,6 @@ from signalprop.models.shaping import shaped_attention, torch_shape
 from signalprop.models.token_positions import Positions
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
-from signalprop.theory.elements import Branch
 from signalprop.theory.network import predict_moments
 
 Action = Callable[[], Any]
@@ -72,42 +68,11 @@ def network(n_layers: int, **changes: Any) -> Parametrization:
     return sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=n_layers, **changes))
 
 
-def per_sublayer(**changes: Any) -> float:
-    """Calls of a prediction per sublayer, from 8 and 24 layers."""
-    few, many = network(8, **changes), network(24, **changes)
-    predict_moments(few, INPUTS)  # tables that are made once
-    counts = [calls(lambda p=p: predict_moments(p, INPUTS)) for p in (few, many)]  # type: ignore[misc]
-    return (counts[1] - counts[0]) / 32
-
-
-@pytest.mark.parametrize(("placement", "bound"), [("pre", 180), ("post", 184)])
-def test_a_prediction_costs_per_sublayer(placement: str, bound: int) -> None:
-    assert per_sublayer(norm_placement=placement) <= bound
-
-
-def test_a_branch_that_is_computed_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = FeedForwardMoments.forward
-
-    def twice(*arguments: Any) -> Branch:
-        once(*arguments)
-        return once(*arguments)
-
-    monkeypatch.setattr(FeedForwardMoments, "forward", twice)
-    assert per_sublayer() > 180
-
-
 def test_a_prediction_grows_as_its_depth() -> None:
     """Every sublayer costs the same: none of the passes is quadratic in the depth."""
+    predict_moments(network(2), INPUTS)  # tables that are made once
     counts = [calls(lambda n=n: predict_moments(network(n), INPUTS)) for n in (16, 32, 64)]  # type: ignore[misc]
     assert (counts[2] - counts[1]) == pytest.approx(2 * (counts[1] - counts[0]), rel=0.01)
-
-
-def test_a_prediction_holds_few_numbers_per_sublayer() -> None:
-    # 12 columns of the forward pass, 6 of the result, their copies on the way, and the backward maps: 736 bytes;
-    # with the sizes of queries and keys that QK-norm's epsilon asks for, 760
-    few, many = network(32), network(64)
-    held = [peak_bytes(lambda p=p: predict_moments(p, INPUTS)) for p in (few, many)]  # type: ignore[misc]
-    assert (held[1] - held[0]) / 64 <= 780
 
 
 def sweep(size: int) -> Parametrization:
@@ -119,11 +84,6 @@ def sweep(size: int) -> Parametrization:
 def test_a_sweep_makes_as_many_calls_whatever_its_size() -> None:
     predict_moments(sweep(2), INPUTS)
     assert calls(lambda: predict_moments(sweep(300), INPUTS)) == calls(lambda: predict_moments(sweep(3), INPUTS))
-
-
-def test_a_sweep_holds_few_numbers_per_member_and_sublayer() -> None:
-    held = [peak_bytes(lambda p=sweep(size): predict_moments(p, INPUTS)) for size in (500, 1500)]  # type: ignore[misc]
-    assert (held[1] - held[0]) / 1000 / 16 / 8 <= 79  # 74 doubles
 
 
 def test_kernels_take_few_matrices() -> None:
@@ -146,31 +106,6 @@ def test_kernels_take_few_matrices() -> None:
 
 
 # --- start-up ------------------------------------------------------------------------------------------------------
-
-DEPENDENCIES = """
-import sys, numpy, typer
-from pydantic import BaseModel, Field, TypeAdapter, model_validator
-class Least(BaseModel):
-    width: int = Field(1, ge=1)
-print(*sys.modules)
-"""
-COMMAND = """
-import sys
-from signalprop.cli import run
-run(["predict", "tgs", "--layers", "2"])
-print(*sys.modules)
-"""
-
-
-def test_predict_imports_little_beside_its_dependencies() -> None:
-    loaded = [
-        set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-            .stdout.splitlines()[-1].split())
-        for code in (DEPENDENCIES, COMMAND)
-    ]  # fmt: skip
-    own = {name for name in loaded[1] - loaded[0] if name.partition(".")[0] == "signalprop"}
-    assert len(own) <= 125  # 120: 20 of them name the commands, 17 are folders of kinds and what these are
-    assert len(loaded[1] - loaded[0] - own) <= 30  # 19 to 25 from the standard library, by release
 
 
 # --- PyTorch -------------------------------------------------------------------------------------------------------
@@ -235,19 +170,6 @@ def test_a_probe_adds_seven_operations_per_tensor(family: str, tensors: int) -> 
     assert added_by(family, nothing, probed) <= 7 * tensors
 
 
-@pinned
-def test_one_more_reading_of_every_branch_is_noticed() -> None:
-    def sum_up(_: nn.Module, __: Any, out: Any) -> None:
-        (out[0] if isinstance(out, tuple) else out).sum()
-
-    def read(network: Any) -> None:
-        for layer in network.transformer.h:
-            layer.attn.register_forward_hook(sum_up)
-            layer.mlp.register_forward_hook(sum_up)
-
-    assert added_by("gpt2", read, probed) > 21
-
-
 # Fixed multipliers cost what a scaled sum costs; a trained one per channel a product forward, two and a sum over tokens
 # on the way back, and its own gradient.
 @pinned
@@ -258,16 +180,6 @@ def test_one_more_reading_of_every_branch_is_noticed() -> None:
 )  # fmt: skip
 def test_multipliers_add_operations(family: str, scheme: str, bound: float) -> None:
     assert added_by(family, lambda network: sp.apply(network, scheme, seed=0)) <= bound
-
-
-@pinned
-def test_one_more_product_per_branch_is_noticed() -> None:
-    def scaled(network: Any) -> None:
-        sp.apply(network, "deepscalelm", seed=0)
-        for layer in network.transformer.h:
-            layer.mlp.register_forward_hook(lambda _, __, out: out * 1.0)
-
-    assert added_by("gpt2", scaled) > 0.5
 
 
 @pinned

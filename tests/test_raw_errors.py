@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import signalprop as sp
 from commandline import TINY
 from damage import check_command, commanded
-from signalprop.cli import run
 from signalprop.data import default_batch
-from signalprop.diagnosis import token_batches
 from signalprop.errors import InputError
-from signalprop.watching.reduction import Padding, collect, exact, moments
 from signalprop_lab.training.tables import SCHEMA
 
 SWEEP = {
@@ -84,20 +79,6 @@ class TestOutputs:
             sp.scheme("xavier")(sp.Architecture.preset("tgs")).save(loop)
         assert loop.is_symlink()
 
-    def test_a_report_of_half_a_character_on_standard_output(self, tmp_path: Path) -> None:
-        table = sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=2)).to_json() | {"scheme": "\ud800"}
-        (tmp_path / "t.json").write_text(json.dumps(table))
-        result = commanded("report", tmp_path / "t.json", "--out", "-")
-        assert result.status == 0 and result.out.startswith("<!") and "ud800" in result.out
-
-    def test_a_report_on_standard_output_in_ascii(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        table = sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=2)).to_json() | {"scheme": "caf\u00e9"}
-        (tmp_path / "t.json").write_text(json.dumps(table))
-        out = io.TextIOWrapper(io.BytesIO(), "ascii")
-        monkeypatch.setattr(sys, "stdout", out)
-        assert run(["report", str(tmp_path / "t.json"), "--out", "-"]) == 0
-        assert "charset" in out.buffer.getvalue().decode("utf-8")  # type: ignore[attr-defined]
-
 
 class TestTokenizers:
     @pytest.fixture
@@ -129,11 +110,6 @@ class TestMeasuring:
         with pytest.raises(InputError, match="input_ids is empty"):
             sp.measure(gpt2(), {"input_ids": ids(*shape), "labels": ids(*shape)})
 
-    def test_moments_of_no_token_are_unknown(self) -> None:
-        padding = Padding.of(torch.zeros(2, 3))
-        found = collect([moments(torch.ones(2, 3, 4), padding), exact(torch.ones(0, 3, 4))])
-        assert found.shape == (2, 3) and bool((found[:, 0] != found[:, 0]).all())
-
     def test_under_inference_mode(self) -> None:
         model = gpt2().eval()
         expected = sp.measure(model, {"input_ids": ids(2, 8), "labels": ids(2, 8)})
@@ -162,12 +138,6 @@ class TestQuantised:
             LlamaForCausalLM(config).eval(), {torch.nn.Linear}, dtype=torch.qint8
         )
 
-    def test_diagnosis_without_gradients(self, model: Any) -> None:
-        batches = token_batches(None, None, 8, 2, 4, architecture=sp.Architecture.from_hf(model.config))
-        found = sp.diagnose(model, batches)
-        assert len(found.signal) == 2 and all(row.gradient is None for row in found.signal)
-        assert all(row.std["query"] == pytest.approx(0.02, rel=0.3) for row in found.weights)
-
     def test_schemes_are_refused(self, model: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="has no tensor as weight"):
             sp.apply(model, "xavier")
@@ -177,13 +147,6 @@ class TestQuantised:
 def test_batches_larger_than_memory(arch: str, n: int) -> None:
     with pytest.raises(InputError, match=r"a batch of 1,000,.* needs at least .* GB of memory"):
         default_batch(sp.Architecture.preset(arch), batch_size=n)
-
-
-def test_a_head_transform_that_passes_nothing() -> None:
-    result = commanded("predict", "bert-base", "--layers", "2", "--activation", "tanh", "--scheme", "fixed", "--option",
-                       "std=1e8")  # fmt: skip
-    check_command(result)
-    assert result.status == 0
 
 
 def test_every_test_that_the_page_names_is_there() -> None:

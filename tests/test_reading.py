@@ -22,7 +22,7 @@ from signalprop.errors import InputError
 from signalprop.files import storage
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.limits import memory_limit
-from signalprop.files.storage import opened, read_array, read_json, read_text
+from signalprop.files.storage import read_array, read_json, read_text
 from signalprop.repair import load
 
 ROOT = Path(__file__).parents[1]
@@ -78,13 +78,6 @@ class TestSpecialFiles:
     def test_are_refused_and_not_waited_for(self, special: Path, reader: str) -> None:
         with pytest.raises(InputError, match=r"it is a (pipe|socket|device); expected a regular file"):
             READERS[reader](special)
-
-    @pytest.mark.parametrize("suffix", [".gz", ".xz", ".jsonl", ".parquet"])
-    def test_of_every_kind_of_text(self, tmp_path: Path, suffix: str) -> None:
-        path = tmp_path / f"x{suffix}"
-        os.mkfifo(path)
-        with pytest.raises(InputError, match="it is a pipe"):
-            list(pieces(path))
 
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "signalprop.json"])
     def test_in_a_checkpoint(self, tmp_path: Path, name: str) -> None:
@@ -191,11 +184,3 @@ def test_every_file_is_read_through_one_function() -> None:
             key = path.relative_to(SOURCE).as_posix(), name
             found[key] = found.get(key, 0) + 1
     assert found == ALLOWED
-
-
-def test_opened_gives_the_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"\r\n\0")
-    with opened(tmp_path / "a") as file:
-        assert file.read() == b"\r\n\0"
-    with pytest.raises(IsADirectoryError):
-        opened(tmp_path)

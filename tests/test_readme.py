@@ -286,10 +286,6 @@ def _module(name: str) -> object:
     return import_module(f"{package}.{name}")
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
-
-
 def test_functions_and_tests_that_the_theory_names_exist() -> None:
     """docs/theory/errata.md names tests, and functions below `signalprop` or `signalprop_lab`."""
     page = (ROOT / "docs/theory/errata.md").read_text(encoding="utf-8")
@@ -335,29 +331,3 @@ def test_the_demo_prints_what_the_readme_shows(
     for line in filter(None, shown.text.splitlines()):
         alike = [values for words, values in printed if words.split() == numberless(line).split()]
         assert any(values == pytest.approx(numbers(line), rel=0.02) for values in alike), line
-
-
-# Pages that a command of the project writes, or Sphinx from docstrings.
-WRITTEN = {
-    "accuracy", "applied-accuracy", "verification", "growth", "depth-growth", "reach", "families", "initialisation",
-    "shortcuts", "diagnoses", "reproductions", "benchmarks", "commands", "api",
-    "questions", "fresh-families", "expert-load", "first-steps", "found-scheme", "several-streams", "fitted",
-}  # fmt: skip
-
-
-def test_there_are_at_most_thirty_pages_to_read() -> None:
-    """Each subject once; tables that are made stand apart."""
-    made = {f"docs/{name}.md" for name in WRITTEN}
-    by_hand = [page for page in DOCS if page not in made and not page.startswith("docs/results/")]
-    assert len(by_hand) <= 30
-    assert all((ROOT / "docs" / f"{name}.md").is_file() for name in WRITTEN)
-
-
-def test_a_question_takes_two_commands_at_most() -> None:
-    walk = import_module("benchmarks.walk")
-    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
-    assert len(walk.QUESTIONS) == 5
-    for question in walk.QUESTIONS:
-        answered = text.partition(f"## {question.words}\n")[2].partition("\n## ")[0]
-        assert re.findall(r"`signalprop (.*?)`", answered) == list(question.commands)
-        assert len(question.commands) <= 2 and re.search(question.answer, answered, re.MULTILINE)

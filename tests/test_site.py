@@ -12,7 +12,6 @@ import pytest
 import typer.main
 
 import signalprop
-from browser import browser, executable
 from signalprop.cli import all_commands, command_line
 from signalprop.schemes import SCHEMES
 
@@ -88,21 +87,3 @@ def test_every_scheme_can_be_chosen_with_its_orders_of_growth() -> None:
                 assert order == "; ".join(f"{placement} {value}" for placement, value in measured.items()), name
             else:
                 assert order == next(iter(measured.values()), "not defined"), name
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(executable() is None, reason="there is no Chromium")
-def test_pages_fit_the_window(site: Path) -> None:
-    """Formulas are drawn, pictures are there, and nothing but a table scrolls sideways."""
-    with browser() as page:
-        for name in ("index", "choosing-a-scheme", "families", "commands", "theory/components"):
-            for width in (1400, 1100, 390):
-                page.size(width, 900)
-                page.call("Page.navigate", url=(site / f"{name}.html").as_uri())
-                page.wait(f"document.readyState === 'complete' && location.pathname.endsWith('/{name}.html')")
-                assert page.run("document.documentElement.scrollWidth") == width, f"{name} at {width}"
-                assert page.run("[...document.images].filter(image => !image.naturalWidth).length") == 0, name
-        formulas = page.run("[...document.querySelectorAll('math')].map(m => m.getBoundingClientRect().width)")
-        assert len(formulas) > 100 and min(formulas) > 0
-        assert [request for request in page.requests if not request.startswith(("file:", "data:"))] == []
-        assert page.messages == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -52,13 +51,6 @@ def result_of(command: Command, *arguments: str) -> Any:
     return json.loads(out)
 
 
-@pytest.mark.parametrize("name", ["apply", "fold"])
-def test_help_has_an_example(command: Command, name: str) -> None:
-    status, out, _ = command(name, "--help")
-    assert status == 0
-    assert re.search(rf"Example: *\n +signalprop {name} ", out)
-
-
 def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep"
     result = result_of(command, "apply", str(llama), "--scheme", "deepscalelm", "--option", "k=1.5", "--out", str(out),
@@ -79,14 +71,6 @@ def test_apply_keeps_weights_and_companions(command: Command, hf_directories: Pa
     sp.apply(expected, "deepnorm", initialize=False)
     assert torch.equal(outputs(sp.load(out)), outputs(expected))
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-
-
-def test_a_parametrization_from_a_file(command: Command, llama: Path, tmp_path: Path) -> None:
-    a = sp.Architecture.from_hf(llama)
-    table = sp.scheme("xavier")(a).with_columns(branch=0.3)
-    table.save(tmp_path / "table.json")
-    result_of(command, "apply", str(llama), "--scheme", str(tmp_path / "table.json"), "--out", str(tmp_path / "m"))
-    assert sp.load(tmp_path / "m").signalprop_record.parametrization == table  # type: ignore[union-attr]
 
 
 def test_fold_at_once_and_later_are_the_same(command: Command, llama: Path, tmp_path: Path) -> None:
@@ -112,16 +96,6 @@ def test_absorbed(command: Command, llama: Path, tmp_path: Path) -> None:
     assert torch.equal(outputs(LlamaForCausalLM.from_pretrained(out)), outputs(model))
     assert len({group["lr"] for group in sp.parameter_groups(model, lr=1.0)}) > 1
     assert result_of(command, "fold", str(out), "--out", str(tmp_path / "n"))["fold_error"] == 0
-
-
-def test_half_precision_stays(command: Command, tmp_path: Path) -> None:
-    LlamaForCausalLM(LlamaConfig(**LLAMA)).to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    arguments = ("--scheme", "stable-resnet", "--keep-weights")
-    result_of(command, "apply", str(tmp_path / "half"), *arguments, "--out", str(tmp_path / "m"))
-    result = result_of(command, "fold", str(tmp_path / "m"), "--out", str(tmp_path / "n"))
-    assert 0 < result["fold_error"] < 0.05  # weights were rounded once more
-    for name in ("m", "n"):
-        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_matched_epsilons(command: Command, tmp_path: Path) -> None:
@@ -227,12 +201,6 @@ class TestRefusals:
         status, out, err = command("fold", tmp_path / "m", "--out", tmp_path / "out")
         assert (status, out) == (1, "")
         assert "outputs differ by 1.0e-02" in err and err.count("\n") == 1
-
-
-def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
-    assert command("apply", llama, "--scheme", "xavier", "--out", tmp_path / "m").status == 0
-    assert (tmp_path / "m" / "signalprop.json").is_file()
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ import pytest
 from commandline import TINY, Command
 from signalprop import __version__
 from signalprop.cli import run
-from signalprop.cli.loading import model_batch
-from signalprop.data.batches import LONGEST, default_batch
+from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import PRESETS
@@ -26,7 +23,6 @@ from signalprop.report.html import read
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
-from signalprop.studies import pooled
 
 
 def result_of(command: Command, *arguments: str) -> Any:
@@ -42,13 +38,6 @@ def test_version_and_help(command: Command) -> None:
         status, out, err = command(*arguments)
         assert (status, err) == (0, "")
         assert re.search(r" compare +Predict and measure a model's signal", out)
-
-
-@pytest.mark.parametrize("name", ["predict", "measure", "compare", "verify", "schemes", "compute"])
-def test_every_help_has_an_example_on_a_line_of_its_own(command: Command, name: str) -> None:
-    status, out, _ = command(name, "--help")
-    assert status == 0
-    assert re.search(rf"Example: *\n +signalprop {name} ", out)
 
 
 def test_the_shell_completes_commands_and_presets(
@@ -100,15 +89,6 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     assert not any("grad" in line for line in everything)
 
 
-def test_long_predictions_say_beforehand_how_long(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("signalprop.cli.predict"), "_LONG", 0.004)
-    short = ("predict", "gpt2", "--layers", "1", "--scheme", "deepnorm", "--seq-len")
-    assert command(*short, "64").err == ""
-    assert "following every pair of 128 tokens takes about 0 s" in command(*short, "128").err
-    assert command(*short, "128", "--fidelity", "moments").err == ""
-    assert command("predict", "gpt2", "--layers", "1").err == ""  # on a grid
-
-
 def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) -> None:
     picture, file = tmp_path / "a.svg", tmp_path / "a.json"
     several = ["--scheme", "xavier,deepscalelm", "--layers", "4,192", "--norm", "post"]
@@ -153,26 +133,11 @@ def test_predict_by_simulation(command: Command) -> None:
     assert two != Profile.from_json(result_of(command, *arguments, "--seeds", "2", "--seed", "1"))
 
 
-@pytest.mark.parametrize("arguments", [["--layers", "1"], ["--layers", "1", "--seq-len", "1"], ["--set", "n_layers=3"]])
-def test_small_networks(command: Command, arguments: list[str]) -> None:
-    depth = 3 if "--set" in arguments else 1
-    assert Profile.from_json(result_of(command, "predict", "tgs", *arguments)).n_sublayers == 2 * depth
-
-
 @pytest.mark.slow
 def test_a_hundred_thousand_layers(command: Command) -> None:
     status, out, err = command("predict", "tgs", "--layers", "100000")
     assert (status, err) == (0, "")
     assert "99999 ffn" in out and "nan" not in out.lower()
-
-
-def test_qk_scale_multiplies_query_and_key(command: Command) -> None:
-    one, two = (result_of(command, "predict", "tgs", *TINY, "--qk-scale", scale) for scale in ("1", "2"))
-    assert Profile.from_json(one) != Profile.from_json(two)
-    a = Architecture.preset("tgs", n_layers=2, d_model=32, vocab_size=200, seq_len=12)
-    p = scheme("xavier")(a)
-    wide = p.with_columns(weight__query=2 * p.weights["query"], weight__key=2 * p.weights["key"])
-    assert Profile.from_json(two) == predict(wide)
 
 
 def test_a_parametrization_makes_the_round_trip(command: Command, tmp_path: Path) -> None:
@@ -293,13 +258,6 @@ def test_compare_shortens_sequences_unless_told(command: Command, tmp_path: Path
     assert result["predicted"]["architecture"]["seq_len"] == 140  # a finished table stays as it is
 
 
-def test_compare_an_encoder_decoder(command: Command) -> None:
-    result = result_of(command, "compare", "t5-small", *TINY, "--seeds", "1", "--no-gradient")
-    assert len(result["measured"]["sublayers"]) == 2 * (2 + 3)
-    assert "gradient" not in result["measured"]["sublayers"][0]
-    assert result["predicted"]["architecture"]["target_len"] == 12
-
-
 @pytest.mark.parametrize("name", ["measure", "compare"])
 def test_a_seed_makes_a_measurement_repeatable(command: Command, name: str) -> None:
     """Weights, data, and the masks of dropout."""
@@ -329,25 +287,6 @@ def test_compare_a_directory_as_it_is(command: Command, hf_directories: Path, na
     assert command("compare", directory, "--seeds", "1").out.count("own tokens") == (name == "bert")
 
 
-def test_the_prediction_of_a_directory_knows_all_batches(command: Command, hf_directories: Path) -> None:
-    """Each batch has its own token correlation; the prediction starts from that of all of them together."""
-    directory = hf_directories / "gpt2"
-    a = Architecture.from_hf(directory)
-    batches = [model_batch(a, directory, None, 2, seed)[0] for seed in range(3)]
-    together = pooled(batches)
-    assert together.tokens is not None and together.tokens.shape == (6, 24)
-    np.testing.assert_array_equal(together.tokens[2:4], batches[1].tokens)
-    single = [batch.statistics(a).token_correlation for batch in batches]
-    assert together.statistics(a).token_correlation == pytest.approx(np.mean(single))
-    result = result_of(command, "compare", str(directory), "--seeds", "3")
-    assert result["predicted"]["statistics"] != {}
-
-
-def test_measure_of_a_scheme(command: Command) -> None:
-    profile = Profile.from_json(result_of(command, "measure", "tgs", *TINY, "--scheme", "deepscalelm", "--seeds", "2"))
-    assert (profile.source, profile.scheme, profile.n_seeds) == ("measured", "deepscalelm", 2)
-
-
 def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     directory = str(hf_directories / "bert")
     first = result_of(command, "measure", directory)
@@ -361,22 +300,6 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     assert status == 0 and "input               sotu in the model's own tokens, 8 tokens" in out
 
 
-def test_measured_sequences_are_short_by_default(command: Command) -> None:
-    measured = result_of(command, "measure", "tgs", "--layers", "1", "--d-model", "16", "--vocab-size", "50")
-    assert measured["architecture"]["seq_len"] == LONGEST  # the architecture has 512, current models 131,072
-
-
-def test_a_truncating_tokenizer_reads_whole_sequences(command: Command, hf_directories: Path, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    directory = tmp_path / "bert"
-    shutil.copytree(hf_directories / "bert", directory)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.enable_truncation(4)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    assert result_of(command, "measure", str(directory)) == result_of(command, "measure", str(hf_directories / "bert"))
-
-
 def test_without_a_head_there_is_a_forward_pass_only(command: Command) -> None:
     for name in ("measure", "compare"):
         result = result_of(command, name, "tgs", *TINY, "--set", 'head="none"')
@@ -385,32 +308,11 @@ def test_without_a_head_there_is_a_forward_pass_only(command: Command) -> None:
         assert any("no head" in note for note in profile.notes)
 
 
-def test_own_tokens_bring_their_own_mask(hf_directories: Path) -> None:
-    from tokenizers import Tokenizer
-
-    directory = hf_directories / "bert"
-    mask = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("[MASK]")
-    batch, read = model_batch(Architecture.from_hf(directory), directory, None, 8, 0)
-    assert read == "sotu in the model's own tokens"
-    assert batch.tokens is not None
-    carries = batch.targets >= 0
-    assert not np.any((batch.tokens == mask) & ~carries)
-    assert 0.5 < np.mean(batch.tokens[carries] == mask) < 1  # 80 % of them, of about 29
-
-
 def test_a_directory_predicts_with_its_own_initialisation(command: Command, hf_directories: Path) -> None:
     for name in ("bert", "bert/config.json"):
         assert result_of(command, "predict", str(hf_directories / name))["scheme"] == "huggingface"
     built = result_of(command, "predict", str(hf_directories / "bert"), "--scheme", "xavier", "--layers", "3")
     assert (built["scheme"], len(built["sublayers"])) == ("xavier", 6)
-
-
-def test_a_preset_means_that_model(command: Command) -> None:
-    schemes = {
-        name: result_of(command, "predict", name, "--layers", "2")["scheme"]
-        for name in ("bert-base", "vit-base", "tgs")
-    }
-    assert schemes == {"bert-base": "huggingface", "vit-base": "huggingface", "tgs": "xavier"}
 
 
 def test_a_directory_predicts_with_the_standard_deviation_that_it_sets(command: Command, tmp_path: Path) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +20,8 @@ from diagnosing import tiny, transformers
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import load_text
 from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
-from signalprop.diagnosis.tasks import _name_in, harness, is_task_file, multiple_choice, read_task
-from signalprop.errors import InputError, MissingExtra
+from signalprop.diagnosis.tasks import harness, multiple_choice, read_task
+from signalprop.errors import InputError
 
 Refused = Callable[..., str]
 SMALL = ["--tokens", "64", "--seq-len", "16", "--batch-size", "2"]
@@ -70,12 +67,6 @@ class TestResults:
         assert got == diagnose(loaded.model, batches, name="llama", remove=2, cast=["int8"]).to_json()
         assert got["data"]["tokens"] == 64 and got["data"]["source"] == str(root / "book.txt")
         assert [row["layers"] for row in got["removal"]["single"]] == [[0], [1], [2]]
-
-    @pytest.mark.parametrize("name", ["bert", "t5"])
-    def test_other_kinds(self, command: Command, root: Path, name: str) -> None:
-        got = result_of(command, root / name, *SMALL, "--cast", "bf16", "--cast", "float8_e5m2")
-        assert got["family"] == name and got["loss"]["value"] > 0
-        assert {row["format"] for row in got["casts"]} == {"bfloat16", "float8_e5m2"}
 
     def test_text(self, command: Command, root: Path) -> None:
         status, out, err = command("diagnose", str(root / "llama"), *SMALL, "--remove", "--cast", "all")
@@ -133,10 +124,6 @@ class TestResults:
             pixels = np.asarray(picture.convert("L"))
         assert 0.02 < (pixels < 200).mean() < 0.5
 
-    def test_expectations(self, command: Command, root: Path) -> None:
-        got = result_of(command, root / "llama", *SMALL, "--expect", "lns")
-        assert got["verdicts"][0]["kind"] == "layernorm scaling not in effect"
-
 
 class TestSaving:
     def test_named_layers(self, command: Command, root: Path, tmp_path: Path) -> None:
@@ -150,14 +137,6 @@ class TestSaving:
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "pruned")
         assert tokenizer("the Union")["input_ids"]
         assert result_of(command, tmp_path / "pruned", *SMALL)["signal"][0]["layer"] == 0
-
-    def test_layers_that_greedy_chose(self, command: Command, root: Path, tmp_path: Path) -> None:
-        got = result_of(command, root / "llama", *SMALL, "--greedy", "2", "--save", tmp_path / "pruned")
-        pruned = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
-        assert pruned.config.num_hidden_layers == 1
-        (kept,) = {0, 1, 2} - set(got["removal"]["greedy"][-1]["layers"])
-        whole = transformers.LlamaForCausalLM.from_pretrained(root / "llama")
-        assert torch.equal(pruned.model.layers[0].mlp.up_proj.weight, whole.model.layers[kept].mlp.up_proj.weight)
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
@@ -247,28 +226,6 @@ class TestInterrupted:
             ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(file), "--resume")
             assert ended.status == 2 and str(partial) in ended.err and "Traceback" not in ended.err
 
-    def test_without_a_file_for_json(self, command: Command, root: Path) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            self.stop_after(patch, 1, KeyboardInterrupt())
-            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--no-report")
-        assert ended.status == 130 and "1 result kept in signalprop-diagnosis.partial;" in ended.err
-        assert Path("signalprop-diagnosis.partial").exists()
-        assert command("diagnose", str(root / "llama"), *self.ASKED, "--no-report", "--resume").status == 0
-        assert not Path("signalprop-diagnosis.partial").exists()
-
-    @pytest.mark.filterwarnings("always::UserWarning")  # the command line makes a line of it
-    def test_where_nothing_can_be_kept(self, command: Command, root: Path, tmp_path: Path) -> None:
-        from signalprop.diagnosis.kept import Kept
-
-        def full(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Kept, "_append", full)
-            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(tmp_path / "d.json"))
-        assert ended.status == 0 and ended.err.count("are not kept in") == 1 and "No space left" in ended.err
-        assert json.loads((tmp_path / "d.json").read_text())["removal"]["single"]
-
 
 class TestNothingIsThrownAway:
     @pytest.mark.parametrize("against", ["{root}/none", "{root}/book.txt", "{tmp}/bad.json", "{root}/vit"])
@@ -303,15 +260,6 @@ class TestNothingIsThrownAway:
         assert (tmp_path / "d.html").exists() and (tmp_path / "pruned" / "config.json").exists()
         assert re.findall(r"^(json|saved|plot) ", ended.out, re.MULTILINE) == ["json", "saved"]
 
-    def test_the_report_of_compare_stays(self, command: Command, root: Path) -> None:
-        pytest.importorskip("plotly")
-        report = Path("signalprop-comparison.html")
-        small = ["--layers", "2", "--d-model", "32", "--vocab-size", "200", "--seq-len", "12", "--seeds", "1"]
-        assert command("compare", "tgs", *small).status == 0
-        before = report.read_bytes()
-        assert command("diagnose", str(root / "llama"), *SMALL).status == 0
-        assert report.read_bytes() == before and Path("signalprop-diagnosis.html").exists()
-
 
 class TestMistakes:
     @pytest.mark.parametrize(
@@ -342,22 +290,6 @@ class TestMistakes:
             assert "is a stored diagnosis" in refused("diagnose", stored, *more)
         (tmp_path / "no.json").write_text("{}", encoding="utf-8")
         assert "this is not a diagnosis" in refused("diagnose", tmp_path / "no.json")
-
-
-def test_help_has_an_example(command: Command) -> None:
-    status, out, _ = command("diagnose", "--help")
-    assert status == 0 and re.search(r"Example: *\n +signalprop diagnose ", out)
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(root: Path) -> None:
-    """Results on standard output, progress on standard error, no warnings of libraries."""
-    done = subprocess.run(
-        [sys.executable, "-m", "signalprop", "diagnose", str(root / "llama"), *SMALL, "--json", "-"],
-        capture_output=True, text=True, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert json.loads(done.stdout)["schema"] == "signalprop/diagnosis/1"
-    assert all(line.startswith(("signal: ", "loss: ", "identity: ")) for line in done.stderr.splitlines()), done.stderr
 
 
 class TestTasks:
@@ -437,51 +369,3 @@ class TestTasks:
             harness(["piqa", "arc_eesy"], "tokenizer")
         with pytest.raises(InputError, match=r"lm_eval cannot run offline: no connection"):
             harness(["offline"], "tokenizer")
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-evaluation-harness: pip install lm-eval")
-    def test_the_real_harness(self, root: Path, tmp_path: Path) -> None:
-        """A task of one's own in a YAML file, its data beside it, scores as our own questions do."""
-        rows = [
-            {"prompt": prompt, "choices": [" a", " i", " o"], "answer": i % 3}
-            for i, prompt in enumerate(["Fellow citizens", "The state of", "We have", "In this year", "Congress"])
-        ]
-        questions = self.written(tmp_path / "questions.jsonl", *rows)
-        task = self.written(
-            tmp_path / "vowels.yaml", "task: vowels", "dataset_path: json", "dataset_kwargs:", "  data_files:",
-            f"    test: {questions}", "test_split: test", "output_type: multiple_choice", 'doc_to_text: "{{prompt}}"',
-            'target_delimiter: ""', 'doc_to_choice: "{{choices}}"', 'doc_to_target: "{{answer}}"', "metric_list:",
-            "  - metric: acc",
-        )  # fmt: skip
-
-        def diagnosed(task: Path) -> Any:
-            done = subprocess.run(
-                [sys.executable, "-m", "signalprop", "diagnose", str(root / "llama"), *SMALL, "--remove", "--json", "-",
-                 "--task", str(task)],
-                capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
-                cwd=tmp_path,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert all(
-                line.split(":")[0] in ("signal", "loss", "identity", "removal") for line in done.stderr.splitlines()
-            )
-            return json.loads(done.stdout)
-
-        theirs, ours = diagnosed(task), diagnosed(questions)
-        assert theirs["accuracy"]["value"] == pytest.approx(ours["accuracy"]["value"])
-        assert theirs["accuracy"]["standard_error"] == pytest.approx(ours["accuracy"]["standard_error"])
-        for a, b in zip(theirs["removal"]["single"], ours["removal"]["single"], strict=True):
-            assert a["accuracy"]["value"] == pytest.approx(b["accuracy"]["value"])
-
-    def test_task_files(self, tmp_path: Path) -> None:
-        """The name of a task is read where YAML of lm_eval's own would not be."""
-        good = self.written(tmp_path / "good.yaml", "x: !function a.b", "task: 'mine'  # here", "  task: other")
-        assert is_task_file("a/B.YML") and is_task_file(str(good)) and not is_task_file("arc_easy")
-        assert _name_in(good) == "mine"
-        with pytest.raises(InputError, match="names no task; expected a line `task: NAME`"):
-            _name_in(self.written(tmp_path / "bad.yaml", "group: all"))
-
-    def test_without_the_harness(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "lm_eval", None)
-        with pytest.raises(MissingExtra, match=r"signalprop\[tasks\]"):
-            harness(["arc_easy"], "tokenizer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,22 +77,11 @@ def test_options_of_a_scheme_come_before_fields_of_the_architecture(command: Com
     assert without["architecture"]["norm_placement"] == "none"
 
 
-def test_equal_configurations_are_told_apart(command: Command) -> None:
-    found = result_of(command, "gpt2 xavier", "tgs xavier", "gpt2 xavier", *SMALL, "--no-gradient")
-    assert names_of(found) == ["gpt2 xavier #1", "tgs xavier", "gpt2 xavier #2"]
-
-
 def test_attention_only(command: Command) -> None:
     (item,) = result_of(command, "gpt2 xavier", *SMALL, "--attention-only", "--repeats", "0")["configurations"]
     a = Architecture.preset("gpt2", n_layers=3, d_model=32, seq_len=12, vocab_size=200)
     series = trace(attention_only(scheme("xavier")(a)), inputs=with_repeats(a, 0.0)).forward
     np.testing.assert_allclose(item["forward"]["mean_cosine"], series.mean_cosine, rtol=1e-12)
-
-
-def test_dropout_is_mentioned(command: Command) -> None:
-    arguments = ("kernel", "gpt2 xavier", "gpt2 fixed dropout=0", *SMALL, "--no-gradient")
-    assert "dropout             on in xavier: it raises" in command(*arguments).out
-    assert "on in" not in command(*arguments, "--dropout", "0").out
 
 
 def test_inputs(command: Command, tmp_path: Path) -> None:
@@ -174,21 +162,3 @@ def test_tables_pictures_and_matrices(command: Command, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_mistakes(refused: Callable[..., str], arguments: list[str], says: str) -> None:
     assert says in refused("kernel", *arguments)
-
-
-def test_kernels_of_another_length(refused: Callable[..., str], tmp_path: Path) -> None:
-    np.save(tmp_path / "k.npy", np.eye(5))
-    assert "of 5 tokens" in refused("kernel", "gpt2", "--input", str(tmp_path / "k.npy"), "--seq-len", "6")
-
-
-def test_help_has_an_example(command: Command) -> None:
-    status, out, _ = command("kernel", "--help")
-    assert status == 0
-    assert re.search(r"Example: *\n +signalprop kernel ", out)
-
-
-def test_a_path_with_spaces(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "my folder").mkdir()
-    file = tmp_path / "my folder" / "table.json"
-    scheme("fixed")(Architecture.preset("gpt2", n_layers=2, d_model=32, seq_len=10)).save(file)
-    assert result_of(command, str(file))["configurations"][0]["scheme"] == "fixed"

@@ -53,15 +53,6 @@ class TestText:
         ids = word_ids("b a a , c a b", 5)  # a: 2, b: 3, "," comes first of the rest: 4, c is unknown
         assert ids.tolist() == [3, 2, 2, 4, UNKNOWN, 2, 3]
 
-    def test_words_and_marks(self) -> None:
-        assert word_ids("Don't stop, café!", 100).size == 7  # Don ' t stop , café !
-
-    def test_no_words_and_no_vocabulary(self) -> None:
-        with pytest.raises(InputError, match="no word"):
-            word_ids("  \n ", 100)
-        with pytest.raises(InputError, match="at least 4"):
-            word_ids("a", 3)
-
     def test_default_text(self) -> None:
         text = default_text()
         assert len(text) > 10**7 and "Fellow" in text
@@ -138,16 +129,6 @@ class TestBatches:
         ).all()  # it goes on where the encoder stops
         assert (batch.decoder_tokens[:, 1:] == batch.targets[:, :-1]).all()
 
-    def test_a_class_head_gets_class_ids(self) -> None:
-        batch = text_batch(model(head="classes", n_classes=3), IDS, 50, seed=0)
-        assert batch.targets.shape == (50,) and set(batch.targets) == {0, 1, 2}
-        x = batch.statistics(model(head="classes"))
-        assert (x.loss_fraction, x.target_correlation, x.targets) == (1 / 12, 0.0, None)
-
-    def test_one_segment_is_everywhere(self) -> None:
-        batch = text_batch(model(n_segments=1), IDS, 2, seed=0)
-        assert batch.segments is not None and not batch.segments.any()
-
     @pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder-decoder"])
     def test_statistics_are_those_of_the_ids(self, kind: str) -> None:
         a = model(kind=kind, n_segments=2)
@@ -161,15 +142,6 @@ class TestBatches:
         assert top.loss_fraction == pytest.approx(np.mean(batch.targets >= 0))
         if x.decoder is not None:
             assert x.decoder.token_correlation == collision_probability(batch.decoder_tokens)
-
-    def test_padding_does_not_count(self) -> None:
-        tokens = np.array([[5, 6, 5, 0, 0]])
-        batch = Batch(tokens=tokens, targets=tokens, keep=tokens != 0)
-        assert batch.statistics(model()).token_correlation == pytest.approx(1 / 3)
-
-    def test_the_same_seed_gives_the_same_batch(self) -> None:
-        first, again, other = (text_batch(model(), IDS, 4, seed=s).tokens for s in (3, 3, 4))
-        assert np.array_equal(first, again) and not np.array_equal(first, other)
 
     @pytest.mark.parametrize(
         ("changes", "ids", "size", "seed"),
@@ -223,13 +195,6 @@ class TestSpeech:
         assert (x.kind, x.mean, x.variance) == ("frames", pytest.approx(0, abs=1e-12), pytest.approx(1))
         assert x.decoder is not None and x.decoder.token_correlation == collision_probability(batch.decoder_tokens)
 
-    def test_an_encoder_alone(self) -> None:
-        batch = text_batch(speech(kind="encoder", target_len=None), IDS, 5, seed=0)
-        assert batch.decoder_tokens is None and batch.targets.shape == (5, 12)
-        classes = text_batch(speech(kind="encoder", target_len=None, head="classes", n_classes=3), IDS, 5, seed=0)
-        assert classes.targets.shape == (5,)
-        assert classes.statistics(speech()).loss_fraction == 1 / 12
-
     def test_frames_of_a_file(self, tmp_path: Path) -> None:
         frames = np.random.default_rng(0).standard_normal((2, 24, 9))
         np.save(tmp_path / "x.npy", frames)
@@ -237,28 +202,6 @@ class TestSpeech:
         assert batch.frames is not None and {row.tobytes() for row in batch.frames} == {row.tobytes() for row in frames}
         np.save(tmp_path / "one.npy", frames[0])
         assert load_frames(tmp_path / "one.npy").shape == (1, 24, 9)
-
-    @pytest.mark.slow
-    def test_files_that_hold_something_else(self, tmp_path: Path) -> None:
-        (tmp_path / "text.npy").write_text("no numbers", encoding="utf-8")
-        np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
-        np.save(tmp_path / "short.npy", np.zeros((2, 20, 9)))
-        for name, message in (
-            ("nothing.npy", "cannot read"),
-            ("text.npy", "cannot read"),
-            ("words.npy", "holds no array of numbers"),
-            ("short.npy", r"expected \(batch, 24, 9\)"),
-        ):
-            with pytest.raises(InputError, match=message) as caught:
-                default_batch(speech(vocab_size=50), frames=tmp_path / name)
-            assert "\n" not in str(caught.value)
-        with pytest.raises(InputError, match="reads tokens; leave the frames out"):
-            default_batch(model(), frames=tmp_path / "short.npy")
-
-    def test_statistics_without_data(self) -> None:
-        x = default_statistics(speech())
-        assert (x.kind, x.variance, x.token_correlation) == ("frames", 1.0, 0.0)
-        assert x.decoder is not None and x.decoder.token_correlation > 0 and x.of_decoder is x.decoder
 
 
 class TestImages:
@@ -291,21 +234,11 @@ class TestImages:
         assert (x.kind, x.mean, x.variance, x.token_correlation) == ("patches", m.mean, m.variance, m.token_correlation)
         assert (x.loss_fraction, x.target_correlation) == (1 / 17, 0.0)
 
-    def test_labels_fit_the_head(self) -> None:
-        assert image_batch(digits(n_classes=3), 50, seed=0).targets.max() == 2
-
     @pytest.mark.parametrize("changes", [{"seq_len": 16}, {"patch_dim": 15}, {"seq_len": 3}])
     def test_what_is_not_a_grid(self, changes: dict[str, Any]) -> None:
         with pytest.raises(InputError, match="square") as caught:
             image_batch(digits(**changes), 2, seed=0)
         assert "\n" not in str(caught.value)
-
-    def test_text_for_an_image_model(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="reads patches"):
-            default_batch(digits(), text=tmp_path / "a.txt")
-
-    def test_the_default_batch(self) -> None:
-        assert default_batch(digits(), batch_size=3).patches is not None
 
 
 def test_statistics_without_data() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from signalprop.data import texts as readers
 from signalprop.data.batches import load_text
 from signalprop.data.texts import pieces
-from signalprop.errors import InputError, MissingExtra
+from signalprop.errors import InputError
 
 TEXT = load_text()[:8000]
 
@@ -103,20 +103,6 @@ def test_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
         documents("no/such")
     with pytest.raises(InputError, match="expected name, name:split or name:configuration:split"):
         documents("a:b:c:d")
-
-
-def test_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtra, match=r"needs datasets.*signalprop\[datasets\]"):
-        documents("somebody/set")
-    with pytest.raises(MissingExtra, match=r"needs pyarrow.*signalprop\[datasets\]"):
-        documents(written(tmp_path / "a.parquet", ""))
-
-
-def test_the_embedded_text() -> None:
-    found = documents(None)
-    assert len(found) > 240 and sum(map(len, found)) > 10_000_000
 
 
 def test_bad_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,9 +90,6 @@ class TestJacobian:
             assert a.value is not None and b.value is not None
             assert abs(a.value - b.value) < 4 * math.hypot(a.standard_error or 0, b.standard_error or 0)
 
-    def test_no_probes(self) -> None:
-        assert found_of(tiny("llama", 1), probes=0).jacobian == ()
-
 
 class TestAngles:
     @pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
@@ -124,13 +121,6 @@ class TestAngles:
         assert [v is None for v in found.angular[1]] == [False, True, False, True]
         assert found.angular[2:] == ((None,) * 4,) * 2
         assert all(e.value for e in found.jacobian)
-
-
-def test_progress_and_limit() -> None:
-    model, steps = tiny("llama", 1), []
-    batches = [text_batch(model, 2, 8), text_batch(model, 2, 8)]
-    identity(model, batches, mapping_of(model), limit=3, progress=lambda done, total: steps.append((done, total)))
-    assert steps == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_refused() -> None:

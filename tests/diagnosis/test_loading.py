@@ -16,9 +16,8 @@ from torch import Tensor
 
 import signalprop as sp
 from gguf_file import write_gguf
-from signalprop.diagnosis import loading
 from signalprop.diagnosis.loading import load, read_model
-from signalprop.errors import InputError, MissingExtra, release
+from signalprop.errors import InputError, MissingExtra
 
 IDS = torch.arange(12)[None] % 50
 
@@ -57,25 +56,6 @@ class TestDirectories:
         assert next(load(tmp_path / "half").model.parameters()).dtype == torch.float32
         with pytest.raises(InputError, match="dtype is 'fp8'; expected one of float32"):
             load(tmp_path / "half", dtype="fp8")  # type: ignore[arg-type]
-
-    def test_without_a_tokenizer(self, tmp_path: Path, llama: Any) -> None:
-        llama.save_pretrained(tmp_path / "bare")
-        assert load(tmp_path / "bare").tokenizer is None
-
-    def test_a_tokenizer_that_cannot_be_read(self, folder: Path) -> None:
-        (folder / "tokenizer.json").write_text("{", encoding="utf-8")
-        with pytest.raises(InputError, match=r"cannot read the tokenizer of .*tiny-llama") as caught:
-            load(folder)
-        assert "\n" not in str(caught.value)
-
-    @pytest.mark.skipif(
-        release(transformers.__version__) <= (5, 3),
-        reason="transformers read it as the family's class wants it, with a start token or not at all",
-    )
-    def test_a_lone_tokenizer_json(self, folder: Path, tokenizer: Any) -> None:
-        """Without the configuration that names its class."""
-        (folder / "tokenizer_config.json").unlink()
-        assert load(folder).tokenizer("Fellow citizens")["input_ids"] == tokenizer("Fellow citizens")["input_ids"]
 
     def test_a_scheme_is_carried(self, tmp_path: Path, llama: Any) -> None:
         sp.apply(llama, "deepnorm", initialize=False)
@@ -126,13 +106,6 @@ class TestIncomplete:
         with pytest.raises(InputError, match=r"no weights for model.layers.1.mlp.up_proj.weight and 1 more"):
             load(folder)
 
-    def test_damaged_weights(self, folder: Path) -> None:
-        weights = folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-100])
-        with pytest.raises(InputError, match="cannot load the model in") as caught:
-            load(folder)
-        assert "\n" not in str(caught.value)
-
 
 class Bomb:
     """What runs when it is unpickled."""
@@ -182,12 +155,6 @@ class OwnModel(LlamaForCausalLM):
         found = load(folder, trust_remote_code=True)
         assert type(found.model).__name__ == "OwnModel" and marker.exists()
 
-    def test_a_class_that_is_not_there(self, folder: Path) -> None:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        (folder / "config.json").write_text(json.dumps(described | {"architectures": ["LlamaForNothing"]}))
-        with pytest.raises(InputError, match="asks for the class LlamaForNothing, which is not"):
-            load(folder)
-
 
 class TestHub:
     """Without a connection, which tests/conftest.py says there is none of."""
@@ -235,9 +202,3 @@ class TestGguf:
         monkeypatch.setitem(sys.modules, "gguf", None)
         with pytest.raises(MissingExtra, match=r"this needs gguf.*signalprop\[diagnose\]"):
             load(tmp_path / "bad.gguf")
-
-
-def test_the_name_of_the_type_option() -> None:
-    assert [loading._dtype_option(version) for version in ("4.51.3", "4.56.0", "5.23.0", "5.0.0.dev0")] == [
-        "torch_dtype", "dtype", "dtype", "dtype",
-    ]  # fmt: skip

@@ -15,7 +15,7 @@ from torch import nn
 import signalprop as sp
 from gguf_file import write_gguf
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
-from signalprop.errors import InputError, first_line
+from signalprop.errors import InputError
 from signalprop.files import checkpoint_loading
 from signalprop.files.model_size import check_counts, check_gguf, check_model
 
@@ -70,10 +70,6 @@ class TestConfigurations:
             with pytest.raises(InputError, match=NEEDS):
                 reader(write(folder, kept | changes))
 
-    def test_by_the_message_it_can_be_found(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"config\.json: num_labels 1,000,000,000 needs at least 150\.0 GB"):
-            read_model(write(tmp_path, GPT2 | {"num_labels": BILLION}), random_init=True)
-
     def test_predictions_refuse_it_likewise(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=NEEDS):
             sp.Architecture.from_hf(write(tmp_path, GPT2 | {"num_labels": BILLION}))
@@ -127,12 +123,6 @@ class TestModels:
         assert made < 100
         nn.Linear(10**3, 10**3)  # nothing is counted any more
 
-    def test_errors_are_left_to_the_one_who_makes_it(self) -> None:
-        def make() -> nn.Module:
-            raise KeyError("x")
-
-        check_model(make, "x")
-
 
 class TestGGUF:
     @pytest.fixture
@@ -146,10 +136,6 @@ class TestGGUF:
         content = file.read_bytes()
         at = content.index(name.encode()) + len(name) + skip
         file.write_bytes(content[:at] + value + content[at + len(value) :])
-
-    def test_a_good_one(self, file: Path) -> None:
-        check_gguf(file)
-        assert load(file).tokenizer is not None
 
     @pytest.mark.parametrize("name", ["llama.block_count", "llama.embedding_length", "llama.feed_forward_length"])
     def test_numbers_that_multiply_memory(self, file: Path, name: str) -> None:
@@ -194,15 +180,3 @@ class TestMessages:
             InputError, match=r"transformer\.wpe\.weight has the shape \(16, 16\) in the weights and \(8,"
         ):
             read_model(write(tmp_path, kept | {"n_positions": 8}))
-
-    def test_fields_of_another_type_come_with_the_reason(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError) as caught:
-            read_model(write(tmp_path, GPT2 | {"n_layer": "two"}), random_init=True)
-        assert "n_layer" in str(caught.value) and "two" in str(caught.value)
-
-    @pytest.mark.parametrize(
-        ("text", "line"),
-        [("a\nb", "a"), ("a:\n  b\nc", "a: b"), ("a:\n\nb:\nc\nd", "a: b: c"), ("a:", "a:"), (" \n", "ValueError")],
-    )
-    def test_the_first_line_of_an_error(self, text: str, line: str) -> None:
-        assert first_line(ValueError(text)) == line

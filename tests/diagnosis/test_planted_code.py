@@ -230,14 +230,6 @@ def test_classes_that_are_not_tokenizers(made: Callable[[str], Path], name: str,
             read()
 
 
-@pytest.mark.parametrize("name", ["TokenizersBackend", "LlamaTokenizerFast", "GPT2Tokenizer", "NobodysTokenizer"])
-def test_classes_of_tokenizers(made: Callable[[str], Path], name: str) -> None:
-    """Also one that transformers does not know, for which it takes its plain one."""
-    folder = made("plain")
-    change(folder / "tokenizer_config.json", tokenizer_class=name)
-    checkpoint_loading._check_tokenizer(folder)
-
-
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
 @pytest.mark.parametrize(
     "value", [{"": KERNEL}, {"text_config": {"": KERNEL}}, [[KERNEL]], f"paged|{KERNEL}", "flash_attention_2"]

@@ -80,16 +80,6 @@ class TestExact:
         assert torch.equal(logits_of(prune(model, mapping_of(model), layers), batch), wanted)
         assert torch.equal(logits_of(model, batch), before)
 
-    def test_saved_checkpoints_load_in_plain_transformers(self, family: str, tmp_path: Path) -> None:
-        model = tiny(family, N)
-        layers, batch = REMOVED[family], text_batch(model)
-        save_pruned(model, mapping_of(model), layers, tmp_path / "pruned")
-        assert [path.name for path in tmp_path.iterdir()] == ["pruned"]
-        loaded = type(model).from_pretrained(tmp_path / "pruned").eval()
-        wanted = logits_of(prune(model, mapping_of(model), layers), batch)
-        assert torch.allclose(logits_of(loaded, batch), wanted, rtol=1e-6, atol=1e-6)
-        assert sum(p.numel() for p in loaded.parameters()) < sum(p.numel() for p in model.parameters())
-
     def test_generation_with_a_cache(self, family: str, tmp_path: Path) -> None:
         if family == "bert":
             pytest.skip("an encoder does not generate")
@@ -119,22 +109,6 @@ class TestWorth:
         assert all(item.increase.value != 0.0 for layer, item in found.items() if layer != 1)
         assert sorted(found) == ([1, 2, 3, 5, 6, 7] if family == "t5" else [0, 1, 2, 3])
 
-    def test_other_layers_in_other_places_are_not(self) -> None:
-        """A control: the order of layers matters, and so does which one goes."""
-        model = tiny("llama", 6, initializer_range=0.4)
-        batch = text_batch(model, 4)
-        whole = loss(model, [batch])
-        layers = model.model.layers
-        order = [3, 1, 5, 0, 4, 2]
-        model.model.layers = nn.ModuleList(layers[k] for k in order)
-        shuffled = loss(model, [batch])
-        assert abs(shuffled.mean - whole.mean) > 1e-3
-        found = removal(model, [batch], mapping_of(model)).single
-        model.model.layers = layers
-        straight = removal(model, [batch], mapping_of(model)).single
-        gaps = [abs((a.loss.value or 0) - (straight[k].loss.value or 0)) for a, k in zip(found, order, strict=True)]
-        assert min(gaps) > 1e-4
-
     def test_errors_are_those_of_the_difference(self) -> None:
         model = tiny("gpt2", N)
         batches = [text_batch(model, 3, start=0), text_batch(model, 3, start=900)]
@@ -158,10 +132,6 @@ class TestWorth:
             assert found.value is not None and found.standard_error is not None
             inside += abs(found.value - 0.3) < 1.96 * found.standard_error
         assert 0.91 < inside / 400 < 0.98
-
-    def test_one_sequence_has_no_error(self) -> None:
-        one = LossResult(np.array([2.0]), np.array([4.0]))
-        assert difference(one, LossResult(np.array([1.0]), np.array([4.0]))) == Estimate(value=0.25)
 
 
 class TestGroups:
@@ -194,16 +164,6 @@ class TestGroups:
                 costs[other] = loss(model, [batch]).mean
         assert found.greedy[1].loss.value == min(costs.values())
         assert set(found.greedy[1].layers) == {first, min(costs, key=costs.__getitem__)}
-
-    def test_a_score_beside_the_loss(self) -> None:
-        model = tiny("gpt2", N)
-        found = removal(
-            model,
-            [text_batch(model)],
-            mapping_of(model),
-            accuracy=lambda m: Estimate(value=float(len(m.transformer.h))),
-        )
-        assert [item.accuracy for item in found.single] == [Estimate(value=3.0)] * N
 
 
 class TestLayerNormScaling:

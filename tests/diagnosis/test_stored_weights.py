@@ -23,8 +23,7 @@ from signalprop.diagnosis.kept import Kept
 from signalprop.diagnosis.number_counts import CASTS, rounded, statistics, values_of
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
-from signalprop.diagnosis.weight_names import places_of
-from signalprop.diagnosis.weight_series import SeriesRow, WeightSeries, read_series
+from signalprop.diagnosis.weight_series import WeightSeries, read_series
 from signalprop.errors import InputError
 from signalprop.files import tensor_files
 from signalprop.files.tensor_files import stored_tensors
@@ -180,14 +179,6 @@ def test_experts_as_checkpoints_name_them(
     assert found.initialisation.error <= found.initialisation.tolerance
 
 
-def test_of_the_paths_of_a_family_those_count_that_know_most(tmp_path: Path) -> None:
-    """Feed-forwards of mT5 are gated, those of T5 are not."""
-    transformers.MT5Config(num_layers=1, num_decoder_layers=1).save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    names = [f"encoder.block.0.layer.1.DenseReluDense.{name}.weight" for name in ("wi_0", "wi_1", "wo")]
-    assert [place.role for place in places_of(tmp_path, names).of.values()] == ["gate", "up", "down"]
-
-
 def test_fused_maps_and_trained_weights(tmp_path: Path) -> None:
     model = tiny("gpt2", 2, 0, vocab_size=300, initializer_range=0.02)
     model.save_pretrained(tmp_path / "fresh")
@@ -252,13 +243,6 @@ class TestSeries:
         written(tmp_path, other=torch.ones(4, 4))
         with pytest.raises(InputError, match=r"no tensor is in all of .*; give checkpoints of one training"):
             read_series([steps[0], tmp_path])
-
-    def test_zeros_that_stay_are_no_growth(self) -> None:
-        change = (None, None, None)
-        stayed = SeriesRow(role="bias", layer=0, stack=None, rms=(0.0, 0.0, 0.0), change=change)
-        moved = SeriesRow(role="bias", layer=1, stack=None, rms=(0.0, 0.0, 0.1), change=change)
-        assert stayed.growth == (1.0, 1.0, 1.0) and stayed.since is None
-        assert moved.growth == (1.0, 1.0, math.inf) and moved.since == 2
 
     def test_command(self, steps: list[str], command: Command, tmp_path: Path) -> None:
         files = {name: str(tmp_path / name) for name in ("series.json", "series.png", "series.html")}

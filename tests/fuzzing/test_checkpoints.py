@@ -21,7 +21,6 @@ from damage import check_command, commanded, damaged_bytes, examine, files_of, o
 from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
-from signalprop.files.checkpoint_folder import check_folder
 from signalprop_lab.training import checkpoints, tokenizers
 from signalprop_lab.training.checkpoint_checks import MARKER, problem_of
 from signalprop_lab.training.networks import network_of
@@ -278,41 +277,6 @@ class TestCode:
             load(folder)
         assert not marker.exists()
 
-    def test_a_pickle_by_another_name(self, folder: Path) -> None:
-        marker = folder.parent / "ran"
-        for name in ("model.safetensors", "tokenizer.json", "config.json"):
-            (folder / name).write_bytes(pickle.dumps(Bomb(marker)))
-            outcome(lambda: load(folder))
-        assert not marker.exists()
-
-    @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation", "experts_implementation"])
-    def test_kernels_of_the_hub(self, folder: Path, name: str) -> None:
-        change(folder / "config.json", text_config={name: "someone/kernel"})
-        refused_by_all(folder, "code of the hub, which is not run unless you trust it")
-        check_folder(folder, trust_remote_code=True)
-
-    @pytest.mark.parametrize("names", [True, 3, "GPT2Model", {}, [3], [None], [], ["logging"], ["AutoConfig"], [["a"]]])
-    def test_classes_that_are_none(self, folder: Path, names: Any) -> None:
-        change(folder / "config.json", architectures=names)
-        outcome(lambda: load(folder))
-
-    def test_own_code_names_the_flag(self, folder: Path) -> None:
-        marker = folder.parent / "ran"
-        (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
-        change(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.C", "AutoModel": "own.M"})
-        with pytest.raises(InputError, match="--trust-remote-code of signalprop diagnose"):
-            load(folder)
-        assert not marker.exists()
-
-    def test_own_code_of_a_tokenizer(self, folder: Path) -> None:
-        marker = folder.parent / "ran"
-        (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n")
-        own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-        change(folder / "tokenizer_config.json", **own)
-        for read in (lambda: read_tokenizer(folder), lambda: tokenizers.load(str(folder))):
-            outcome(read)
-        assert not marker.exists()
-
     def test_names_that_steer_the_terminal(self, folder: Path) -> None:
         token = {"content": "[PAD]", "\x1b[2J": 1, "__type": "AddedToken"}
         change(folder / "tokenizer_config.json", added_tokens_decoder={"0": token})
@@ -340,39 +304,6 @@ class TestRuns:
         change(target / MARKER, files={name: {"bytes": 0, "sha256": "x"}})
         problem = problem_of(target)
         assert problem is not None and ("which is not in it" in problem or "damaged" in problem)
-
-    def read_all(self, target: Path) -> None:
-        problem_of(target)
-        before = torch.get_rng_state()
-        for read in (
-            lambda: checkpoints.restore_random(target, 0),
-            lambda: checkpoints.pending_loss(target, 0, 1),
-            lambda: checkpoints.seconds_of(target),
-        ):
-            outcome(read)
-        torch.set_rng_state(before)
-
-    @pytest.mark.parametrize("name", [MARKER, STATE, PROCESS.format(0)])
-    @pytest.mark.parametrize(
-        ("examples", "fixed"), [(FEW, True), pytest.param(MANY, False, marks=pytest.mark.slow)], ids=["few", "many"]
-    )
-    def test_damaged_states(self, tmp_path: Path, name: str, examples: int, fixed: bool) -> None:
-        import random
-
-        import numpy as np
-
-        target = self.checkpoint(tmp_path)
-        own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what is restored is the global one
-
-        def act(found: bytes) -> None:
-            (target / name).write_bytes(found)
-            try:
-                self.read_all(target)
-            finally:
-                random.setstate(own)
-                np.random.set_state(numpys)  # noqa: NPY002
-
-        examine(files_of(read_json(target / name), 2), act, examples, fixed=fixed)
 
     def test_the_tokenizer_of_a_cache(self) -> None:
         for text in ("", "{}", "[" * 5000, '{"version": "1.0"}'):

@@ -72,12 +72,6 @@ def lines_of(row: Any) -> st.SearchStrategy[bytes]:
     return found.map(lambda rows: "\n".join(map(as_json, rows)).encode())
 
 
-def packed(**arrays: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
 def stored(array: Any) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array)
@@ -160,12 +154,6 @@ def fuzz(subject: str, folder: Path, examples: int, *, fixed: bool) -> None:
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_damaged_data(subject: str, tmp_path: Path) -> None:
     fuzz(subject, tmp_path, FEW, fixed=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_many_damaged_data(subject: str, tmp_path: Path) -> None:
-    fuzz(subject, tmp_path, MANY, fixed=False)
 
 
 class TestPickles:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ pytest.importorskip("plotly")
 pytest.importorskip("starlette")
 testclient = pytest.importorskip("starlette.testclient")
 
-from damage import check_line, examine, files_of  # noqa: E402
 from signalprop_lab.explorer.app import application  # noqa: E402
 from signalprop_lab.explorer.settings import Settings  # noqa: E402
 
@@ -38,16 +36,3 @@ class TestOrigins:
     @pytest.mark.parametrize("headers", [{}, {"Origin": HERE}, {"Host": "localhost:9", "Origin": "http://localhost:9"}])
     def test_its_own_page_does(self, client: Any, path: str, headers: dict[str, str]) -> None:
         assert client.post(path, json=QUESTION, headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("examples", "fixed"), [(FEW, True), pytest.param(MANY, False, marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_damaged_questions(client: Any, examples: int, fixed: bool) -> None:
-    def act(body: bytes) -> None:
-        answer = client.post("/curves", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code in (200, 400, 413, 422), (answer.status_code, answer.text[:300])
-        if answer.status_code != 200:
-            check_line(json.loads(answer.text)["error"])
-
-    examine(files_of(QUESTION), act, examples, fixed=fixed)

@@ -117,18 +117,6 @@ class TestPages:
                 assert page.count("<script") == 3
         assert read_at_all >= 10  # others have a fixed choice of words
 
-    def test_names_of_files_and_runs(self, tmp_path: Path) -> None:
-        known = elements(render(document(list(read(write_run(tmp_path / "plain", status="finished")).items()))))
-        for i, name in enumerate(text.replace("/", "") for text in STRINGS if "\ud800" not in text):
-            (tmp_path / f"{i}").mkdir()
-            root = write_run(tmp_path / f"{i}" / name, status="finished", recipe=f"name: {STRINGS[i]!r}\n")
-            (root / "environment.json").write_text(json.dumps({STRINGS[i]: STRINGS[i], "command": [STRINGS[i]]}))
-            result = json.loads((root / "result.json").read_text())
-            (root / "result.json").write_text(json.dumps({**result, "reason": STRINGS[i], "name": STRINGS[i]}))
-            page = render(document(list(read(root).items())))
-            assert {tag for tag, _ in elements(page) - known} <= {"p", "li", "div", "span", "details", "ul"}
-            assert page.count("<script") == 3
-
     @pytest.mark.slow
     @pytest.mark.skipif(executable() is None, reason="there is no Chromium")
     def test_nothing_runs_in_a_browser(self, tmp_path: Path) -> None:
@@ -182,15 +170,6 @@ class TestTerminals:
         check_command(result)
         assert result.status == 0
 
-    def test_a_picture_shows_names_as_they_are(self, tmp_path: Path) -> None:
-        """matplotlib reads $...$ as formulas, and ends where they are none."""
-        table = table_of("xavier", n_layers=2).to_json() | {"scheme": "$\\frac{$ $^$ \x1b[2J"}
-        (tmp_path / "t.json").write_text(json.dumps(table))
-        for name in ("a.png", "a.svg"):
-            result = commanded("predict", tmp_path / "t.json", "--plot", tmp_path / name)
-            check_command(result)
-            assert result.status == 0 and (tmp_path / name).stat().st_size > 1000
-
 
 class TestDirectories:
     """Names of sweeps, cells and runs make no path that leads out of the directory of results."""
@@ -222,13 +201,3 @@ class TestDirectories:
         for cell in grid.cells:
             path = (tmp_path / grid.directory(Point(cell, 0.1, 0))).resolve()
             assert path.parent.parent.parent == (tmp_path / "runs").resolve()
-
-    def test_labels_that_make_too_long_a_name(self) -> None:
-        axes = {f"a{i}": {"x" * 60: {f"data.{name}": 1}} for i, name in enumerate(("limit", "channels"))}
-        axes["b"] = {"y" * 60: {"budget.steps": 1}}
-        axes["c"] = {"z" * 60: {"seed": 1}}
-        data: dict[str, Any] = {"schema": "signalprop/sweep/1", "name": "s", "base": {}, "axes": axes}
-        data["axes"].pop("c")
-        data["axes"]["d"] = {"w" * 60: {"budget.batch_size": 1}}
-        with pytest.raises(InputError, match="make a directory's name of 2"):
-            grid_of(Sweep(**data), read_recipe("gpt-small"))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from commandline import TINY, Result
+from commandline import Result
 from damage import check_command, commanded, examine
 from signalprop.files.limits import check_fits, memory_limit
 
@@ -113,18 +111,6 @@ class TestMemory:
         assert limit is not None and limit > 10 * 1024**2
         check_fits(limit, "this", "do that")
 
-    @pytest.mark.slow
-    def test_torchs_own_words(self) -> None:
-        """A width whose networks are measured one sublayer at a time, each larger than all memory."""
-        result = commanded("compare", "tgs", "--seq-len", "12", "--d-model", "1000000", "--no-report")
-        check_command(result)
-        assert result.status == 2 and "there is not enough memory" in result.err and "tried to allocate" in result.err
-
-    @pytest.mark.slow
-    def test_the_own_limit_counts(self) -> None:
-        code = "from signalprop.files.limits import memory_limit; print(memory_limit())"
-        assert int(limited(["-c", code], 2 * GIGABYTE).out) == 2 * GIGABYTE
-
 
 def limited(arguments: list[str], memory: int, cwd: Path | None = None) -> Result:
     """Python with so much memory at most, 120 s at most, and a disk that takes 64 MB."""
@@ -147,21 +133,6 @@ def signalprop(*arguments: str, memory: int = GIGABYTE, cwd: Path | None = None)
 
 class TestProcesses:
     """Small files that stand for much, read by a process that may take a gigabyte."""
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("name", "content"),
-        [
-            ("deep.json", "[" * 2_000_000),
-            ("wide.json", '{"n_layers": 2, "d_model": 16, "x": "' + "x" * 10_000_000 + '"}'),
-            ("digits.json", '{"n_layers": ' + "9" * 2_000_000 + "}"),
-        ],
-    )
-    def test_architectures(self, tmp_path: Path, name: str, content: str) -> None:
-        (tmp_path / name).write_text(content)
-        result = signalprop("predict", name, cwd=tmp_path)
-        check_command(result)
-        assert result.status == 2
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -207,29 +178,3 @@ class TestProcesses:
         result = signalprop("report", "k.npz", cwd=tmp_path)
         check_command(result)
         assert result.status == 2
-
-    @pytest.mark.slow
-    def test_a_damaged_run_is_one_line(self, tmp_path: Path) -> None:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 1.0}) + "\n{\n{}\n")
-        result = signalprop("report", "run", cwd=tmp_path)
-        check_command(result)
-        assert result.status == 2
-
-    def test_tiny_networks_still_fit(self, tmp_path: Path) -> None:
-        result = signalprop("predict", "tgs", *TINY, cwd=tmp_path)
-        check_command(result)
-        assert result.status == 0
-
-
-def test_every_command_prints_through_one_function() -> None:
-    """A command that prints by itself would let names of files steer the terminal."""
-    folder = Path(sys.modules["signalprop.cli"].__file__ or "").parent
-    own: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.py")):
-        text = file.read_text("utf-8")
-        if file.name not in ("output.py", "__init__.py", "explore.py") and (
-            "typer.echo" in text or "sys.stdout" in text
-        ):
-            own[file.name] = text
-    assert not own

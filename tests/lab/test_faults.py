@@ -18,8 +18,6 @@ import pytest
 
 import killing
 from signalprop import cli
-from signalprop.errors import InputError
-from signalprop.files.storage import written_whole
 
 FULL = Path("/dev/full")
 slow = pytest.mark.slow
@@ -157,17 +155,6 @@ class TestDisks:
         assert "Traceback" not in ended.err
         assert {path.name for path in (tmp_path / "full").iterdir()} == results
 
-    @pytest.mark.parametrize("error", [ZeroDivisionError("x"), InputError("y")])
-    def test_other_errors_of_what_fills_a_directory_stay_what_they_are(self, error: Exception, tmp_path: Path) -> None:
-        def fill() -> None:
-            with written_whole(tmp_path / "out") as beside:
-                (beside / "file").write_text("half")
-                raise error
-
-        with pytest.raises(type(error)):
-            fill()
-        assert list(tmp_path.iterdir()) == []
-
     @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
     @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
     def test_standard_output_that_takes_nothing(self, redirected: str) -> None:
@@ -202,18 +189,6 @@ class TestDisks:
             threading.excepthook = before
         assert seen == [errno.EBADF, errno.ENOSPC]
         assert capsys.readouterr().err == ""
-
-    def test_what_is_said_after_the_bar_has_a_line_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
-        from transformers import TrainerState
-
-        from signalprop_lab.training.callbacks import Progress
-
-        bar = Progress("tiny", 4, "tokens", None)
-        bar.on_train_begin(None, TrainerState(max_steps=8), None)
-        assert not capsys.readouterr().err.endswith("\n")
-        for _ in range(2):
-            bar.close()
-        assert capsys.readouterr().err.count("\n") == 1
 
     @pytest.mark.parametrize("name", ["fold", "apply", "report"])
     def test_a_read_only_directory(self, name: str, given: Path, mounted: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from signalprop.errors import InputError
 from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import Moments
 from signalprop.sublayers.attention.moments import SelfAttention
@@ -25,7 +24,6 @@ from signalprop_lab.verification.components import Case
 from signalprop_lab.verification.verify import (
     COMPONENTS,
     EFFORTS,
-    PAPER_TABLE_20,
     Simulated,
     judged,
     simulated,
@@ -95,20 +93,6 @@ def test_a_wrong_formula_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COMPONENTS, "softmax", COMPONENTS["softmax"]._replace(predict=without_projection))
     row = next(row for row in verify(["softmax"], effort="quick").rows if row.quantity == "gradient variance")
     assert row.percentiles[2] > 50
-
-
-def test_progress_and_paper_table() -> None:
-    lines: list[str] = []
-    verify(["softmax"], effort="quick", progress=lines.append)
-    assert len(lines) == 1 and lines[0].startswith("softmax: ")
-    assert set(PAPER_TABLE_20) <= set(COMPONENTS)
-
-
-def test_bad_input() -> None:
-    with pytest.raises(InputError, match="no component 'relus'; expected some of"):
-        verify(["relus"])
-    with pytest.raises(InputError, match="no effort 'fast'; expected one of"):
-        verify(effort="fast")
 
 
 # --- every component that `predict` uses turns its row red -----------------------------------------------------------

@@ -193,23 +193,6 @@ def test_every_family_without_a_compiler(family: str) -> None:
     same_numbers(found, expected)
 
 
-def test_digits_that_float32_has_not_are_said() -> None:
-    model = own(n_layers=1)
-    with torch.no_grad():
-        model.wte.weight += 100
-    found = profiled(model, compiled=True)
-    assert any("lost digits at layer 0 attention, stream_in" in note for note in found.notes)
-
-
-@pytest.mark.slow
-def test_mixed_precision_and_a_model_that_is_compiled_later() -> None:
-    watched = own(n_layers=1)
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = profiled(own(n_layers=1))
-        found = profiled(watched, torch.compile(watched, backend="eager"), compiled=True)
-    same_numbers(found, expected)
-
-
 def test_what_cannot_be_inside_the_graph_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model = vanilla("gpt_neox")
     with Probe(torch.compile(model, backend=Backend())):

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from applied import VOCABULARY, vanilla
-from signalprop.data import Batch
-from signalprop.errors import InputError
 from signalprop.measurement import measure
-from signalprop.studies import study
 
 IDS = torch.randint(3, VOCABULARY, (2, 14), generator=torch.Generator().manual_seed(0))
 IDS[:, 0] = 1
@@ -73,19 +70,3 @@ def test_none_at_random_initialisation(family: str) -> None:
     mine, all_of_them = (measure(model, {"input_ids": IDS}, backward=False, skip_first=n) for n in (None, 0))
     assert np.array_equal(mine.forward["branch"].variance, all_of_them.forward["branch"].variance)
     assert mine.notes == all_of_them.notes
-
-
-def test_compared_without_them(parking: nn.Module) -> None:
-    batch = Batch(tokens=IDS.numpy(), targets=IDS.numpy())
-    found = study(parking, batches=batch)
-    assert "left out" in found.measured.notes[-1]
-    assert found.measured.forward["stream_out"].variance[-1] < 0.01 * streams(parking, 0)[-1]
-
-
-def test_sequences_that_would_have_no_token_left(parking: nn.Module) -> None:
-    with pytest.raises(InputError, match="none after the first 14"):
-        measure(parking, {"input_ids": IDS}, backward=False, skip_first=14)
-    with pytest.raises(InputError, match="expected 0 or more"):
-        measure(parking, {"input_ids": IDS}, backward=False, skip_first=-1)
-    short = measure(parking, {"input_ids": IDS[:, :8]}, backward=False)
-    assert not any("left out" in note for note in short.notes)

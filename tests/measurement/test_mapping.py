@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from signalprop import read_parametrization
-from signalprop.attachment import EmbeddingMap, Mapping, SublayerMap
+from signalprop.attachment import Mapping, SublayerMap
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import tensor_moments
-from signalprop.network.parametrization import role_mask
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "measuring.md"
 
@@ -163,59 +162,6 @@ def test_every_placement_with_multipliers(placement: str, parallel: bool, final:
     np.testing.assert_allclose(profile.statistics["branch_gain"], (0.6 / 0.8) ** 2)
 
 
-def test_trainable_multipliers_are_read() -> None:
-    model = Own("pre")
-    mapping = model.signalprop_mapping()
-    vector = nn.Parameter(torch.linspace(0.1, 0.4, 16))
-    items = [replace(item, multiplier=vector) for item in mapping.sublayers]
-    profile = measure(model, own_batch(), mapping=replace(mapping, sublayers=items), backward=False)
-    expected = float((vector.detach().double() ** 2).mean())
-    np.testing.assert_allclose(profile.statistics["branch_gain"], expected)
-
-
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "none"])
-def test_the_reference_model_is_measured_and_read_back(placement: str) -> None:
-    """What was built is what is read, and the projections that the Profile compares with are the model's own."""
-    from signalprop.models import build
-    from signalprop.network.parametrization import blank
-
-    a = Architecture(
-        kind="encoder", n_layers=2, d_model=64, n_heads=4, vocab_size=60, seq_len=12, norm_placement=placement,
-        positions="learned", n_segments=2,
-    )  # fmt: skip
-    roles = {f"weight__{role}": 0.1 for role in ("query", "key", "value", "output", "up", "down")}
-    given = blank(a, "test").with_columns(**roles, skip=0.9, branch=0.5)
-    given = replace(
-        given,
-        embedding=given.embedding.model_copy(update={"token": 0.6, "segment": 0.5, "position": 0.4}),
-        head=given.head.model_copy(update={"weight": 0.6}),
-    )
-    model = build(given, seed=1)
-    read = read_parametrization(model)
-    assert read.architecture == a
-    np.testing.assert_allclose(read.skip, 0.9)
-    np.testing.assert_allclose(read.branch, 0.5)
-    for role in ("query", "key", "value", "output", "up", "down"):
-        there = role_mask(a, role)
-        np.testing.assert_allclose(read.weights[role][there], 0.1, rtol=0.05)  # 4096 entries or more: s.e. 1.1 %
-        assert (read.weights[role][~there] == 0).all()
-    assert read.embedding.token == pytest.approx(0.6, rel=0.1) and read.embedding.position == pytest.approx(
-        0.4, rel=0.1
-    )
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 60, (3, 12))
-    keep = np.arange(12) < np.array([[12], [7], [9]])
-    batch = Batch(tokens=tokens, targets=np.where(keep, tokens, -1), keep=keep, segments=np.zeros_like(tokens))
-    profile = measure(model.eval(), batch)
-    np.testing.assert_allclose(profile.statistics["branch_gain"], (0.5 / 0.9) ** 2)
-    stream = model.encoder.embedding(torch.as_tensor(tokens))
-    expected = tensor_moments(stream.detach().numpy(), keep)
-    table = replace(model.signalprop_mapping(), embedding=EmbeddingMap(model.encoder.embedding.token, 0.7, 0.5))
-    assert read_parametrization(model, mapping=table).embedding.position == 0.7
-    assert profile.input["variance"] == pytest.approx(expected.variance, rel=1e-5)
-    assert profile.input["token_correlation"] == pytest.approx(expected.token_correlation, abs=1e-5)
-
-
 class TestMappingsThatDoNotFit:
     def test_wrong_number_of_sublayers(self) -> None:
         model = Own("pre")
@@ -258,16 +204,6 @@ class TestMappingsThatDoNotFit:
         mapping = model.signalprop_mapping()
         items = [*mapping.sublayers[:3], replace(mapping.sublayers[3], branch=mapping.sublayers[2].branch)]
         with pytest.raises(InputError, match="layer 1 feed-forward: its branch is the module of another point"):
-            measure(model, own_batch(), mapping=replace(mapping, sublayers=items))
-
-    def test_an_unknown_role_and_a_branch_that_is_a_parameter(self) -> None:
-        model = Own("pre")
-        mapping = model.signalprop_mapping()
-        items = [replace(mapping.sublayers[0], weights={"wq": "head"}), *mapping.sublayers[1:]]
-        with pytest.raises(InputError, match=r"unknown weight roles \['wq'\]; expected query, key"):
-            measure(model, own_batch(), mapping=replace(mapping, sublayers=items))
-        items = [replace(mapping.sublayers[0], branch="head.weight"), *mapping.sublayers[1:]]
-        with pytest.raises(InputError, match=r"'head.weight' is not a module of Own but a Parameter"):
             measure(model, own_batch(), mapping=replace(mapping, sublayers=items))
 
     def test_no_arguments_for_a_batch(self) -> None:

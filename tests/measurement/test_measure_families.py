@@ -16,11 +16,8 @@ from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import find, find_any, number, split
 from signalprop.hooks import first_tensor
 from signalprop.measurement import measure
-from signalprop.models import build as build_model
-from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import tensor_moments
 from signalprop.network.parametrization import PLACEMENTS, layout
-from signalprop.schemes import scheme
 
 from .conftest import MODELS, VOCABULARY, models
 
@@ -238,21 +235,6 @@ def test_layer_boundaries_are_the_hidden_states(build: Any, name: str) -> None:
         assert profile.forward["stream_in"].variance[2 * layer] == pytest.approx(variance, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "phi", "falcon", "falcon-grouped"])
-def test_parallel_layer_sums_its_virtual_stream(build: Any, name: str) -> None:
-    model = build(name).eval()
-    arguments = arguments_for(model)
-    profile = measure(model, arguments, loss=total)
-    tensors = brute_force(model, arguments)
-    for row in (0, 2, 4):
-        expected = tensor_moments(tensors["stream_in", row].value + tensors["branch", row].value)
-        got = profile.forward["stream_out"].at(row)
-        assert got["variance"] == pytest.approx(expected.variance, rel=1e-5)
-        assert got["token_correlation"] == pytest.approx(expected.token_correlation, abs=1e-5)
-        assert profile.gradient is not None
-        assert profile.gradient["stream_out"].variance[row] == profile.gradient["stream_out"].variance[row + 1]
-
-
 def test_the_encoder_gradient_is_the_total_over_its_readers(build: Any) -> None:
     """At the encoder's end all cross-attentions add up; zeroing one reader's keys and values changes it."""
     model = build("t5").eval()
@@ -280,13 +262,3 @@ def test_layers_hold_their_sublayers(build: Any, name: str) -> None:
         inside = {*map(id, here.modules()), *map(id, here.parameters())}
         assert id(find(model, item.branch)) in inside
         assert all(id(find_any(model, split(w)[0], "test")) in inside for w in item.weights.values())
-
-
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_layers_of_a_built_model_are_its_sublayers_in_turn(kind: Any) -> None:
-    table = scheme("xavier")(Architecture(kind=kind, n_layers=2, d_model=16, vocab_size=50, seq_len=8))
-    stacks = {"decoder": [("decoder", 2)], "encoder-decoder": [("encoder", 2), ("decoder", 3)]}[kind]
-    expected = [
-        tuple(f"{stack}.sublayers.{layer * n + i}" for i in range(n)) for stack, n in stacks for layer in range(2)
-    ]
-    assert list(build_model(table, seed=0).signalprop_mapping().layers) == expected

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import find
@@ -78,18 +76,6 @@ def test_a_hundred_cycles_and_an_exception_leave_no_hooks(build: Any) -> None:
     assert n_hooks(model) == 0
 
 
-def test_loss_scale(build: Any) -> None:
-    model = build("bert").eval()
-    arguments = arguments_for(model)
-    plain = measure(model, arguments, loss=total)
-    with Probe(model) as probe:
-        (65536 * total(model(**arguments))).backward()
-        scaled = probe.profile(loss_scale=65536.0)
-    assert scaled is not None
-    assert_same(plain, scaled)
-    assert scaled.gradient_scale == pytest.approx(plain.gradient_scale, rel=1e-5)
-
-
 def test_gradient_accumulation_records_the_first_pass_and_says_so(build: Any) -> None:
     model = build("llama").eval()
     first, second = arguments_for(model), arguments_for(model, seed=2)
@@ -104,27 +90,6 @@ def test_gradient_accumulation_records_the_first_pass_and_says_so(build: Any) ->
     assert_same(profile, expected)
     assert "the model ran 2 times in this step; the first pass was recorded" in profile.notes
     assert_same(after, measure(model, second, loss=total))
-
-
-def test_an_evaluation_in_between_is_not_recorded(build: Any) -> None:
-    model = build("gpt2").eval()
-    arguments = arguments_for(model)
-    with Probe(model) as probe:
-        with torch.no_grad():
-            model(**arguments_for(model, seed=5))
-        total(model(**arguments)).backward()
-        profile = probe.profile()
-    assert profile is not None
-    assert_same(profile, measure(model, arguments, loss=total))
-    assert len(profile.notes) == 1
-
-
-def test_forward_only(build: Any) -> None:
-    model = build("gpt2").eval()
-    with Probe(model, backward=False) as probe, torch.no_grad():
-        model(**arguments_for(model))
-        profile = probe.profile()
-    assert profile is not None and profile.gradient is None and profile.gradient_scale is None
 
 
 def test_no_backward_pass_and_frozen_layers_are_noted(build: Any) -> None:
@@ -167,33 +132,6 @@ def test_half_precision_with_a_scaler(build: Any) -> None:
     assert profile is not None
     assert_same(profile, reference, rel=0.05, absolute=0.03)
     assert profile.gradient_scale == pytest.approx(reference.gradient_scale, rel=0.05)
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointed_training(build: Any, use_reentrant: bool) -> None:
-    model = build("bert").train()
-    arguments = arguments_for(model)
-    torch.manual_seed(4)
-    expected = measure(model, arguments, loss=total)
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": use_reentrant})
-    with Probe(model) as probe:
-        torch.manual_seed(4)
-        total(model(**arguments)).backward()
-        profile = probe.profile()
-    assert profile is not None
-    assert_same(profile, expected)
-
-
-def test_gradients_that_overflow_are_left_out_with_a_note(build: Any) -> None:
-    """What a GradScaler's first steps look like: the run goes on."""
-    model = build("gpt2").eval()
-    arguments = arguments_for(model)
-    with Probe(model) as probe:
-        (float("inf") * total(model(**arguments))).backward()
-        profile = probe.profile()
-    assert profile is not None and profile.gradient is None and profile.gradient_scale is None
-    assert any("stream_out: the gradient holds NaN or infinite" in note for note in profile.notes)
 
 
 def test_sums_that_stay_on_a_device_give_the_same_profile(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,20 +183,3 @@ def test_nothing_of_a_tensors_size_is_kept(build: Any) -> None:
         step()
         assert held() == before
         assert probe.profile() is not None
-
-
-def test_adjacent_points_are_reduced_once(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from signalprop.watching import recording
-
-    model = build("gpt2").train()
-    calls = []
-    moments = recording.moments
-    monkeypatch.setattr(recording, "moments", lambda x, padding=None: calls.append(x.shape) or moments(x, padding))
-    with Probe(model) as probe:
-        total(model(**arguments_for(model))).backward()
-        forward_and_backward = len(calls)
-        probe.profile()
-    # 7 stream tensors and 6 branches forward; backward a branch of a pre-norm layer has the gradient of the stream
-    assert forward_and_backward == 13 + 7
-    assert isinstance(find(model, "transformer.h.0"), nn.Module)
-    assert np.prod(calls[0]) == 3 * 11 * 32

@@ -61,11 +61,6 @@ def test_the_whole_range_of_float32(scale: float) -> None:
     check(x)
 
 
-def test_a_mean_far_above_the_spread() -> None:
-    x = torch.randn(2, 50, 64, generator=torch.Generator().manual_seed(0)) + 1e4
-    check(x, rel=1e-6)
-
-
 def test_large_tensors_do_not_drift() -> None:
     """A single float32 sum over 4 million squares is off by 5e-5 or more."""
     check(torch.randn(4, 1024, 1024, generator=torch.Generator().manual_seed(0)) + 1, rel=5e-7)
@@ -80,23 +75,10 @@ def test_padding_may_hold_anything() -> None:
     assert torch.isfinite(exact(dirty, Padding.of(mask)).values).all()
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -7.3e8])
-def test_zero_variance(value: float) -> None:
-    mean, variance, correlation = reduced(torch.full((2, 3, 5), value))
-    assert (mean, variance, correlation) == (pytest.approx(value), 0.0, 0.0)
-
-
 def test_one_token_has_no_correlation_and_equal_tokens_have_one() -> None:
     x = torch.randn(3, 1, 40, generator=torch.Generator().manual_seed(0))
     assert reduced(x)[2] == 0.0
     assert reduced(x.expand(3, 4, 40))[2] == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_precisions(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 30, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    check(x.contiguous(), rel=1e-5)
-    check(x.transpose(1, 2), rel=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -104,18 +86,6 @@ def test_a_value_that_is_not_finite_shows(bad: float) -> None:
     x = torch.zeros(2, 3, 4)
     x[1, 2, 3] = bad
     assert not np.isfinite(reduced(x)[1])
-
-
-def test_tensors_of_several_kinds_are_finished_together() -> None:
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    shapes = [(2, 3, 5), (2, 3, 4), (2, 3, 5), (6, 1, 5)]
-    tensors = [torch.randn(shape, generator=generator) + i for i, shape in enumerate(shapes)]
-    results = [moments(x) for x in tensors] + [moments(x, Padding.of(mask)) for x in tensors[:3]]
-    results += [exact(x) for x in tensors]
-    single = [collect([result])[0] for result in results]
-    np.testing.assert_allclose(collect(results), single, rtol=1e-12)
-    np.testing.assert_allclose(single[7:], single[:4], rtol=1e-5, atol=1e-6)
 
 
 def test_chunks_agree_with_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.measurement import Probe, measure
-from signalprop.monitoring import SignalMonitor
 from signalprop.results.profile import Profile
 
 from .test_measure import assert_same, n_hooks
@@ -183,38 +182,6 @@ def test_a_probe_that_ends_in_the_middle_of_a_pass(build: Any) -> None:
     assert n_hooks(model) == 1  # the gate
 
 
-def test_two_threads_forward_one_probed_model(build: Any) -> None:
-    """Whichever pass begins first is recorded, whole: never a mixture."""
-    model = build("gpt2").eval()
-    batches = [arguments_for(model, seed=i) for i in (1, 2)]
-    alone = [measure(model, batch, loss=total, backward=False) for batch in batches]
-    for _ in range(8):
-        with Probe(model, backward=False) as probe:
-            together(*(lambda b=b: model(**b) for b in batches))
-            profile = probe.profile()
-        assert profile is not None
-        found = profile.forward["stream_out"].variance.tolist()
-        assert found in [item.forward["stream_out"].variance.tolist() for item in alone]
-        assert any("the model ran 2 times" in note for note in profile.notes)
-
-
-def test_monitors_of_two_models_in_two_threads(build: Any) -> None:
-    models = [build("gpt2", seed=i).eval() for i in range(2)]
-    arguments = [{**arguments_for(m, seed=i), "labels": arguments_for(m, seed=i)["input_ids"]}
-                 for i, m in enumerate(models)]  # fmt: skip
-
-    def numbers(i: int) -> list[dict[str, float] | None]:
-        with SignalMonitor(models[i], every=1, tolerance=None) as monitor:
-            out = []
-            for _ in range(4):
-                models[i](**arguments[i]).loss.backward()
-                out.append(monitor.step())
-        return out
-
-    alone = [numbers(i) for i in range(2)]
-    assert together(lambda: numbers(0), lambda: numbers(1)) == alone
-
-
 def test_probes_inside_of_probes(build: Any) -> None:
     model = build("llama").eval()
     arguments = arguments_for(model)
@@ -228,47 +195,3 @@ def test_probes_inside_of_probes(build: Any) -> None:
         assert profile is not None
         assert_same(expected, profile)
     assert n_hooks(model) == 0
-
-
-def test_probes_that_end_in_the_order_in_which_they_began_leave_compilation_on(build: Any) -> None:
-    """PyTorch's stance is one for the whole process; the second probe must not bring that of the first one back."""
-    import torch._dynamo.eval_frame as eval_frame
-
-    models = [build("gpt2", seed=i).eval() for i in range(2)]
-    before = eval_frame._stance.stance
-    first, second = Probe(models[0], every=2), Probe(models[1], every=2)
-    first.__enter__()
-    second.__enter__()
-    assert eval_frame._stance.stance == "force_eager"
-    first.__exit__(None, None, None)
-    assert eval_frame._stance.stance == "force_eager"  # the second one still needs it
-    second.__exit__(None, None, None)
-    assert eval_frame._stance.stance == before == "default"
-
-
-def test_a_failure_in_one_thread_is_nobody_elses(build: Any) -> None:
-    model, broken = build("gpt2").eval(), build("bert").eval()
-    arguments, wrong = arguments_for(model), arguments_for(broken)
-    expected = measure(model, arguments, loss=total)
-
-    def fails(*_: Any) -> None:
-        raise RuntimeError("broke in the middle")
-
-    handle = broken.bert.encoder.layer[1].intermediate.register_forward_hook(fails)
-    hooks = n_hooks(broken)
-
-    def fail() -> None:
-        for _ in range(5):
-            with pytest.raises(RuntimeError, match="broke in the middle"), Probe(broken):
-                broken(**wrong)
-            with pytest.raises(RuntimeError, match="broke in the middle"):
-                measure(broken, wrong, loss=total)
-
-    profiles, _ = together(lambda: [step(model, arguments) for _ in range(5)], fail)
-    for profile in profiles:
-        assert_same(expected, profile)
-    assert n_hooks(model) == 0 and n_hooks(broken) == hooks
-    with pytest.raises(RuntimeError, match="broke in the middle"):  # the turn was given back
-        together(lambda: measure(broken, wrong, loss=total))
-    handle.remove()
-    assert together(lambda: measure(broken, wrong, loss=total))[0].gradient is not None

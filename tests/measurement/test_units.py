@@ -75,11 +75,3 @@ def test_a_rescaled_stream_is_measured_in_the_papers_units(parallel: bool) -> No
             # the probes reduce in single precision
             np.testing.assert_allclose(ours[point].mean, theirs[point].mean, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found.sensitivity_ratios, expected.sensitivity_ratios, rtol=1e-6)
-
-
-def test_the_units_are_needed() -> None:
-    p = paper()
-    model, mapping = rescaled(p)
-    silent = replace(mapping, sublayers=[replace(item, units=(1.0, 1.0, 1.0)) for item in mapping.sublayers])
-    wrong, right = (measure(model, BATCH, mapping=m).forward["stream_out"].variance[-1] for m in (silent, mapping))
-    assert wrong == pytest.approx(right / np.prod(p.skip) ** 2, rel=1e-9)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scipy.integrate import fixed_quad
 
 from signalprop.errors import InputError
-from signalprop.network.activations import ACTIVATIONS, activation, kinked, numbers_of, register
-from signalprop.network.architecture import Architecture
+from signalprop.network.activations import ACTIVATIONS, activation, register
 from signalprop.network.duals import central_dual, dual
 
 NAMES = sorted({a.name for a in ACTIVATIONS.values()})
@@ -77,10 +76,6 @@ MPMATH = {
 }
 
 
-def test_mpmath_definitions_cover_every_activation():
-    assert set(MPMATH) >= set(NAMES) - {"cube_for_test"}
-
-
 @pytest.mark.parametrize("name", sorted(MPMATH))
 @pytest.mark.parametrize("s", [0.01, 4.0])
 def test_one_dimensional_moments_agree_with_mpmath(name, s):
@@ -130,14 +125,6 @@ def test_table_at_unit_variance(name, expected):
     assert got == pytest.approx(expected, abs=6e-6)
 
 
-def test_relu_polynomial_fits_of_the_literature():
-    r = np.linspace(0, 1, 1001)
-    central = central_dual("relu", 1.0, r)
-    assert np.abs(central.covariance / central.variance - (0.7 * r + 0.3 * r**2)).max() < 0.0061
-    share = 2 * dual("relu", 1.0, r).covariance_moment
-    assert np.abs(share - (1 / np.pi + r / 2 + (0.5 - 1 / np.pi) * r**2)).max() < 0.0076
-
-
 def test_gelu_printed_formulas():
     """The printed forms (TGS v1 Table 17), which the code rearranges against cancellation."""
     s, r = np.array([0.3, 1.0, 5.0, 50.0]), 0.6
@@ -158,13 +145,6 @@ def test_gelu_printed_formulas():
     got = central_dual("gelu", s, r)
     assert np.allclose(got.slope_moment, slope, rtol=1e-13)
     assert np.allclose(got.covariance, covariance, rtol=1e-13)
-
-
-def test_tanh_gelu_is_close_to_erf_gelu():
-    s = np.linspace(0.1, 10, 100)
-    a, b = dual("gelu", s, 0.5), dual("gelu_tanh", s, 0.5)
-    assert np.abs(b.second_moment / a.second_moment - 1).max() < 3e-4
-    assert np.abs(b.slope_second_moment / a.slope_second_moment - 1).max() < 3e-4
 
 
 @pytest.mark.parametrize("name", EXPANDED)
@@ -227,20 +207,6 @@ def test_derivatives_match_functions():
         a = ACTIVATIONS[name]
         difference = (a.function(x + h) - a.function(x - h)) / (2 * h)
         assert np.allclose(a.derivative(x), difference, atol=1e-7), name
-
-
-def test_aliases_and_unknown_name():
-    for alias, name in [
-        ("gelu_new", "gelu_tanh"),
-        ("gelu_pytorch_tanh", "gelu_tanh"),
-        ("gelu_fast", "gelu_tanh"),
-        ("swish", "silu"),
-        ("relu_squared", "relu2"),
-        ("linear", "identity"),
-    ]:
-        assert activation(alias) is activation(name)
-    with pytest.raises(InputError, match=r"unknown activation 'gelo'; expected one of: .*gelu.*silu"):
-        activation("gelo")
 
 
 def test_bad_input_is_one_line():
@@ -319,19 +285,6 @@ def test_activations_with_numbers_agree_with_scipy(name):
     assert act.derivative(x) == pytest.approx(difference, abs=1e-7)
 
 
-def test_what_the_numbers_mean():
-    x = np.linspace(-3, 3, 13)
-    gelu = ACTIVATIONS["gelu"].function
-    made = activation("transformed(gelu, 0.3, 0.24, -0.18, 4.8)")
-    assert made.function(x) == pytest.approx(4.8 * (gelu(0.3 * x + 0.24) - 0.18))
-    assert activation("leaky_relu(0.35)").function(x) == pytest.approx(np.where(x > 0, x, 0.35 * x))
-    assert numbers_of("transformed(leaky_relu(0.3), 1, 0, 0, 2)") == ("leaky_relu(0.3)", (1, 0, 0, 2))
-    assert numbers_of(" transformed ( gelu , 1 , 0 , 0 , 2 ) ") == ("gelu", (1, 0, 0, 2))
-    assert numbers_of("gelu") == ("gelu", ())
-    assert kinked("transformed(transformed(relu, 1, 0, 0, 1), 1, 0, 0, 1)") and kinked("leaky_relu(0.2)")
-    assert not kinked("transformed(gelu, 1, 1, 0, 1)") and not kinked("silu")
-
-
 @pytest.mark.parametrize(
     ("name", "part"),
     [
@@ -364,12 +317,6 @@ def test_names_with_numbers_that_are_none(name, part):
         assert part in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("name", [None, 3, ["gelu"], {"("}, b"gelu"])
-def test_what_is_no_name(name):
-    with pytest.raises(InputError, match="unknown activation"):
-        activation(name)
-
-
 PIECES = st.sampled_from(
     [*NAMES, "leaky_relu(", "transformed(", "transformed(gelu, 1, 0, 0, 1)", "(", ")", ",", ", ", " ", "1", "-0.5", "0",
      "1e400", "nan", "1_0", "٣", "1e-320", "\x00", "\n", "é"]
@@ -390,12 +337,6 @@ def test_any_string_is_an_activation_or_one_line_that_says_what_is_wrong(name):
         return
     assert np.isfinite(act.function(np.array([-1.0, 0.0, 2.0]))).all()
     assert all(np.isfinite(x) for x in dual(name, 1.0, 0.5))
-
-
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_a_name_with_numbers_in_an_architecture(name):
-    a = Architecture(activation=name, n_layers=2, d_model=16, n_heads=2)
-    assert Architecture.model_validate_json(a.model_dump_json()) == a
 
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
@@ -433,15 +374,3 @@ def test_plain_floats_give_what_arrays_give(name: str, variance: float, correlat
     for one, other in zip(of_floats, of_arrays, strict=True):
         assert isinstance(one, float)
         np.testing.assert_allclose(one, np.asarray(other)[0], rtol=1e-13, atol=1e-15 * max(1.0, variance))
-
-
-@pytest.mark.parametrize(
-    ("variance", "correlation"), [(-1.0, 0.0), (np.inf, 0.0), (np.nan, 0.0), (1.0, 1.1), (1.0, np.nan)]
-)
-def test_plain_floats_are_refused_as_arrays_are(variance: float, correlation: float) -> None:
-    messages = []
-    for pair in ((variance, correlation), (np.array([variance]), np.array([correlation]))):
-        with pytest.raises(InputError) as error:
-            central_dual("relu", *pair)
-        messages.append(str(error.value))
-    assert messages[0] == messages[1]

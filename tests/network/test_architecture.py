@@ -41,12 +41,6 @@ def test_the_final_norm_follows_from_the_last_layer(placement: Any, final: bool)
     assert small(norm_placement=placement, final_norm=not final).has_final_norm is not final
 
 
-def test_tables_that_are_added() -> None:
-    assert small(n_segments=2).n_embedding_tables == 3
-    assert small(positions="rotary").n_embedding_tables == 1
-    assert small(positions="sinusoidal").n_embedding_tables == 2
-
-
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(architectures())
 def test_json_and_pickle_give_the_same_architecture(a: Architecture) -> None:
@@ -67,22 +61,6 @@ def test_what_reads_frames() -> None:
     assert not alone.has_token_table and not alone.has_tied_head
 
 
-def test_positions_of_the_two_stacks() -> None:
-    a = small(kind="encoder-decoder", positions="sinusoidal", decoder_positions="learned")
-    assert (a.positions_of(decoder=False), a.positions_of(decoder=True)) == ("sinusoidal", "learned")
-    same = small(kind="encoder-decoder", positions="relative")
-    assert same.positions_of(decoder=True) == "relative" == small(positions="relative").positions_of(decoder=True)
-    assert a.replace(kind="encoder").decoder_positions is None
-
-
-def test_a_head_has_a_bias_where_it_is_usual() -> None:
-    assert not small().has_head_bias and small(head_bias=True).has_head_bias
-    assert small(head="classes").has_head_bias and small(head_transform=True).has_head_bias
-    assert (
-        not small(head="classes", bias=False).has_head_bias and not small(head="classes", head_bias=False).has_head_bias
-    )
-
-
 class TestReplace:
     def test_what_followed_follows_again(self) -> None:
         a = small(d_model=256, n_heads=4, d_ff=512, dropout=0.1)
@@ -100,13 +78,6 @@ class TestReplace:
         assert a.replace(d_model=512, n_heads=2).d_head == 256
         assert a.replace(d_model=512, d_head=64).n_heads == 4
 
-    def test_groups_of_heads_stay(self) -> None:
-        a = small(d_model=512, n_heads=8, n_kv_heads=2)
-        assert (a.replace(d_model=1024).n_heads, a.replace(d_model=1024).n_kv_heads) == (16, 4)
-        one_group = small(d_model=512, n_heads=8, n_kv_heads=1)
-        assert (one_group.replace(d_model=256).n_heads, one_group.replace(d_model=256).n_kv_heads) == (4, 1)
-        assert a.replace(d_model=100).n_heads == 1
-
     def test_stacks(self) -> None:
         a = small(kind="encoder-decoder", seq_len=8)
         deep = a.replace(n_layers=5, seq_len=16)
@@ -114,16 +85,6 @@ class TestReplace:
         assert small(kind="encoder-decoder", n_decoder_layers=3).replace(n_layers=5).n_decoder_layers == 3
         assert a.replace(kind="encoder").n_decoder_layers is None
         assert a.replace(kind="encoder").replace(kind="encoder-decoder") == a
-
-    def test_a_new_placement_resets_the_final_norm(self) -> None:
-        assert small(norm_placement="post", final_norm=False).replace(norm_placement="pre").has_final_norm
-
-    def test_one_norm_needs_parallel_sublayers(self) -> None:
-        assert not small(parallel=True, shared_norm=True).replace(parallel=False).shared_norm
-
-    def test_an_unknown_field(self) -> None:
-        with pytest.raises(InputError, match="dropuot: there is no such field; did you mean dropout"):
-            small().replace(dropuot=0.1)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

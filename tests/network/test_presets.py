@@ -80,29 +80,8 @@ def test_sizes_of_experts_and_today(name: str, billions: float, active: float) -
     assert active_parameters(a) / 1e9 == pytest.approx(active, rel=0.03)
 
 
-def test_more_layers_repeat_what_is_named_layer_by_layer() -> None:
-    longer = Architecture.preset("lfm2-1.2b", n_layers=20)
-    assert longer.layer_branches == (*Architecture.preset("lfm2-1.2b").layer_branches, *longer.layer_branches[:4])
-    assert Architecture.preset("lfm2-1.2b", n_layers=2).settings.keys() == {"gated_convolution"}
-
-
-def test_changes_that_are_none_are_no_changes() -> None:
-    assert Architecture.preset("gpt2", d_model=None, dropout=None) == Architecture.preset("gpt2")
-
-
-def test_changes_reach_what_follows() -> None:
-    assert Architecture.preset("bert-base", dropout=0.0).attention_dropout == 0.0
-    assert Architecture.preset("bert-base", norm_placement="pre").has_final_norm
-    assert not Architecture.preset("bert-base").has_final_norm
-
-
 @pytest.mark.parametrize("name", ["brt-base", ""])
 def test_an_unknown_preset_lists_the_known_ones(name: Any) -> None:
     with pytest.raises(InputError, match="known presets: tgs, bert-base") as caught:
         Architecture.preset(name)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_change() -> None:
-    with pytest.raises(InputError, match="there is no such field"):
-        Architecture.preset("gpt2", layers=3)

@@ -80,10 +80,6 @@ class TestEveryScheme:
             compare(family, scheme, 4, torch.float64, 1e-10)
 
     @pytest.mark.slow
-    def test_in_single_precision(self, scheme: str, family: str) -> None:
-        compare(family, scheme, 4, torch.float32, 1e-5)
-
-    @pytest.mark.slow
     @pytest.mark.parametrize("n_layers", [48, 192])
     def test_deep(self, scheme: str, family: str, n_layers: int) -> None:
         with double_norms():

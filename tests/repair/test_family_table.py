@@ -47,7 +47,6 @@ LOOSE = {
     "flex_olmo": 1e-6,
 }  # they scale embeddings, make positions, rotate before a norm, or weigh experts, in single precision
 NO_RULE = ("qwen2_moe", "glm4_moe", "flex_olmo", "lfm2", "gemma4", "gemma4-shared")  # of DeepScaleLM for their kinds
-POST_NORM = ("bert", "roberta", "xlm-roberta", "camembert", "bart", "opt-post")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 ALIKE = 0.3  # token correlation of images and speech, which schemes that divide by it need
 
@@ -177,12 +176,3 @@ def test_a_gauge_scheme_on_every_family(name: str) -> None:
         return
     assert not reason
     assert words == "=" or float(words) < 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", models(name for name in NAMES if name not in POST_NORM))
-def test_a_rewired_scheme_on_every_family(name: str) -> None:
-    with double_norms():
-        words, reason = cell(name, "t-fixup")
-    assert words == "=°"
-    assert "norm" in reason

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from applied import VOCABULARY, double_norms, loss_of, vanilla
 from signalprop.errors import InputError
+from signalprop.hooks import first_tensor
 from signalprop.repair import apply, parameter_groups
 
 IDS = torch.randint(3, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -118,11 +119,6 @@ class TestMuon:
         inputs, outputs = model.get_parameter("transformer.h.0.mlp.c_fc.weight").shape
         assert (up, down) == pytest.approx(((outputs / inputs) ** 0.5, (inputs / outputs) ** 0.5))
 
-    def test_adafactor_has_the_size_of_the_weights_in_its_step(self) -> None:
-        model = applied_model("llama", "mup", base_width=4)
-        rates = by_name(parameter_groups(model, lr=1.0, optimizer="adafactor"), "lr")
-        assert rates["model.layers.0.mlp.up_proj.weight"] == pytest.approx((model.config.hidden_size / 4) ** -0.5)
-
 
 class TestAbsorbed:
     """Weights times c, learning rates and decays to match: the numbers of a model with multipliers."""
@@ -160,13 +156,6 @@ class TestAbsorbed:
                 stepper.step()
                 moved.append(float(before.detach() - loss(model).detach()))
         assert moved[0] == pytest.approx(moved[1], rel=rtol) and abs(moved[0]) > 0.05
-
-    @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-    def test_clipping_by_the_global_norm_breaks_it(self, optimizer: str) -> None:
-        with double_norms():
-            gauge, absorbed = (applied_model("gpt2", "deepscalelm", mode=mode) for mode in ("gauge", "absorbed"))
-            one, other = train(gauge, optimizer, clip=0.1), train(absorbed, optimizer, clip=0.1)
-        assert (one - other).abs().max() > 1e-4
 
     @pytest.mark.parametrize(
         ("optimizer", "key", "power"),
@@ -222,19 +211,6 @@ class TestMaximalUpdate:
             assert rate == pytest.approx(0.25 if hidden else 1.0), name
         assert sum(rate < 1 for rate in rates.values()) >= 3 * len(self.HIDDEN[family])
 
-    def test_weight_decay_makes_up_for_the_rate(self) -> None:
-        model = applied_model("llama", "mup", torch.float32, base_width=8)
-        groups = parameter_groups(model, lr=0.2, weight_decay=0.1)
-        assert all(g["lr"] * g["weight_decay"] in (0.0, pytest.approx(0.02)) for g in groups)
-        assert {g["weight_decay"] for g in groups} == {0.0, 0.1, 0.4}
-
-    def test_depth_too(self) -> None:
-        model = applied_model("gpt2", "depth-mup", torch.float32, base_width=8, base_depth=1)
-        rates = by_name(parameter_groups(model, lr=1.0), "lr")
-        assert rates["transformer.h.1.mlp.c_fc.weight"] == pytest.approx(0.25 / 3**0.5)
-        assert rates["transformer.h.1.ln_1.weight"] == pytest.approx(1 / 3**0.5)
-        assert rates["transformer.wte.weight"] == rates["transformer.ln_f.weight"] == 1.0
-
     @pytest.mark.parametrize("tied", [True, False])
     def test_embeddings_and_head(self, tied: bool) -> None:
         """A tied table is the embedding's: read by the head with a factor, learning at the full rate."""
@@ -253,21 +229,28 @@ class TestMaximalUpdate:
         with pytest.raises(InputError, match=r"c_attn\.weight holds query, key, value.*one tensor has one"):
             parameter_groups(model, lr=1.0)
 
-    def test_a_step_moves_the_features_as_far_at_every_width(self) -> None:
-        """Why the rates are there: with them one step of Adam changes logits as much at 128 features as at 32."""
+    def test_a_step_moves_the_features_as_far_at_every_width_and_depth(self) -> None:
+        """Why the rates are there. microsoft/mup #22, #23: "coord check looks good, transfer fails": by width alone."""
 
-        def change(width: int, scheme: str) -> float:
-            model = vanilla("llama", 3, hidden_size=width, intermediate_size=2 * width)
-            apply(model, scheme, seed=3, **({"base_width": 32} if scheme == "mup" else {}))
-            before = model(input_ids=IDS).logits
-            stepper = torch.optim.AdamW(parameter_groups(model, lr=0.01))
+        def change(scheme: str, n_layers: int, width: int = 32) -> float:
+            """How far one step of Adam moves the output of the last layer, relative to its size."""
+            seen: list[Tensor] = []
+            model: Any = vanilla("llama", n_layers, hidden_size=width, intermediate_size=2 * width)
+            bases = {"mup": {"base_width": 32}, "depth-mup": {"base_width": 32, "base_depth": 4}}
+            apply(model, scheme, seed=3, **bases.get(scheme, {}))
+            model.model.layers[-1].register_forward_hook(lambda m, a, out: seen.append(first_tensor(out).detach()))
+            stepper = torch.optim.AdamW(parameter_groups(model, lr=0.003))
             loss(model).backward()
             stepper.step()
-            return float((model(input_ids=IDS).logits - before).detach().square().mean().sqrt())
+            loss(model)
+            before, after = seen
+            return float((after - before).norm() / before.norm())
 
-        grown = {scheme: change(128, scheme) / change(32, scheme) for scheme in ("mup", "fixed")}
-        assert grown["mup"] < 1.5
-        assert grown["fixed"] > 2
+        one = {scheme: change(scheme, 4) for scheme in ("mup", "depth-mup", "fixed")}
+        assert 0.5 < change("mup", 4, 128) / one["mup"] < 1.5  # the check that looks good
+        assert change("fixed", 4, 128) / one["fixed"] > 1.5
+        deep, both = change("mup", 32) / one["mup"], change("depth-mup", 32) / one["depth-mup"]
+        assert deep > 1.3 * both and 0.5 < both < 1.5
 
 
 class TestEveryParameterOnce:
@@ -293,11 +276,6 @@ class TestEveryParameterOnce:
         names = [name for group in parameter_groups(model, lr=0.01) for name in group["names"]]
         assert "transformer.wte.weight" not in names
         assert "transformer.h.0.attn.c_proj.multiplier" in names
-
-    def test_compiled_and_wrapped_models(self) -> None:
-        model = applied_model("gpt2", "layerscale", torch.float32)
-        expected = parameter_groups(model, lr=0.01)
-        assert [g["names"] for g in parameter_groups(torch.compile(model), lr=0.01)] == [g["names"] for g in expected]
 
     def test_bad_input(self) -> None:
         with pytest.raises(InputError, match="carries no scheme"):

@@ -14,7 +14,6 @@ from applied import VOCABULARY, vanilla
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
 from signalprop.repair import apply, fold, initialize, parameter_groups
-from signalprop.repair.spliced_modules import Passing
 
 SCHEMES = ("deepscalelm", "normalised-skip", "layerscale", "skipinit", "deepnorm", "lns", "value-skipinit")
 IDS = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -42,19 +41,6 @@ def logits_of(model: nn.Module, ids: Tensor = IDS, **more: Any) -> Tensor:
 
 
 class TestGenerate:
-    @generating
-    def test_with_a_cache_as_without(self, family: str, scheme: str) -> None:
-        model = applied_model(family, scheme)
-        given: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-        mask = torch.ones_like(IDS)
-        for beams in (1, 3):
-            cached, plain = (
-                model.generate(IDS, attention_mask=mask, num_beams=beams, use_cache=cache, **given)
-                for cache in (True, False)
-            )
-            assert cached.shape == (2, 15)
-            assert torch.equal(cached, plain)
-
     @generating
     def test_token_by_token(self, family: str, scheme: str) -> None:
         model = applied_model(family, scheme)
@@ -156,10 +142,6 @@ class TestLora:
         with pytest.raises(InputError, match=r"carries a scheme's multiplier.*fold\(model\) first"):
             self.adapted(applied_model(family, scheme), CARRIERS[family])
 
-    def test_beside_values_that_are_mixed_in_is_refused(self) -> None:
-        with pytest.raises(InputError, match="carries a scheme's multiplier"):
-            self.adapted(applied_model("llama", "value-skipinit"), ["v_proj"])
-
     @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
     def test_fold_first(self, family: str) -> None:
         plain = applied_model(family, "deepscalelm")
@@ -171,14 +153,6 @@ class TestLora:
         unmerged = logits_of(model)
         assert not torch.allclose(unmerged, expected, rtol=1e-3)
         assert torch.allclose(logits_of(model.merge_and_unload()), unmerged, atol=1e-5 * largest)
-
-    def test_adapters_can_be_saved(self, tmp_path: Path) -> None:
-        model = self.adapted(applied_model("gpt2", "deepscalelm"), ADAPTED["gpt2"])
-        self.train(model)
-        model.save_pretrained(tmp_path)
-        peft = pytest.importorskip("peft")
-        again = peft.PeftModel.from_pretrained(applied_model("gpt2", "deepscalelm"), tmp_path)
-        assert torch.equal(logits_of(again.eval()), logits_of(model.eval()))
 
 
 class Sequences(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -206,18 +180,6 @@ class TestTrainer:
         trainer.train()
         return trainer
 
-    @pytest.mark.parametrize(
-        ("family", "scheme"), [("gpt2", "deepscalelm"), ("llama", "deepnorm"), ("bert", "deepnorm")]
-    )
-    def test_without_multipliers_that_train_groups_are_trainers(self, family: str, scheme: str, tmp_path: Path) -> None:
-        model = applied_model(family, scheme).train()
-        twin = copy.deepcopy(model)
-        self.trained(model, tmp_path)
-        groups = parameter_groups(twin, lr=0.01, weight_decay=0.1)
-        self.trained(twin, tmp_path, torch.optim.AdamW(groups, lr=0.01))
-        for (name, one), (_, other) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
-            assert torch.allclose(one, other, rtol=1e-5, atol=1e-7), name
-
     @pytest.mark.parametrize(("family", "scheme"), [("gpt2", "layerscale"), ("bert", "value-skipinit")])
     def test_weight_decay_is_kept_from_multipliers(self, family: str, scheme: str, tmp_path: Path) -> None:
         model = applied_model(family, scheme).train()
@@ -234,30 +196,6 @@ class TestTrainer:
         groups = parameter_groups(twin, lr=0.01, weight_decay=0.1)
         trainer = self.trained(twin, tmp_path, torch.optim.AdamW(groups, lr=0.01))
         assert decayed(trainer, twin) == {"weight"}
-
-    def test_removed_norms_do_not_train(self, tmp_path: Path) -> None:
-        model = applied_model("gpt2", "skipinit").train()
-        removed = [m for m in model.modules() if isinstance(m, Passing)]
-        assert removed
-        self.trained(model, tmp_path)
-        assert all((m.weight == 1).all() for m in removed)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("family", "scheme"), [("gpt2", "deepnorm"), ("llama", "layerscale")])
-def test_accelerate_prepares(family: str, scheme: str) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    model = applied_model(family, scheme)
-    expected = model(input_ids=IDS, labels=IDS).loss.item()
-    accelerator = accelerate.Accelerator(cpu=True)
-    optimizer = torch.optim.AdamW(parameter_groups(model, lr=0.01), lr=0.01)
-    prepared, optimizer = accelerator.prepare(model, optimizer)
-    loss = prepared(input_ids=IDS, labels=IDS).loss
-    assert loss.item() == pytest.approx(expected, rel=1e-6)
-    accelerator.backward(loss)
-    optimizer.step()
-    assert accelerator.unwrap_model(prepared) is model
-    assert model(input_ids=IDS, labels=IDS).loss.item() < expected
 
 
 def test_threads_of_data_parallel_are_refused() -> None:

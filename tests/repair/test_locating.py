@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from measurement.conftest import MODELS, models
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find
-from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.models import build
 from signalprop.network.architecture import Architecture
@@ -64,12 +62,6 @@ class TestEveryFamily:
         assert [each.parallel for each in found] == rows.parallel.tolist()
         assert {each.multiplier.value for each in found} == {mapping.architecture.branch_scale}
 
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "gpt_neox", "vit"])
-    def test_other_precisions(self, name: str, dtype: torch.dtype) -> None:
-        model = family(name).to(dtype)
-        assert confirm(attach(model, mapping_of(model))) is True
-
     def test_a_deep_model_in_bfloat16(self) -> None:
         model = family("gpt2", n_layer=96).bfloat16()
         mapping = mapping_of(model)
@@ -77,12 +69,6 @@ class TestEveryFamily:
         model.transformer.h[90].mlp.register_forward_hook(lambda module, args, out: 1.5 * out)
         with pytest.raises(InputError, match=r"layer 90 feed-forward: the stream .* multiplies the branch by 1\.[45]"):
             confirm(attach(model, mapping))
-
-    def test_weights_that_are_zero_are_no_obstacle(self) -> None:
-        model = family("llama")
-        for layer in model.model.layers:
-            nn.init.zeros_(layer.mlp.down_proj.weight)
-        assert confirm(attach(model, mapping_of(model))) is True
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "res-post", "none"])
@@ -103,12 +89,6 @@ def test_reference_models_with_multipliers(placement: str, kind: str) -> None:
         plain = build(scheme("xavier")(a), seed=0)
         found = found_in(plain, plain.signalprop_mapping())
         assert [each.placement for each in found] == [placement] * 4
-
-
-def test_parallel_reference_model() -> None:
-    a = Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, vocab_size=50, seq_len=9, parallel=True)
-    model = build(scheme("xavier")(a).with_columns(skip=0.8, branch=0.6), seed=0)
-    assert confirm(attach(model, model.signalprop_mapping())) is True
 
 
 class Block(nn.Module):
@@ -249,41 +229,9 @@ class TestTheModelIsLeftAsItWas:
         assert confirm(attach(model, mapping_of(model))) is False
 
 
-def test_a_head_that_asks_for_an_end_token_does_not_matter() -> None:
-    torch.manual_seed(0)
-    model = transformers.T5ForSequenceClassification(transformers.T5Config(**MODELS["t5"][2]))
-    mapping = replace(mapping_of(family("t5")), final_norm="transformer.decoder.final_layer_norm")
-    moved: Callable[[Any], Any] = lambda path: f"transformer.{path}" if isinstance(path, str) else path  # noqa: E731
-    items = [
-        replace(
-            item,
-            branch=moved(item.branch),
-            norm=moved(item.norm),
-            weights={role: moved(path) for role, path in item.weights.items()},
-            dropout=moved(item.dropout),
-            scaling=moved(item.scaling),
-        )
-        for item in mapping.sublayers
-    ]
-    mapping = replace(mapping, sublayers=items, encoder_final_norm="transformer.encoder.final_layer_norm")
-    with pytest.raises(ValueError):
-        model(**arguments_for(attach(model, mapping), None))
-    assert confirm(attach(model, mapping)) is True
-
-
 def test_arguments_can_be_given() -> None:
     model = Own()
     mapping = replace(model.signalprop_mapping(), arguments=None)
     assert confirm(attach(model, mapping), {"ids": torch.arange(6)[None]}) is True
     with pytest.raises(InputError, match="give arguments="):
         confirm(attach(model, mapping))
-
-
-def test_tiny_batches_fit_every_input() -> None:
-    from signalprop.repair.tiny_pass import tiny_batch
-
-    a = Architecture(kind="encoder", n_layers=1, d_model=16, n_heads=2, seq_len=3, vocab_size=9)
-    batch: Batch = tiny_batch(a)
-    assert batch.tokens is not None and batch.tokens.shape == (1, 3) and batch.tokens.max() < 9
-    frames = tiny_batch(Architecture(kind="encoder", n_layers=1, d_model=16, n_heads=2, seq_len=5, input="frames"))
-    assert frames.frames is not None and frames.frames.shape == (1, 10, 80)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from applied import Pair, pair, vanilla
+from applied import Pair, pair
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.measurement import measure
 from signalprop.network.layout import PLACEMENTS
-from signalprop.repair import apply
 from signalprop.results.profile import POINTS, Profile
 
 # gauge; trainable; moved norms; removed norms; no skip; scaled norms; a second norm; several stacks; parallel layers
@@ -69,27 +66,3 @@ def test_a_table_is_read_back(family: str, scheme: str) -> None:
         np.testing.assert_allclose(measured, wanted, rtol=5 / np.sqrt(2 * 32 * 16), err_msg=role)
     assert found.head.scale == pytest.approx(table.head.scale)
     assert found.embedding.scale == pytest.approx(table.embedding.scale)
-
-
-def test_units_are_needed() -> None:
-    """Without them a probe sees the stream that the model carries, not the paper's."""
-    both = made("gpt2", "deepscalelm")
-    right = measure(both.applied, both.batch).forward["stream_out"].variance
-    product = np.cumprod(both.table.skip)
-    seen: list[float] = []
-    handle = both.applied.transformer.ln_f.register_forward_pre_hook(
-        lambda m, a: seen.append(a[0].detach().var(correction=0).item())
-    )
-    measure(both.applied, both.batch)
-    handle.remove()
-    assert right[-1] == pytest.approx(seen[0] * product[-1] ** 2, rel=1e-3)
-    assert product[-1] < 0.7
-
-
-def test_trained_multipliers_are_read_as_they_are() -> None:
-    model = vanilla("gpt2", 3)
-    apply(model, "skipinit", seed=0)
-    with torch.no_grad():
-        model.transformer.h[1].mlp.c_proj.multiplier.fill_(0.25)
-    found: Any = read_parametrization(model)
-    assert found.branch.tolist() == [0, 0, 0, 0.25, 0, 0]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import signalprop as sp
 from applied import batch_of, vanilla
 from own_model import own_model
-from signalprop.errors import InputError
 from signalprop.repair import folds, initialisation, installation, saved_models, undoing, weight_changes
 from signalprop.repair.saved_tensors import RECORD
 
@@ -114,38 +113,6 @@ def test_an_interrupted_apply(
             torch.equal(x, y) for x, y in zip(model.state_dict().values(), whole.state_dict().values(), strict=True)
         )
     assert interrupted or (options.get("mode") == "absorbed" and place == "a splice")
-
-
-@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), InputError("y")])
-def test_any_error(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise error
-
-    model = vanilla("gpt2", 2)
-    before = state(model)
-    monkeypatch.setattr(initialisation, "set_multipliers", fail)
-    with pytest.raises(type(error)):
-        sp.apply(model, "deepscalelm", seed=1)
-    assert same(state(model), before)
-
-
-def test_kept_weights_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = vanilla("llama", 2)
-    before = state(model)
-    splice = installation.multiply_weights
-
-    def half(model: nn.Module, record: Any) -> None:
-        with undoing.all_or_nothing(model, [dict(model.named_parameters())[name] for name in record.factors]):
-            parameter = dict(model.named_parameters())[next(iter(record.factors))]
-            with torch.no_grad():
-                parameter.mul_(3)
-            raise Stop
-
-    monkeypatch.setattr(installation, "multiply_weights", half)
-    with pytest.raises(Stop):
-        sp.apply(model, "lns", mode="absorbed", initialize=False)
-    assert same(state(model), before)
-    monkeypatch.setattr(installation, "multiply_weights", splice)
 
 
 def test_an_interrupted_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from browser import Page, browser, contrast, executable
 from diagnosing import diagnosed, tiny
-from reported import HOSTILE, as_measured, predicted, table_of, write_run
+from reported import as_measured, predicted, table_of, write_run
 from signalprop.kernels.state import normalised
 from signalprop.kernels.trace import trace
 from signalprop.report.html import write_report
@@ -124,31 +124,6 @@ class TestLoading:
         for figure, labels in before.items():  # on another size there may be fewer of them, or more
             assert len(set(labels) & set(paper[figure])) >= min(len(labels), len(paper[figure])) / 2, figure
 
-    @pytest.mark.slow  # as text, without a browser: tests/fuzzing/test_names.py
-    def test_hostile_names_are_shown_and_not_run(self, page: Page, tmp_path: Path) -> None:
-        p = Profile.from_json({**predicted("xavier").to_json(), "scheme": HOSTILE[0], "notes": list(HOSTILE)})
-        run = read_run(write_run(tmp_path / "r", recipe=HOSTILE[1]))
-        items = [*((name, p) for name in HOSTILE), *((name, run) for name in HOSTILE)]
-        write_report(tmp_path / "report.html", items, title=HOSTILE[0])
-        page.open(tmp_path / "report.html")
-        drawn(page, "forward-variance")
-        drawn(page, "run-loss")
-        assert page.messages == []
-        assert page.run("window.broken") is None
-        assert page.run("document.title") == HOSTILE[0]
-        assert set(HOSTILE) == {name for name in pressed(page, "training") if name != "logged"}
-        assert page.run("document.querySelector('main img, main script, svg a, .plot b') === null")
-
-    @pytest.mark.slow
-    def test_the_summary_needs_no_script(self, page: Page, everything: Path) -> None:
-        page.call("Emulation.setScriptExecutionDisabled", value=True)
-        try:
-            page.call("Page.navigate", url=everything.as_uri())
-            page.wait("document.querySelector('noscript p')")
-            assert page.run("document.querySelectorAll('.card').length") > 3
-        finally:
-            page.call("Emulation.setScriptExecutionDisabled", value=False)
-
     @pytest.mark.slow
     def test_without_the_library_the_numbers_stay(self, page: Page, everything: Path, tmp_path: Path) -> None:
         text = everything.read_text(encoding="utf-8").replace('id="library">H4', 'id="library">AA')
@@ -182,15 +157,6 @@ class TestCurves:
         assert drawn(opened, "token-correlation") == before
 
     @pytest.mark.slow
-    def test_switches_work_by_keyboard(self, opened: Page) -> None:
-        drawn(opened, "token-correlation")
-        opened.run("document.querySelector('#signal .toggle').focus()")
-        opened.key(" ", " ")
-        assert len(drawn(opened, "token-correlation")) == 2
-        opened.key("Enter", "\r")
-        assert len(drawn(opened, "token-correlation")) == 4
-
-    @pytest.mark.slow
     def test_the_scale_changes_the_axis(self, opened: Page) -> None:
         before = drawn(opened, "gradient-variance")
         kind = "document.querySelector('#gradient-variance .plot')._fullLayout.yaxis.type"
@@ -202,37 +168,6 @@ class TestCurves:
         assert drawn(opened, "gradient-variance") == before
         opened.click(f"#gradient-variance .scales button:nth-child({index[start]})")
         assert opened.run(kind) == start
-
-    @pytest.mark.slow
-    def test_the_band_is_two_standard_errors(self, opened: Page, profiles: dict[str, Profile]) -> None:
-        drawn(opened, "token-correlation")
-        bands = opened.run(
-            "document.querySelector('#token-correlation .plot').data.filter((t) => t.fill).map((t) => [...t.y])"
-        )
-        assert len(bands) == 2
-        stream = profiles["deepscalelm measured"].forward["stream_out"]
-        r, se = stream.token_correlation, stream.token_correlation_se
-        assert se is not None
-        edges = [*(r + 2 * se), *(r - 2 * se)[::-1]]
-        assert any(band == pytest.approx(edges, abs=1e-7) for band in bands)
-
-    @pytest.mark.slow
-    def test_the_mouse_shows_exact_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
-        drawn(opened, "forward-variance")
-        x, y, width, height = opened.run(
-            "(() => { const r = document.querySelector('#forward-variance .nsewdrag').getBoundingClientRect();"
-            " return [r.x, r.y, r.width, r.height]; })()"
-        )
-        opened.move(x + 2, y + height / 2)
-        opened.move(x + width / 2, y + height / 2)
-        opened.wait("document.querySelector('#forward-variance .hoverlayer text')")
-        shown = opened.run(
-            "[...document.querySelectorAll('#forward-variance .hoverlayer text')].map((t) => t.textContent).join('|')"
-        )
-        variances = profiles["xavier"].forward["stream_out"].variance
-        assert "layer" in shown
-        value = float(shown.split("xavier, predicted: ")[1].split("|")[0])
-        assert min(abs(value / variance - 1) for variance in variances) < 1e-4
 
     @pytest.mark.slow
     def test_arrow_keys_read_the_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
@@ -250,33 +185,6 @@ class TestCurves:
         opened.key("Home")
         assert opened.run(said).startswith("layer 0, attention: ")
 
-    @pytest.mark.slow
-    def test_the_table_has_the_same_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
-        drawn(opened, "token-correlation")
-        opened.click("#token-correlation .numbers summary")
-        opened.wait("document.querySelector('#token-correlation table')")
-        rows = opened.run(
-            "[...document.querySelectorAll('#token-correlation table tr')]"
-            ".map((r) => [...r.cells].map((c) => c.textContent))"
-        )
-        column = rows[0].index("deepscalelm, predicted")
-        found = [float(row[column]) for row in rows[1:]]
-        assert found == pytest.approx(profiles["deepscalelm"].forward["stream_out"].token_correlation, rel=1e-5)
-        press(opened, "signal", "deepscalelm")
-        assert opened.run("document.querySelector('#token-correlation table tr').cells.length") == 3
-
-    @pytest.mark.slow
-    def test_overflow_has_an_axis_of_exponents(self, page: Page, tmp_path: Path) -> None:
-        p = predicted("xavier", n_layers=60, norm_placement="none")
-        write_report(tmp_path / "deep.html", {"p": p})
-        page.open(tmp_path / "deep.html")
-        assert p.gradient is not None
-        (heights,) = drawn(page, "gradient-variance").values()
-        assert heights == pytest.approx(p.gradient["stream_in"].log_variance / np.log(10), rel=1e-6)
-        page.click("#gradient-variance .scales button:nth-child(1)")
-        assert "beyond 1e±290" in page.run("document.querySelector('#gradient-variance .caption').textContent")
-        assert page.messages == []
-
 
 @pytest.mark.slow
 class TestSliders:
@@ -291,13 +199,6 @@ class TestSliders:
             curve = drawn(opened, "time-forward-variance")["one, at the step"]
             assert curve == pytest.approx(profile.forward["stream_out"].variance, rel=1e-7)
 
-    def test_the_slider_works_by_keyboard(self, opened: Page) -> None:
-        slider = "document.querySelector('#kernels input[type=range]')"
-        opened.run(f"{slider}.focus()")
-        assert opened.run(f"{slider}.getAttribute('aria-valuetext')") == "6"
-        opened.key("ArrowLeft")
-        assert opened.run(f"{slider}.getAttribute('aria-valuetext')") == "3"
-
     def test_the_depth_chooses_the_heat_map(self, opened: Page) -> None:
         found = trace(table_of("xavier"), at=[0, 3, 6])
         opened.run("document.querySelector('#kernel-map-0-forward').scrollIntoView({behavior: 'instant'})")
@@ -309,34 +210,6 @@ class TestSliders:
             )
             z = opened.run("document.querySelector('#kernel-map-0-forward .plot').data[0].z")
             assert np.abs(np.array(z) - normalised(found.kernels[depth])).max() < 2e-5
-
-    def test_heat_maps_follow_the_switches(self, opened: Page) -> None:
-        hidden = "document.querySelector('#kernel-map-0-gradient').classList.contains('hidden')"
-        assert not opened.run(hidden)
-        press(opened, "kernels", "gradient")
-        assert opened.run(hidden)
-
-
-@pytest.mark.slow
-class TestTables:
-    def test_the_search_keeps_the_rows_that_match(self, opened: Page) -> None:
-        rows = "document.querySelectorAll('#parametrization tbody tr').length"
-        assert opened.run(rows) == 12
-        opened.run("document.querySelector('#parametrization input').focus()")
-        for letter in "feed 5":
-            opened.key(letter, letter)
-        assert opened.run(rows) < 12
-        found = opened.run("[...document.querySelectorAll('#parametrization tbody tr')].map((r) => r.textContent)")
-        assert found and all("feed" in row and "5" in row for row in found)
-        assert "of 12 rows" in opened.run("document.querySelector('#parametrization [role=status]').textContent")
-
-    def test_long_tables_are_shown_in_parts(self, page: Page, tmp_path: Path) -> None:
-        write_report(tmp_path / "t.html", {"t": table_of("xavier", n_layers=120)})
-        page.open(tmp_path / "t.html")
-        rows = "document.querySelectorAll('#parametrization tbody tr').length"
-        assert page.run(rows) == 100
-        page.click("#parametrization .more")
-        assert page.run(rows) == 240
 
 
 @pytest.mark.slow
@@ -360,16 +233,6 @@ class TestAccess:
         page.click("#signal .toggle")  # one that is off, too
         drawn(page, "forward-variance")
         assert page.faint() == []
-
-    @pytest.mark.parametrize("dark", [False, True])
-    def test_lines_have_contrast(self, page: Page, everything: Path, dark: bool) -> None:
-        page.open(everything, dark=dark)
-        for k in range(7):
-            ink, back = (page.run(
-                "(() => { const e = document.createElement('p'); document.body.append(e); "
-                f"e.style.color = 'var(--{name})'; const c = getComputedStyle(e).color; e.remove(); return c; }})()"
-            ) for name in (f"group-{k}", "paper"))  # fmt: skip
-            assert contrast(ink, back) >= 3, k
 
     def test_on_paper_everything_is_drawn_in_dark_ink(self, page: Page, everything: Path, tmp_path: Path) -> None:
         page.open(everything, dark=True)

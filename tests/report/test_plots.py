@@ -13,7 +13,7 @@ import pytest
 from signalprop.errors import InputError, MissingExtra
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
-from signalprop.report.plots import COLOURS, check_format, figure, save_plot
+from signalprop.report.plots import COLOURS, figure, save_plot
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -64,37 +64,11 @@ def test_a_comparison_draws_a_line_and_points_with_error_bars() -> None:
     assert "encoder, 6 layers, d_model 256, pre-norm, relu: xavier" in canvas.get_suptitle()
 
 
-def test_the_whole_error_bar_fits() -> None:
-    p = measured(predicted(n_layers=2))
-    panel = figure(p).axes[0]
-    assert panel.get_yscale() == "linear"
-    assert panel.get_ylim()[1] >= 1.05 * p.forward["stream_out"].variance.max()
-    assert panel.get_ylim()[0] == 0
-
-
-def test_many_points_are_thinned_ends_included() -> None:
-    points = figure(measured(predicted(n_layers=100))).axes[0].containers[0][0]
-    assert len(points.get_xdata()) == 64
-    assert points.get_xdata()[[0, -1]].tolist() == [0.5, 100.0]
-
-
 def test_several_schemes_have_a_colour_each() -> None:
     names = ["xavier", "deepscalelm", "fixed"]
     canvas = figure([predicted(name=name) for name in names])
     assert legend(canvas) == [f"predicted {name} (moments)" for name in names]
     assert [line.get_color() for line in curves(canvas.axes[0])] == list(COLOURS[:3])
-
-
-def test_several_depths_are_shades_of_their_scheme_from_first_layer_to_last() -> None:
-    pairs = [(name, n) for name in ("xavier", "deepscalelm") for n in (2, 4)]
-    canvas = figure([predicted(name=name, n_layers=n) for name, n in pairs])
-    assert legend(canvas) == [f"predicted {name}, {n} layers (moments)" for name, n in pairs]
-    light, dark, *others = curves(canvas.axes[0])
-    assert [dark.get_color().upper(), others[1].get_color().upper()] == list(COLOURS[:2])
-    assert len({line.get_color() for line in (light, dark, *others)}) == 4
-    np.testing.assert_allclose(light.get_xdata(), np.arange(1, 5) / 4)
-    np.testing.assert_allclose(dark.get_xdata(), np.arange(1, 9) / 8)
-    assert "encoder, 2 and 4 layers, d_model 256" in canvas.get_suptitle()
 
 
 def test_several_schemes_at_several_depths_have_heat_maps() -> None:
@@ -112,11 +86,6 @@ def test_several_schemes_at_several_depths_have_heat_maps() -> None:
     assert len(figure(list(made.values())[:2]).axes) == 4
 
 
-def test_twins_are_numbered() -> None:
-    p = predicted(n_layers=1)
-    assert legend(figure([p, p])) == ["predicted (moments) #1", "predicted (moments) #2"]
-
-
 def test_an_encoder_decoder_draws_its_stacks_apart() -> None:
     canvas = figure(predicted("t5-small", n_layers=3))
     encoder, decoder = curves(canvas.axes[0])
@@ -127,33 +96,6 @@ def test_an_encoder_decoder_draws_its_stacks_apart() -> None:
     assert kinds == ["attention", "cross-attention", "feed-forward"]
 
 
-def test_without_a_gradient_the_panel_says_so() -> None:
-    p = replace(predicted(), gradient=None)
-    assert figure(p).axes[1].get_title().endswith("not computed")
-
-
-def test_axes_follow_the_range() -> None:
-    p = predicted(n_layers=2)
-
-    def with_stream(exponents: list[float]) -> Any:
-        stream = Series.of(log_variance=np.log(10) * np.array(exponents))
-        panel = figure(replace(p, forward={**p.forward, "stream_out": stream})).axes[0]
-        panel.figure.canvas.draw()
-        shown = [tick.get_text() for tick in panel.get_yticklabels() if tick.get_text()]
-        return panel, shown
-
-    assert with_stream([0, 0.1, 0.2, 0.9])[0].get_yscale() == "linear"
-    short, labels = with_stream([0, 0.5, 1, 1.5])
-    assert short.get_yscale() == "log"
-    assert {"1", "2", "5", "10", "20"} <= set(labels)
-    assert with_stream([0, 2, 4, 6])[0].get_yscale() == "log"
-    extreme, _ = with_stream([-1, -100, -250, -400])
-    assert extreme.get_yscale() == "linear"
-    assert extreme.get_title().endswith("power of ten")
-    np.testing.assert_allclose(curves(extreme)[0].get_ydata(), [-1, -100, -250, -400])
-    with_stream([-np.inf] * 4)  # a network that adds nothing to nothing
-
-
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_equal_input_gives_equal_files(tmp_path: Path, suffix: str) -> None:
     p = predicted(n_layers=1)
@@ -162,13 +104,6 @@ def test_equal_input_gives_equal_files(tmp_path: Path, suffix: str) -> None:
     data = (tmp_path / f"a.{suffix}").read_bytes()
     assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
     assert data == (tmp_path / f"b.{suffix}").read_bytes()
-
-
-def test_formats() -> None:
-    assert check_format("out/A.PNG") == "png"
-    for name in ("signal", "signal.gif", "png"):
-        with pytest.raises(InputError, match=r"expected a name that ends in \.png, \.svg or \.pdf"):
-            check_format(name)
 
 
 def test_nothing_to_draw() -> None:

@@ -50,11 +50,6 @@ class TestShown:
         assert [row[-1] for row in checks["rows"]] == ["holds", "fails"]
         assert checks["rows"][0][:4] == ["slope", "about 1", "0.9800 ± 0.01", "0.9 to 1.1"]
 
-    def test_the_card_has_the_verdict(self, tmp_path: Path) -> None:
-        (card,) = shown(tmp_path, made().to_json())["findings"]
-        assert (card["severity"], card["title"]) == ("note", "Growth: partly")
-        assert card["texts"] == ["end: 7, expected at most 6"]
-
     def test_several_in_one_file_and_one_that_was_not_run(self, tmp_path: Path) -> None:
         other = made(id="tgs-fig00", findings=None, not_run="needs a GPU")
         several = {"schema": "signalprop/reproductions/1", "reproductions": [made().to_json(), other.to_json()]}
@@ -82,9 +77,3 @@ def test_damage_is_one_line_with_the_files_name(tmp_path: Path, damage: Any) -> 
         with pytest.raises(InputError) as refused:
             shown(tmp_path, value)
         assert "\n" not in str(refused.value) and str(tmp_path) in str(refused.value)
-
-
-@pytest.mark.parametrize("value", [None, 3, [1], {"a": 1}])
-def test_no_list_of_reproductions(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(InputError, match=r"reproduction\.json.*no list"):
-        shown(tmp_path, {"schema": "signalprop/reproductions/1", "reproductions": value})

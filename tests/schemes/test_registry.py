@@ -121,10 +121,6 @@ def test_names_are_unique_but_a_class_may_be_defined_again(registry: None) -> No
     assert "two schemes named 'again'" in refused(lambda: define("Other"))
 
 
-def test_a_scheme_without_a_name(registry: None) -> None:
-    assert "has no name, paper, summary" in refused(lambda: register(type("Bare", (Scheme,), {})))
-
-
 def test_columns_of_fill() -> None:
     table = fill(
         SMALL,

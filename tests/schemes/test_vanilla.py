@@ -43,12 +43,6 @@ class TestXavier:
         assert set(table.distribution.values()) == {distribution}
         assert (table.skip == 1).all() and (table.branch == 1).all()
 
-    def test_gains(self) -> None:
-        one, two = stds(scheme("xavier")(GROUPED)), stds(scheme("xavier", gain=2.0, qk_gain=3.0)(GROUPED))
-        assert {role: two[role] / one[role] for role in one} == pytest.approx(
-            {"query": 6.0, "key": 6.0, "value": 2.0, "output": 2.0, "gate": 2.0, "up": 2.0, "down": 2.0}
-        )
-
     @pytest.mark.parametrize(
         "changes",
         [
@@ -64,11 +58,6 @@ class TestXavier:
         a = Architecture(n_layers=1, d_model=16, dropout=0.1, **changes)
         assert float(embed(a, scheme("xavier")(a).embedding, zipf(100)).second_moment) == pytest.approx(1.0)
 
-    def test_patches(self) -> None:
-        a = Architecture(n_layers=1, d_model=16, input="patches", patch_dim=48, head="classes")
-        table = scheme("xavier")(a)
-        assert table.embedding.token == pytest.approx(math.sqrt(0.5 / 48)) and table.head.weight == 1.0
-
     def test_logits_start_small(self) -> None:
         head = scheme("xavier")(Architecture(n_layers=1, d_model=64, head_transform=True)).head
         assert (head.scale, head.transform) == (1 / 8, 1 / 8)
@@ -76,14 +65,6 @@ class TestXavier:
 
 
 class TestFixed:
-    def test_everywhere_the_same(self) -> None:
-        a = GROUPED.replace(n_segments=2, tied_embeddings=False)
-        table = scheme("fixed", std=0.03)(a)
-        assert set(stds(table).values()) == {0.03}
-        e = table.embedding
-        assert (e.token, e.position, e.segment, table.head.weight, table.head.scale) == (0.03, 0.03, 0.03, 0.03, 1.0)
-        assert scheme("fixed")(a.replace(head_transform=True)).head.transform == 0.02
-
     def test_gpt2_scales_what_writes_to_the_stream(self) -> None:
         a = Architecture.preset("gpt2", n_layers=8)
         assert stds(scheme("gpt2")(a)) == {
@@ -121,11 +102,6 @@ class TestPyTorch:
         ):
             close(tensor, std)
         assert not layer.self_attn.in_proj_bias.any() and not layer.self_attn.out_proj.bias.any()
-
-    def test_patches_go_through_a_linear_map(self) -> None:
-        a = Architecture(n_layers=1, d_model=16, input="patches", patch_dim=48)
-        e = scheme("pytorch")(a).embedding
-        assert (e.token, e.patch_bias, e.position) == (1 / 12, 1 / 12, 1.0)
 
 
 def close(tensor: Any, std: float) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from commandline import Command
-from signalprop.errors import InputError
 from signalprop_lab.reproductions import ROWS
 
 
@@ -23,14 +22,6 @@ def test_the_list_has_every_row(command: Command) -> None:
         assert row.source in line and row.needs in line
 
 
-def test_the_list_as_json(command: Command) -> None:
-    status, out, _ = command("reproduce", "--list", "--json", "-")
-    found = json.loads(out)
-    assert (status, found["schema"]) == (0, "signalprop/reproductions/1")
-    assert [row["id"] for row in found["rows"]] == [row.id for row in ROWS]
-    assert {row["needs"] for row in found["rows"]} == {"any machine", "training", "GPU"}
-
-
 def test_one_row(command: Command, tmp_path: Path) -> None:
     status, out, err = command("reproduce", "tgs-tab24", "--out", str(tmp_path / "figures"))
     assert status == 0, err
@@ -38,15 +29,6 @@ def test_one_row(command: Command, tmp_path: Path) -> None:
     assert "+30.6" in out and "30.65" in out
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["tgs-tab24.json", "tgs-tab24.png"]
     assert "tgs-tab24: confirmed" in err
-
-
-def test_several_rows_as_json(command: Command) -> None:
-    status, out, _ = command("reproduce", "tgs-fig12", "tgs-wall", "tgs-tab8", "tgs-fig13", "--json", "-")
-    found = json.loads(out)["reproductions"]
-    assert status == 0
-    verdicts = {"tgs-fig12/13": "confirmed", "tgs-wall": "not run", "tgs-tab8": "not run"}
-    assert {one["id"]: one["verdict"] for one in found} == verdicts  # fig12 and fig13 are one row
-    assert "GPU" in found[1]["reason"]
 
 
 def test_a_contradiction_is_a_failure(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,22 +78,3 @@ def test_removals_of_a_small_checkpoint(command: Command, hf_directories: Path, 
     assert found["verdict"] != "not run"
     assert len(found["panels"][0]["curves"][0]["x"]) == 6
     assert command("reproduce", "cod-fig2", "--checkpoint", str(hf_directories / "gpt2")).status == 2  # two layers
-
-
-def test_pictures_of_reproductions_that_cannot_be_written(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from signalprop_lab.reproductions import pictures
-
-    def cannot(*_: object) -> None:
-        raise InputError("cannot write it: the disk is full")
-
-    monkeypatch.setattr(pictures, "save", cannot)
-    ended = command("reproduce", "tgs-tab24", "--out", str(tmp_path / "o"), "--json", str(tmp_path / "r.json"))
-    (one,) = json.loads((tmp_path / "r.json").read_text())["reproductions"]
-    assert ended.status == 1 and one["verdict"] == "confirmed" and one["checks"]
-    assert "not written: TGS" in ended.err.splitlines()[-1] or "not written: tgs" in ended.err.splitlines()[-1]
-
-
-def test_a_checkpoint_is_read_before_all_reproductions(refused: Callable[..., str]) -> None:
-    assert "none" in refused("reproduce", "tgs-tab24", "cod-fig2", "--checkpoint", "./none")

@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 from commandline import Command
-from signalprop.cli import run
-from signalprop_lab.training.grid import shipped_sweeps
 
 TINY = {
     "schema": "signalprop/sweep/1",
@@ -32,7 +30,6 @@ TINY = {
     },
     "axes": {"norm": {x: {"model.architecture.norm_placement": x} for x in ("pre", "post")}},
 }
-BROKEN = TINY | {"axes": {"width": {"8": {}, "9": {"model.architecture.n_heads": 3}}}}
 
 
 def written(folder: Path, data: dict) -> Path:
@@ -76,14 +73,6 @@ def test_what_it_can_see_is_said_before_anything_runs(tmp_path: Path, command: C
     assert "is not known: the sweep gives no spread" in command("sweep", path, "--plan").out
 
 
-def test_runs_that_fail_are_told_at_the_end(tmp_path: Path, command: Command) -> None:
-    status, out, err = command("sweep", written(tmp_path, BROKEN), "--out", tmp_path / "out")
-    assert status == 1
-    assert "1 run failed; 9: " in err.splitlines()[-1]
-    assert "| 8 " in out
-    assert "Traceback" not in err
-
-
 def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     path = written(tmp_path, TINY)
     assert "name a sweep" in refused("sweep")
@@ -93,13 +82,3 @@ def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     wrong = written(tmp_path, TINY | {"axes": {"norm": {"pre": {"model.norm": "pre"}}}})
     assert "cell pre" in refused("sweep", wrong, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_sweeps_of_the_package_are_listed(command: Command) -> None:
-    status, out, err = command("sweep", "--list")
-    assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()] == shipped_sweeps()
-
-
-def test_bad_numbers_of_jobs(command: Command) -> None:
-    assert run(["sweep", "x", "--jobs", "0"]) == 2

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,7 @@ pytest.importorskip("uvicorn")
 from browser import Page, browser, executable
 from exploring import choose, explorer, settle
 from signalprop_lab.explorer.curves import predicted
-from signalprop_lab.explorer.settings import Settings, of_preset, read
+from signalprop_lab.explorer.settings import Settings
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")
 CHARTS = ("forward-variance", "gradient-variance", "token-correlation", "sensitivity")
@@ -88,19 +85,6 @@ def test_every_control_redraws_the_prediction(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_a_preset_sets_the_controls(page: Page) -> None:
-    choose(page, preset="gpt2")
-    state = read({"preset": "gpt2", **of_preset("gpt2")})
-    assert text(page, "command") == state.command()
-    assert state.scheme == "huggingface" and predicted(state).profile.fidelity == "kernel"
-    assert_drawn(page, state, "huggingface")
-    assert page.run("[...document.querySelectorAll('.pair')].every((p) => p.lastChild.value === "
-                    "p.firstChild.getAttribute('aria-valuetext'))")  # fmt: skip
-    choose(page, n_layers=6)
-    assert_drawn(page, state.model_copy(update={"n_layers": 6}), "huggingface")
-
-
-@pytest.mark.slow
 def test_token_kernels_follow_their_draft_and_only_the_last_ones(page: Page) -> None:
     choose(page, fidelity="moments", kind="decoder", n_layers=24, seq_len=48)
     page.run(
@@ -116,45 +100,6 @@ def test_token_kernels_follow_their_draft_and_only_the_last_ones(page: Page) -> 
     assert page.run("document.getElementById('latency').textContent").startswith("on screen after")
     assert not page.run("document.getElementById('pin').disabled")
     assert page.messages == []
-
-
-@pytest.mark.slow
-def test_a_pin_stays_while_the_curve_moves_on(page: Page) -> None:
-    page.click("#pin")
-    settle(page)
-    assert page.run("document.getElementById('pin').disabled")
-    choose(page, norm_placement="pre")
-    assert set(heights(page, "forward-variance")) == {"xavier, pre-norm (now)", "xavier, post-norm"}
-    assert_drawn(page, Settings(), "xavier, post-norm")
-    assert_drawn(page, Settings(norm_placement="pre"), "xavier, pre-norm (now)")
-    page.click("#pins button")
-    settle(page)
-    assert set(heights(page, "forward-variance")) == {"xavier"}
-
-
-def inks(page: Page) -> dict[str, str]:
-    """Colours of the curves, by name."""
-    return page.run(
-        "Object.fromEntries(document.querySelector('#forward-variance .plot').data"
-        ".filter((t) => !(t.line.color || '').startsWith('rgba(0,0,0,0)')).map((t) => [t.name, t.line.color]))"
-    )
-
-
-@pytest.mark.slow
-def test_a_curve_keeps_its_colour(page: Page) -> None:
-    first = inks(page)["xavier"]
-    page.click("#pin")
-    settle(page)
-    choose(page, n_layers=12)
-    page.click("#pin")
-    settle(page)
-    choose(page, n_layers=6)
-    before = inks(page)
-    assert before["xavier, 48 layers"] == first and len(set(before.values())) == 3
-    page.click("#pins button")  # the first of the pinned ones
-    settle(page)
-    after = inks(page)
-    assert {name: before[name] for name in after} == after
 
 
 @pytest.mark.slow
@@ -179,12 +124,6 @@ def test_the_address_is_the_state(page: Page, address: str) -> None:
     assert text(page, "command") == Settings().command()
 
 
-def test_printing_leaves_the_labels_of_the_axes(page: Page) -> None:
-    before, paper, after = page.printed_labels()
-    assert len(before) >= len(CHARTS) and before == after
-    assert all(set(labels) & set(paper[figure]) for figure, labels in before.items())
-
-
 def test_bad_input_is_a_line_and_goes_away(page: Page) -> None:
     before = heights(page, "forward-variance")
     choose(page, n_heads=7)
@@ -198,35 +137,6 @@ def test_bad_input_is_a_line_and_goes_away(page: Page) -> None:
     assert page.run("document.getElementById('problem').hidden")
     assert_drawn(page, Settings(n_heads=8), "xavier")
     assert page.messages == [], "a refusal is no error of the page"
-
-
-@pytest.mark.slow
-def test_copies_reach_the_clipboard(page: Page, address: str) -> None:
-    allowed = ["clipboardReadWrite", "clipboardSanitizedWrite"]
-    page.call("Browser.grantPermissions", origin=address.rstrip("/"), permissions=allowed)
-    page.call("Emulation.setFocusEmulationEnabled", enabled=True)
-    for name, wanted in (("python", Settings().python()), ("command", Settings().command())):
-        page.click(f"[data-copy={name}]")
-        page.wait(f"document.querySelector('[data-copy={name}]').textContent === 'Copied'")
-        assert page.run("navigator.clipboard.readText()") == wanted
-
-
-@pytest.mark.slow
-def test_the_report_is_downloaded(page: Page, tmp_path: Path) -> None:
-    page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-    page.click("#pin")
-    settle(page)
-    choose(page, scheme="deepnorm")
-    page.click("#download")
-    file = tmp_path / "signalprop-report.html"
-    end = time.monotonic() + 180
-    while not file.exists() and time.monotonic() < end:  # Chromium gives it its name when it is whole
-        page.run("new Promise((done) => setTimeout(done, 50))")
-    made = file.read_text(encoding="utf-8")
-    data = json.loads(made.partition('id="data">')[2].partition("</script>")[0])
-    assert len(data["sections"][0]["groups"]) == 2
-    page.open(file)
-    assert page.messages == []
 
 
 @pytest.mark.slow
@@ -246,48 +156,3 @@ def test_the_keyboard_alone_suffices(page: Page) -> None:
     r = predicted(Settings(n_layers=64)).profile.forward["stream_out"].token_correlation[-1]
     said = page.run("document.querySelector('#token-correlation .reading').textContent")
     assert float(said.split("(now) ")[1].split(";")[0]) == pytest.approx(r, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_everything_has_a_name(page: Page) -> None:
-    unnamed = page.run(
-        "[...document.querySelectorAll('button, input, select, pre, ul, .plot')]"
-        ".filter((e) => e.getClientRects().length && !(e.getAttribute('aria-label') || e.textContent.trim()"
-        " || e.closest('label')?.textContent.trim())).length"
-    )
-    assert unnamed == 0
-    assert page.run("document.querySelectorAll('h1').length") == 1
-    ids = page.run("[...document.querySelectorAll('[id]')].map((e) => e.id).filter(Boolean)")
-    assert len(set(ids)) == len(ids)
-    page.wait("document.getElementById('heard').textContent.startsWith('xavier, 48 layers: ')")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dark", [False, True])
-def test_texts_have_contrast(tab: Page, address: str, dark: bool) -> None:
-    tab.open(address, dark=dark)
-    choose(tab, norm_placement="none", n_layers=96)  # warnings
-    tab.click("#pin")
-    settle(tab)
-    tab.click("#token-correlation .numbers summary")
-    assert tab.faint() == []
-    choose(tab, n_heads=7)  # a refusal
-    assert tab.faint() == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "dark"), [(390, True), (1400, True)])
-def test_narrow_and_dark(tab: Page, address: str, width: int, dark: bool) -> None:
-    tab.open(address, width=width, dark=dark)
-    assert tab.run("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
-    outside = tab.run(
-        "[...document.querySelectorAll('.plot .main-svg')].filter((e) => e.getBoundingClientRect().right >"
-        " e.closest('figure').getBoundingClientRect().right + 1).length"
-    )
-    assert outside == 0
-    if width < 600:  # the curves before the controls
-        top = "document.querySelector('{}').getBoundingClientRect().top"
-        assert tab.run(top.format("#charts")) < min(500, tab.run(top.format("#controls")))
-    back = tab.run("getComputedStyle(document.body).backgroundColor")
-    assert sum(int(part) for part in back[4:-1].split(",")) < 180
-    assert tab.messages == []

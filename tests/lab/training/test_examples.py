@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
-from signalprop_lab.training.examples import IGNORED, Example, Ordered, Streamed, ahead, as_batch, collate
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.examples import IGNORED, Example, Ordered, ahead, collate
 
 PADS = {"tokens": 9, "keep": 0, "labels": IGNORED}
 
@@ -31,18 +30,6 @@ class Numbers:
         return {"tokens": np.array([i, rng.integers(1 << 30)])}
 
 
-class Counting:
-    """A stream of three."""
-
-    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
-        return iter([{"tokens": np.array([seed, i])} for i in range(3)])
-
-
-class Empty:
-    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
-        return iter(())
-
-
 @given(n=st.integers(1, 20), seed=st.integers(0, 5), data=st.data())
 def test_the_same_examples_in_whatever_order_they_are_read(n: int, seed: int, data: st.DataObject) -> None:
     wanted = data.draw(st.permutations(range(3 * n)))
@@ -52,17 +39,6 @@ def test_the_same_examples_in_whatever_order_they_are_read(n: int, seed: int, da
     assert [found[i] for i in range(3 * n)] == expected
     for turn in range(3):
         assert sorted(x[0] for x in expected[turn * n : (turn + 1) * n]) == list(range(n))
-
-
-def test_another_seed_is_another_order() -> None:
-    orders = [[int(Ordered(Numbers(50), 100, seed)[i]["tokens"][0]) for i in range(100)] for seed in (0, 1)]
-    assert orders[0] != orders[1]
-    assert orders[0][:50] != orders[0][50:]
-
-
-def test_streams_begin_anew_and_empty_ones_end() -> None:
-    assert [x["tokens"].tolist() for x in Streamed(Counting(), 5, 7)] == [[7, 0], [7, 1], [7, 2], [10, 0], [10, 1]]
-    assert list(Streamed(Empty(), 5, 7)) == []
 
 
 def test_what_comes_next_is_read_while_a_step_is_done() -> None:
@@ -105,20 +81,3 @@ def test_shorter_ones_are_filled_up_at_the_end(lengths: list[int]) -> None:
         assert batch["keep"][i].sum() == n
         assert batch["frames"][i].sum() == 2 * n
     assert batch["keep"].dtype == torch.bool and batch["frames"].dtype == torch.float32
-
-
-def test_one_label_per_example() -> None:
-    batch = collate([{"tokens": np.arange(n), "labels": np.array(n)} for n in (1, 3)], PADS)
-    assert batch["labels"].tolist() == [1, 3]
-    assert as_batch(batch).targets.tolist() == [1, 3]
-
-
-def test_as_batch() -> None:
-    batch = as_batch({"tokens": torch.tensor([[1, 2]]), "labels": torch.tensor([[IGNORED, 2]])}, "here")
-    assert batch.targets.tolist() == [[-1, 2]] and batch.source == "here"
-    heard = as_batch(
-        {"frames": torch.ones(1, 2, 3), "labels": torch.tensor([[1]]), "decoder_tokens": torch.tensor([[0]])}
-    )
-    assert heard.frames is not None and heard.frames.dtype == np.float64 and heard.tokens is None
-    with pytest.raises(KeyError):
-        as_batch({"tokens": torch.ones(1, 1)})

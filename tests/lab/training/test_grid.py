@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -38,39 +36,12 @@ def test_cells_are_the_product_of_the_axes(tmp_path) -> None:
     assert grid.directory(Point("scaled / 8", 0.03, 5)) == "runs/scaled__8/lr=0.03/seed=5"
 
 
-def test_combinations_are_left_out(tmp_path) -> None:
-    grid = load_sweep(written(tmp_path, changed(skip=[{"method": "plain", "layers": 8}])))
-    assert list(grid.cells) == ["plain / 2", "scaled / 2", "scaled / 8"]
-    grid = load_sweep(written(tmp_path, changed(skip=[{"method": "plain"}])))
-    assert list(grid.cells) == ["scaled / 2", "scaled / 8"]
-
-
-def test_labels_may_be_numbers(tmp_path) -> None:
-    path = tmp_path / "sweep.yaml"
-    axes = "{layers: {2: {model.architecture.n_layers: 2}, 8: {model.architecture.n_layers: 8}}}"
-    path.write_text(f"schema: signalprop/sweep/1\nname: a\nbase: {json.dumps(BASE)}\naxes: {axes}\n")
-    assert list(load_sweep(path).cells) == ["2", "8"]
-
-
 def test_a_base_is_found_beside_the_sweep(tmp_path, monkeypatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
     path = written(tmp_path, changed(base="base.yaml"))
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert load_sweep(path).base == BASE
-
-
-def test_a_sweep_survives_json_and_pickle(tmp_path) -> None:
-    full = changed(
-        prune={"after": 0.5, "worse_by": 1},
-        reference={"label": "paper", "cells": {"plain / 2": 12.3}},
-        verdict=[{"claim": "lower", "less": ["scaled / 8", "plain / 8"], "by": 0.1}, {"trains": ["scaled / 8"]}],
-        skip=[{"layers": "8", "method": "plain"}],
-    )
-    full["verdict"][0]["less"] = ["scaled / 8", "plain / 2"]
-    grid = load_sweep(written(tmp_path, full))
-    assert Sweep(**json.loads(json.dumps(grid.sweep.to_json()))) == grid.sweep
-    assert pickle.loads(pickle.dumps(grid)) == grid
 
 
 REFUSED = {

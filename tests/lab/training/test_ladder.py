@@ -40,12 +40,6 @@ def test_ladders_go_on_as_they_began(ladder) -> None:
         assert further(ladder[-n:], up=False) == pytest.approx(ladder[-n - 1], rel=1e-9)
 
 
-def test_three_rungs_of_threes_are_enough() -> None:
-    assert further([3e-4, 1e-3, 3e-3], up=True) == 1e-2
-    assert further([3e-4, 1e-3, 3e-3], up=False) == 1e-4
-    assert further([3e-5, 1e-4], up=False) == 1e-5
-
-
 @given(
     st.lists(st.floats(1e-8, 1e8), min_size=2, max_size=6, unique_by=lambda x: round(math.log(x), 1)).map(sorted),
 )
@@ -95,21 +89,10 @@ def test_a_parabola_in_the_logarithm_is_bracketed() -> None:
         assert on_edge(tune, (0, 1), "best", costs) is (optimum == 1e-7)
 
 
-def test_where_all_diverges_the_search_goes_down() -> None:
-    tune = Tune(values=(1e-2, 3e-2, 1e-1), extend=2)
-    costs, _ = search(tune, (0,), "best", lambda rate, seed: math.inf)
-    assert rungs(tune, costs) == [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
-    assert on_edge(tune, (0,), "best", costs)
-
-
 def test_without_tuning_there_are_only_seeds() -> None:
     costs, _ = search(None, (4, 2), "best", lambda rate, seed: 1.0)
     assert sorted(costs) == [(None, 2), (None, 4)]
     assert not on_edge(None, (4, 2), "best", costs)
-
-
-def test_the_inner_rung_comes_first() -> None:
-    assert [run.rate for run in wanted(Tune(values=(1.0, 3.0, 10.0)), (0, 1), "best", {})] == [3.0, 1.0, 10.0]
 
 
 def test_of_alternatives_only_the_best_one_runs_more_seeds() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
 from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
-from signalprop_lab.training.recipe import SCHEMA, Recipe, architecture_of, load_recipe, parse
-from signalprop_lab.training.recipe_files import read_recipe, read_yaml, shipped
+from signalprop_lab.training.recipe import SCHEMA, Recipe, architecture_of, load_recipe
+from signalprop_lab.training.recipe_files import read_yaml, shipped
 from signalprop_lab.training.run import train
 
 RECIPES = [name for name in shipped() if read_yaml(name).get("schema", SCHEMA) == SCHEMA]
@@ -185,49 +183,8 @@ def test_a_recipe_changes_what_it_names_of_its_base(write: Write) -> None:
     assert mine.description == ""
 
 
-def test_lists_and_null_take_the_place_of_what_was_there(write: Write) -> None:
-    write(
-        "below.yaml",
-        "name: below\ntask: causal-lm\noptimizer: {betas: [0.5, 0.6]}\nmodel: {architecture: {n_layers: 2}}\n",
-    )
-    path = write(
-        "above.yaml",
-        "base: below.yaml\nname: above\noptimizer: {betas: [0.9, 0.95]}\n"
-        "model: {architecture: null, huggingface: {model_type: llama}}\n",
-    )
-    data = read_recipe(path)
-    assert data["optimizer"] == {"betas": [0.9, 0.95]}
-    assert data["model"] == {"architecture": None, "huggingface": {"model_type": "llama"}}
-    assert load_recipe(path).model.architecture is None
-
-
-def test_the_name_is_a_recipes_own(write: Write) -> None:
-    with pytest.raises(InputError, match="name"):
-        load_recipe(write("nameless.yaml", "base: gpt-48x512\n"))
-
-
 def test_bases_that_lead_back_to_one_another_are_refused(write: Write) -> None:
     write("one.yaml", "base: two.yaml\nname: one\n")
     path = write("two.yaml", "base: one.yaml\nname: two\n")
     with pytest.raises(InputError, match="based on one another"):
         load_recipe(path)
-
-
-@pytest.mark.parametrize(("base", "said"), [("[1, 2]", "expected the name"), ("no-such-recipe", "unknown recipe")])
-def test_a_base_is_a_recipe(base: str, said: str, write: Write) -> None:
-    with pytest.raises(InputError, match=said):
-        load_recipe(write("bad.yaml", f"base: {base}\nname: bad\n"))
-
-
-def test_a_transformers_that_is_too_old() -> None:
-    """In a process of its own, since the check is made when the module is read."""
-    code = "import transformers; transformers.__version__ = '5.2.1'; import signalprop_lab.training.trainer"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MissingExtra: training needs transformers 5.3 or newer, and 5.2.1 is installed" in done.stderr
-
-
-@pytest.mark.parametrize("preset", [{"a": 1}, [1], 3, "gpt-9"])
-def test_presets_are_names(preset: Any) -> None:
-    data = read_recipe("gpt-small")
-    with pytest.raises(InputError, match=r"model\.architecture\.preset .* is unknown; expected one of"):
-        parse(data | {"model": {"architecture": {"preset": preset}, "scheme": "xavier"}})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import resource
 import shutil
 import signal
 import threading
@@ -17,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 import trained
-from signalprop_lab.training.callbacks import Lines
 from signalprop_lab.training.recipe import parse
 from signalprop_lab.training.run import train
 from signalprop_lab.training.weight_files import WEIGHTS
@@ -74,14 +71,6 @@ class TestKilled:
         killed_until_done(folder, out, 8, seed)
         assert same_course(folder / "whole", out)
 
-    def test_before_anything_was_written(self, folder: Path, tmp_path: Path) -> None:
-        out = tmp_path / "run"
-        out.mkdir()
-        (out / ".lock").touch()
-        (out / ".0123456789abcdef.tmp").write_text("name: ti")
-        run(recipe_of(folder), out, resume=True)
-        assert same_course(folder / "whole", out) and not list(out.glob(".*.tmp"))
-
 
 class TestStopped:
     def test_sigterm(self, folder: Path) -> None:
@@ -129,12 +118,6 @@ class TestDamaged:
         assert said.count("so it was not written to its end") == 2
         assert same_course(folder / "whole", out)
 
-    def test_half_a_line_of_the_log(self, folder: Path, out: Path) -> None:
-        with (out / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 24, "lo')
-        run(recipe_of(folder), out, resume=True)
-        assert same_course(folder / "whole", out)
-
 
 class TestNoRoom:
     @pytest.mark.slow
@@ -154,12 +137,6 @@ class TestNoRoom:
         assert checkpoint_steps(out) == had
         run(recipe, out, resume=True)
         assert same_course(folder / "whole", out)
-
-    def test_a_directory_that_cannot_be_written(self, folder: Path, tmp_path: Path) -> None:
-        said = tmp_path / "said"
-        (tmp_path / "file").write_text("x")
-        assert finish(start(recipe_of(folder), tmp_path / "file" / "run", said)) == 2
-        assert said.read_text().count("\n") == 1 and "cannot write in" in said.read_text()
 
 
 class TestLogs:
@@ -210,24 +187,6 @@ class TestLogs:
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"cannot write {out / 'metrics.jsonl'} (Is a directory)" in said
         assert same_course(folder / "whole", out)
-
-
-@pytest.mark.usefixtures("capsys")  # what is said would go to a file, which cannot grow either
-def test_a_line_that_fails_midway_is_written_once(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "m.jsonl")
-    lines.append({"step": 1, "loss": 1.0})
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "m.jsonl").stat().st_size + 5, limit[1]))
-    try:
-        lines.append({"step": 2, "loss": 2.0})
-        lines.append({"step": 3, "loss": 3.0})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, before)
-    assert (tmp_path / "m.jsonl").read_text().count("\n") == 1
-    lines.append({"step": 4, "loss": 4.0})
-    assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
 
 
 class TestTwoAtOnce:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import integrations
 
-from signalprop.cli import run as run_command
 from signalprop.errors import InputError
 from signalprop_lab.training import environment
 from signalprop_lab.training.networks import network_of
@@ -82,19 +79,6 @@ def test_a_run_by_muon_goes_on_where_it_was(tmp_path: Path, scheme: tuple[str, .
     assert run(tmp_path / "run", "budget.steps=4", *muon, resume=True).eval_loss == whole.eval_loss
 
 
-def test_the_rest_has_a_rate_of_its_own_beside_muon(tmp_path: Path) -> None:
-    losses = {
-        run(tmp_path / rate, "budget.steps=2", "optimizer.name=muon", f"optimizer.rest_rate={rate}").eval_loss
-        for rate in ("1e-3", "2e-3")
-    }
-    assert len(losses) == 2
-
-
-def test_a_rate_beside_muon_needs_muon() -> None:
-    with pytest.raises(InputError, match="rest_rate"):
-        load_recipe("bytes-decoder", ["optimizer.rest_rate=1e-3"])
-
-
 def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["data.streaming=true", "data.validation=0.2", f"data.source={tmp_path / 'a.txt'}"]
     (tmp_path / "a.txt").mkdir()
@@ -112,46 +96,6 @@ def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_layers_that_are_computed_again_learn_the_same(tmp_path: Path, four: Result) -> None:
     again = run(tmp_path / "run", "budget.steps=4", "gradient_checkpointing=true")
     assert again.eval_loss == four.eval_loss
-
-
-def test_a_loss_is_told_in_the_units_of_others(four: Result) -> None:
-    assert four.eval_loss is not None
-    assert four.scores["perplexity"] == pytest.approx(math.exp(four.eval_loss))
-    assert four.scores["bits_per_byte"] == pytest.approx(four.eval_loss / math.log(2), rel=0.01)  # an id is a byte
-
-
-def test_a_logger_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="report_to names 'no-such-logger'"):
-        run(tmp_path / "run", "report_to=[no-such-logger]")
-
-
-def test_too_few_validation_examples_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text("the same words. " * 300)
-    few = (f"data.source={tmp_path / 'a.txt'}", "data.validation=0.1", "budget.steps=1")
-    run(tmp_path / "run", *few, "cadence.validation_examples=512")
-    assert "of the 512 validation examples that cadence.validation_examples asks for" in capsys.readouterr().err
-    run(tmp_path / "enough", *few, "cadence.validation_examples=2")
-    assert "validation examples" not in capsys.readouterr().err
-
-
-def test_a_logger_gets_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[dict[str, float]] = []
-    logger = integrations.TensorBoardCallback
-    monkeypatch.setattr(logger, "on_log", lambda *_, logs, **more: logged.append(logs))
-    run(tmp_path / "run", "report_to=[tensorboard]", "budget.steps=2", "cadence.log=1")
-    assert sum("loss" in line for line in logged) == 4 and any("eval_loss" in line for line in logged)
-
-
-def test_speech_that_is_not_there_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"no must-c/en-de/train\.tsv; name your data with --set data\.source=PATH"):
-        train("speech-12-6x256", tmp_path / "run", progress=False)
-
-
-def test_an_earlier_run_that_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="first run signalprop train llama-small"):
-        train("lora-small", tmp_path / "run", progress=False)
 
 
 def test_the_revision_is_signalprops_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,21 +124,6 @@ def test_warm_up_stable_decay() -> None:
     schedule = Schedule(kind="wsd", warmup=10, decay=0.25, final=0.1)
     assert [rate_factor(step, 100, schedule) for step in (0, 9, 10, 75)] == [0.1, 1.0, 1.0, 1.0]
     assert rate_factor(99, 100, schedule) == pytest.approx(0.1 + 0.9 / 25)
-
-
-def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["train", "--list"]) == 0
-    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
-    rows = {name: line[1:4] for name, line in lines.items()}
-    assert rows["recipe"] == ["reads", "network", "GPU"]
-    units = {name: line[5] for name, line in lines.items() if len(line) > 5}
-    assert units["llama-1b"] == "days" and units["bert-192x256"] == "h" and units["bytes-decoder"] == "min"
-    assert rows["vit-small"] == ["digits", "no", "no"] and rows["llama-130m"] == ["allenai/c4", "yes", "yes"]
-
-
-def test_wikipedia_has_no_split_to_validate_on() -> None:
-    for name in ("bert-12x768", "bert-48x384"):
-        assert load_recipe(name).data.validation == 0.1
 
 
 def test_factors_on_the_rates_of_roles() -> None:

@@ -6,7 +6,6 @@ import gzip
 import lzma
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preparing import documents_of, lines, text_of
+from preparing import documents_of, lines
 from signalprop.errors import InputError
 from signalprop_lab.training import sides as sides_module
 from signalprop_lab.training import sources
@@ -22,7 +21,7 @@ from signalprop_lab.training.pairs_and_labels import Pair, classified, pairs
 from signalprop_lab.training.position import Position, one_by_one
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import document_sides, held_out, key_of, sides, stretches
-from signalprop_lab.training.sources import Place, is_hub_name, open_table, training_place
+from signalprop_lab.training.sources import training_place
 
 DOCUMENTS = [text.replace("\n", " ") for text in documents_of(40)]
 ROWS = [{"id": i, "text": text} for i, text in enumerate(DOCUMENTS)]
@@ -85,68 +84,16 @@ def test_documents_are_the_same_from_every_kind_of_source(write: Callable[[Path]
     assert sorted(found.train + found.validation) == DOCUMENTS[:7]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_names_of_sets(streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(name: str, subset: str | None, *, split: str, streaming: bool) -> Any:
-        asked.append((name, subset, split, streaming))
-        found = datasets.Dataset.from_list(ROWS if split == "train" else ROWS[:3])
-        return found.to_iterable_dataset() if streaming else found
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data = Data(source="owner/some-set", subset="en", validation="test", streaming=streaming)
-    found = document_sides(data)
-    assert (found.train, found.validation) == (DOCUMENTS, DOCUMENTS[:3])
-    assert asked == [("owner/some-set", "en", "train", streaming), ("owner/some-set", "en", "test", streaming)]
-
-
-def test_what_a_set_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*args: Any, **options: Any) -> Any:
-        raise ConnectionError("no route to\nthe hub")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError, match=r"^cannot read the data set 'owner/name': no route to$"):
-        documents(Data(source="owner/name"))
-
-
-@pytest.mark.parametrize("name", ["wikitext", "owner/name", "owner/name.v2"])
-def test_hub_names(name: str) -> None:
-    assert is_hub_name(name)
-
-
-@pytest.mark.parametrize("name", ["sotu", "digits", "/a/b", "./a", "a/b/c", "a.txt", "a.jsonl.gz", "a b", "tests"])
-def test_no_hub_names(name: str) -> None:
-    assert not is_hub_name(name)
-
-
 class TestBadInput:
     def refused(self, data: Data, match: str) -> None:
         with pytest.raises(InputError, match=match) as caught:
             document_sides(data)
         assert "\n" not in str(caught.value)
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
-        self.refused(Data(source=str(tmp_path / "a.txt")), "no such file or directory")
-
-    def test_empty_directory(self, tmp_path: Path) -> None:
-        self.refused(Data(source=str(tmp_path)), "holds no file of these kinds: .txt")
-
     @pytest.mark.parametrize("write", [as_jsonl, as_tsv, as_csv, as_parquet, as_saved])
     def test_missing_column_names_the_columns_there_are(self, write: Callable[[Path], Path], tmp_path: Path) -> None:
         data = Data(source=str(write(tmp_path)), text="body")
         self.refused(data, r"(no column 'body'; its columns: (id, text|1, 2); name one with data.text)")
-
-    def test_cells(self, tmp_path: Path) -> None:
-        (tmp_path / "a.tsv").write_text("text\tlabel\na\tb\nc\n")
-        self.refused(Data(source=str(tmp_path / "a.tsv")), r"a\.tsv: line 3 has 1 cells; the first line has 2")
-
-    def test_no_text(self, tmp_path: Path) -> None:
-        self.refused(Data(source=str(lines(tmp_path / "a.jsonl", [{"text": 3}]))), "row 1 has '3' in 'text'; expected")
-
-    def test_later_row_without_the_field(self, tmp_path: Path) -> None:
-        found = lines(tmp_path / "a.jsonl", [{"text": "a"}, {"body": "b"}])
-        self.refused(Data(source=str(found)), "row 2 has 'None' in 'text'; expected text")
 
     @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv", "a.tsv"])
     def test_empty_and_broken_files(self, name: str, tmp_path: Path) -> None:
@@ -167,10 +114,6 @@ class TestBadInput:
     def test_validation_that_is_the_training_data(self, tmp_path: Path) -> None:
         source = str(as_jsonl(tmp_path))
         self.refused(Data(source=source, validation=source), "which is the training data")
-
-    def test_an_empty_file(self, tmp_path: Path) -> None:
-        (tmp_path / "a.txt").write_text("")
-        self.refused(Data(source=str(tmp_path / "a.txt"), validation=0.1), r"a\.txt holds fewer than two different")
 
 
 # --- what is held out --------------------------------------------------------------------------------------
@@ -196,12 +139,6 @@ def test_stretches_join_to_the_text(parts: int, text: str) -> None:
     assert all(part[0].isspace() for part in found[1:])
 
 
-def test_stretches_are_of_about_equal_length() -> None:
-    found = list(stretches(text_of(0, 4000), 200))
-    assert len(found) == 200
-    assert max(map(len, found)) - min(map(len, found)) < 20
-
-
 def both(data: Data) -> tuple[list[str], list[str]]:
     found = document_sides(data)
     return found.train, found.validation
@@ -215,23 +152,6 @@ def test_no_document_is_on_both_sides(tmp_path: Path) -> None:
     assert len(set(validation)) == 8
     other = both(Data(source=str(lines(tmp_path / "b.jsonl", ROWS[::-1])), validation=0.2))
     assert set(other[1]) == set(validation)
-
-
-def test_one_long_document_is_cut(tmp_path: Path) -> None:
-    text = text_of(1, 6000)
-    (tmp_path / "a.txt").write_text(text, "utf-8")
-    train, validation = both(Data(source=str(tmp_path / "a.txt")))
-    assert (len(train), len(validation)) == (190, 10)
-    assert sum(map(len, train + validation)) == len(text)
-    assert not set(train) & set(validation)
-    assert all(part in text for part in train)
-
-
-def test_a_split_of_its_own(tmp_path: Path) -> None:
-    for name, texts in (("train", DOCUMENTS[:30]), ("test", DOCUMENTS[30:])):
-        (tmp_path / name).mkdir()
-        lines(tmp_path / name / "a.jsonl", [{"text": text} for text in texts])
-    assert both(Data(source=str(tmp_path), validation="test")) == (DOCUMENTS[:30], DOCUMENTS[30:])
 
 
 def test_streams_hold_out_the_same_documents_wherever_they_begin(
@@ -291,15 +211,6 @@ def test_pairs(name: str, content: str, more: dict[str, str], tmp_path: Path) ->
     assert all_pairs(Data(source=str(tmp_path / name), **more)) == PAIRS
 
 
-def test_bad_pairs(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("src\tother\na\tb\n")
-    with pytest.raises(InputError, match=r"no column 'target' or 'tgt'; its columns: src, other; .* data\.target"):
-        all_pairs(Data(source=str(tmp_path / "a.tsv")))
-    found = str(lines(tmp_path / "a.jsonl", [{"translation": {"en": "a", "es": "b"}}]))
-    with pytest.raises(InputError, match=r"row 1 .*; its languages: en, es; name two of them with data\.text"):
-        all_pairs(Data(source=found, text="en", target="fr"))
-
-
 def test_classified(tmp_path: Path) -> None:
     rows = [{"sentence": "good", "label": 1}, {"sentence": "bad", "label": 0}]
     features = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["n", "p"])})
@@ -309,19 +220,3 @@ def test_classified(tmp_path: Path) -> None:
         found, known = classified(data, training_place(data))
         assert [(x.text, x.label) for x in found] == [("good", 1), ("bad", 0)]
         assert known == names
-
-
-def test_passages_of_the_embedded_text() -> None:
-    found = list(classified(Data(), training_place(Data()))[0])
-    assert {x.label for x in found} == {f"{year}-{year + 49}" for year in range(1750, 2050, 50)}
-    assert {len(x.text.split()) for x in found} == {100}
-    by_year = {x.origin[:4]: x.label for x in found}
-    assert by_year["1799"] == "1750-1799" and by_year["1800"] == "1800-1849" and by_year["1863"] == "1850-1899"
-    assert len({x.origin for x in found[:200]}) == 200
-
-
-def test_tables_of_a_directory_are_read_in_order(tmp_path: Path) -> None:
-    for i, name in enumerate("ba"):
-        lines(tmp_path / f"{name}.jsonl", [{"text": DOCUMENTS[i]}])
-    table = open_table(Data(), Place(str(tmp_path), "train"))
-    assert [row["text"] for _, row in table.read("text")] == [DOCUMENTS[1], DOCUMENTS[0]]

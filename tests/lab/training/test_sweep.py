@@ -21,12 +21,7 @@ from signalprop.errors import InputError
 from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep
 from signalprop_lab.training.sweep import (
-    difference,
-    duration,
-    expected_seconds,
     open_points,
-    outstanding,
-    own_device,
     prepare,
     sweep,
     work,
@@ -118,27 +113,6 @@ def test_other_settings_are_refused(written, tmp_path, lines) -> None:
     go(written(**SMALL), out, lines)
     with pytest.raises(InputError, match=r"budget\.steps was 12, is 13.*another directory"):
         go(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}), out, lines)
-
-
-def test_a_damaged_file_is_named(written, tmp_path, lines) -> None:
-    out = tmp_path / "out"
-    go(written(**SMALL), out, lines)
-    file = next(out.glob("runs/*/*/seed=0.json"))
-    for content in ("nonsense", "{}", "[]", '{"point": {}, "curve": []}'):
-        file.write_text(content)
-        with pytest.raises(InputError, match=r"seed=0\.json"):
-            go(written(**SMALL), out, lines)
-
-
-def test_a_score_to_maximise(written, tmp_path, lines) -> None:
-    by_loss = go(written(**SMALL), tmp_path / "a", lines)
-    by_score = go(written(**SMALL, score="accuracy", direction="maximize"), tmp_path / "b", lines)
-    assert {entry.point for entry in by_loss} == {entry.point for entry in by_score}  # 1 / loss: the same order
-
-
-def test_a_score_that_no_run_has(written, tmp_path, lines) -> None:
-    with pytest.raises(InputError, match=r"no score 'bleu'.*accuracy.*eval_loss"):
-        go(written(**SMALL, score="bleu"), tmp_path / "out", lines)
 
 
 def test_runs_that_raise_are_told_and_the_others_done(written, tmp_path, lines) -> None:
@@ -288,20 +262,6 @@ def test_killed_at_any_moment_it_goes_on(written, tmp_path, lines) -> None:
 
 
 @pytest.mark.slow
-def test_several_processes_share_the_runs(written, tmp_path, lines) -> None:
-    path, out = written(), tmp_path / "out"
-    ran = [process(path, out, jobs=2, pause="0.01") for _ in range(2)]
-    texts = [running.communicate(timeout=300)[1] for running in ran]
-    assert [running.returncode for running in ran] == [0, 0], texts
-    assert {directory: at for directory, at in starts(out).items() if at != [0]} == {}
-    pids = {line.split()[1] for file in out.glob("runs/**/started.txt") for line in file.read_text().splitlines()}
-    assert len(pids) > 1
-    shared = {e.point: e.row["eval_loss"] for e in done(go(path, out, lines))}
-    assert lines == []
-    assert shared == {e.point: e.row["eval_loss"] for e in go(path, tmp_path / "alone", lines)}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["parent by its terminal", "parent", "a worker", "parent with -9"])
 def test_several_processes_end_together_or_carry_on(whom, written, tmp_path, lines) -> None:
     path, out = written(**SMALL), tmp_path / "out"
@@ -330,33 +290,3 @@ def test_several_processes_end_together_or_carry_on(whom, written, tmp_path, lin
     else:
         assert running.returncode != 0
         assert len(done(runs.entries())) < len(done(go(path, out, lines)))
-
-
-def test_what_is_left_is_told(written, tmp_path, lines) -> None:
-    grid = load_sweep(written(**SMALL))
-    costs = {cell: {} for cell in grid.cells}
-    assert outstanding(grid, costs) == {"2": 4, "8": 4}
-    costs["2"] = {(0.03, 0): 1.0, (0.1, 0): 0.5, (0.3, 0): 1.0}
-    assert outstanding(grid, costs) == {"2": 1, "8": 4}
-    costs["2"][0.3, 0] = 0.1  # the outermost: one further, then a seed
-    assert outstanding(grid, costs)["2"] == 1
-    entries = go(written(**SMALL), tmp_path / "out", lines)
-    assert expected_seconds(entries, {"2": 3, "8": 1, "new": 1}) == 2.5
-    assert [duration(s) for s in (5, 600, 7200)] == ["5 s", "10 min", "2.0 h"]
-
-
-def test_a_difference_is_named() -> None:
-    assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3}) == "c was 2, is 3"
-    assert difference({"a": {"b": 1, "d": 0}}, {"a": {"b": 1}}) == "a.d was 0, is its default"
-
-
-def test_every_process_has_a_gpu_of_its_own(monkeypatch) -> None:
-    given = []
-    for i in range(4):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-        own_device(i)
-        given.append(os.environ["CUDA_VISIBLE_DEVICES"])
-    assert given == ["3", "5", "7", "3"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    own_device(1)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

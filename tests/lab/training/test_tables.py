@@ -17,14 +17,12 @@ from hypothesis import strategies as st
 from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
-from signalprop_lab.training.course import course_of, course_rows
 from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import (
     as_csv,
     as_parquet,
     flat,
-    markdown_table,
     not_told_apart,
     page,
     rates_table,
@@ -40,7 +38,6 @@ from signalprop_lab.training.verdicts import (
     NONE,
     OPEN,
     overall,
-    smallest_visible,
     verdicts,
 )
 from sweeping import BASE, CHANCE, SWEEP
@@ -133,48 +130,10 @@ def test_a_control_that_does_not_train_voids_what_others_show_by_not_training() 
     assert kinds(losses | {ONE: [3.0, 3.1]}, checks[:2], controls=[ONE]) == [CONFIRMED, CONFIRMED]
 
 
-def test_what_a_sweep_cannot_see_is_said_before_and_after() -> None:
-    losses = {ONE: [2.0, 2.2], TWO: [2.3, 2.9]}
-    fields = {"verdict": [{"less": [ONE, TWO], "effect": 0.05}], "spread": 0.2}
-    text = page(stored(losses, **fields))
-    assert f"2 seeds can see: {smallest_visible(0.2, 2):.2g}" in text
-    assert "the paper's 0.05 cannot be seen" in text
-    assert "the paper's 0.05 could not have been seen: the smallest that could is 0.4" in text
-
-
-def test_a_lead_is_followed_over_the_steps() -> None:
-    rng = np.random.default_rng(0)
-    courses = {cell: rng.uniform(1, 3, (4, 5)) for cell in (ONE, TWO)}
-    sweep = sweep_of(seeds=[0, 1, 2, 3], verdict=[{"less": [TWO, ONE]}, {"trains": [ONE]}])
-    entries = [
-        entry(sweep, cell, seed, 2.0, course=courses[cell][seed].tolist()) for cell in (ONE, TWO) for seed in range(4)
-    ]
-    store = store_of(grid_of(sweep, BASE), entries)
-    (row,) = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
-    difference = courses[ONE] - courses[TWO]
-    means, errors = difference.mean(0), difference.std(0, ddof=1) / 2
-    assert row == [f"{TWO} ends below {ONE}", *(f"{m:+.4f} ± {e:.4f}" for m, e in zip(means, errors, strict=True))]
-    assert f"| {row[3]} " in page(store)
-    assert "course" not in as_csv(store["rows"])
-
-
-def test_the_course_of_a_run_is_its_mean_loss_by_fifths() -> None:
-    lines = [{"step": step, "loss": float(step)} for step in range(1, 21)]
-    assert course_of([*lines, {"step": 20, "eval_loss": 1.0}], 20) == [2.5, 6.5, 10.5, 14.5, 18.5]
-    assert course_of(lines[:16], 20) is None
-    assert course_of([*lines[:19], {"step": 20, "loss": math.nan}], 20) is None
-
-
 def test_one_function_under_two_names_is_named() -> None:
     same = {ONE: [2.0, 2.2], TWO: [2.0, 2.2], THREE: [2.0, 2.3]}
     assert f"equal to the last digit at every seed: {ONE} and {TWO}." in page(stored(same))
     assert "equal to the last digit" not in page(stored({ONE: [2.0, 2.2], TWO: [2.0, 2.3]}))
-
-
-def test_equal_scores_of_other_losses_are_not_one_function() -> None:
-    sweep = sweep_of(score="accuracy")
-    entries = [entry(sweep, cell, 0, loss, scores={"accuracy": 0.5}) for cell, loss in ((ONE, 2.0), (TWO, 2.1))]
-    assert "equal to the last digit" not in page(store_of(grid_of(sweep, BASE), entries))
 
 
 def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> None:
@@ -184,30 +143,6 @@ def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> 
     (_, better, _), (_, worse, told) = verdicts(store)
     assert better == CONFIRMED  # it is the better one whose best value is the outermost
     assert worse == NONE and "0.01, the best of plain / 8, is the outermost that was tried" in told
-
-
-@pytest.mark.parametrize(("plain", "kind"), [((2.2, 2.1, 2.0), NONE), ((2.2, 2.0, 2.1), CONFIRMED)])
-def test_an_outermost_warm_up_is_not_tuned_either(plain, kind) -> None:
-    warm_ups = {label: {"schedule.warmup": int(label)} for label in ("1", "2", "4")}
-    axes = {"method": SWEEP["axes"]["method"], "warm-up": warm_ups}
-    sweep = sweep_of(axes=axes, best_of=["warm-up"], verdict=[{"less": ["scaled", "plain"]}])
-    losses = {"plain": plain, "scaled": (1.7, 1.5, 1.6)}
-    entries = [
-        entry(sweep, f"{method} / {label}", seed, loss + seed / 100)
-        for method, row in losses.items()
-        for label, loss in zip(warm_ups, row, strict=True)
-        for seed in ((0, 1) if loss == min(row) else (0,))
-    ]
-    _, found, told = verdicts(store_of(grid_of(sweep, BASE), entries))[0]
-    assert found == kind and ("warm-up 4, the best of plain, is the outermost" in told) == (kind == NONE)
-
-
-def test_two_seeds_that_agree_by_chance_prove_nothing() -> None:
-    wide = {THREE: [3.0, 3.4], FOUR: [2.4, 2.0]}
-    close = {ONE: [2.5, 2.51], TWO: [2.6, 2.61]}
-    check = [{"less": [ONE, TWO]}]
-    assert kinds(close, check) == [CONFIRMED]
-    assert kinds(close | wide, check) == [INVISIBLE]
 
 
 @pytest.mark.parametrize(
@@ -226,15 +161,6 @@ def test_runs_that_fail_are_the_worst(one, other, kind) -> None:
     assert kinds({ONE: one, TWO: other}, [{"less": [ONE, TWO]}]) == [kind]
 
 
-def test_a_score_to_maximise_turns_the_order_round() -> None:
-    losses = {ONE: [2.0, 2.01], TWO: [3.0, 3.02]}
-    check = [{"less": [TWO, ONE]}]
-    assert kinds(losses, check, score="accuracy", direction="maximize") == [CONFIRMED]
-    assert kinds(losses, check) == [CONTRADICTED]
-    failed = {ONE: [2.0, 2.01], TWO: [None, None]}
-    assert kinds(failed, check, score="accuracy", direction="maximize") == [CONFIRMED]
-
-
 def test_what_trains_and_what_does_not() -> None:
     losses = {ONE: [2.0, 4.97], TWO: [2.0, 4.985], THREE: [None, 5.1], FOUR: [None, 2.0]}
     names = (ONE, TWO, THREE, FOUR)
@@ -245,14 +171,6 @@ def test_what_trains_and_what_does_not() -> None:
     stays = "1 of 2 on the plateau after 12 steps"
     for word in (stays, f"diverged, {stays}", "1 of 2 diverged"):
         assert word.replace("diverged, ", "1 of 2 diverged, ") in text
-
-
-def test_missing_runs_leave_it_open() -> None:
-    sweep = sweep_of(seeds=[0, 1], verdict=[{"less": [ONE, TWO]}, {"trains": [FOUR]}])
-    entries = [entry(sweep, ONE, 0, 2.0), entry(sweep, ONE, 1, 2.1), entry(sweep, TWO, 0, 3.0)]
-    store = store_of(grid_of(sweep, BASE), entries)
-    assert [kind for _, kind, _ in verdicts(store)] == [OPEN, OPEN]
-    assert "(runs missing)" in results_table(store)
 
 
 @pytest.mark.parametrize(
@@ -322,15 +240,6 @@ def test_the_page_has_it_all(tuned) -> None:
     assert "1 pruned" in text
 
 
-def test_the_page_says_which_code_ran() -> None:
-    store = stored({ONE: [2.0, 2.1], TWO: [1.0, 1.1]})
-    assert "Revision of signalprop: 0123456789.\n" in page(store)
-    for row, revision in zip(store["rows"], ("0123456789abcdef-dirty", None), strict=False):
-        row["revision"] = revision
-    said = " ".join(page(store).split())
-    assert "0123456789 (2 runs), 0123456789 with changes (1 runs), not known (1 runs)." in said
-
-
 def test_csv_and_parquet_hold_every_run(tuned) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     grid, entries = tuned
@@ -344,13 +253,6 @@ def test_csv_and_parquet_hold_every_run(tuned) -> None:
     ]
     assert [x["eval_loss"] for x in lines] == ["" if x["eval_loss"] is None else repr(x["eval_loss"]) for x in rows]
     assert "score_accuracy" in lines[0]
-
-
-def test_nothing_has_run_yet() -> None:
-    store = store_of(grid_of(sweep_of(), BASE), [])
-    assert "No run has ended yet" in page(store)
-    assert as_csv([]) == "cell\n"
-    assert as_parquet([])
 
 
 def test_a_page_is_made_of_what_is_stored(tuned, tmp_path) -> None:
@@ -390,20 +292,6 @@ def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
     assert len(listed.splitlines()) <= 60
 
 
-def test_a_run_on_two_pages_is_one_run(tmp_path, monkeypatch) -> None:
-    from benchmarks import results
-
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    stores = {"a": {ONE: [2.0, 2.1], TWO: [1.0, 1.1]}, "b": {ONE: [2.0, 2.1], TWO: [1.5, 1.6]}}
-    for name, losses in stores.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(stored(losses)))
-    said = results.counted()
-    assert said.startswith("8 runs of sweeps are stored; 6 of them are different.")
-    assert said.endswith("for each other: [a](a.md) and [b](b.md) 2.")
-    (tmp_path / "b.json").unlink()
-    assert results.counted() == "4 runs of sweeps are stored; 4 of them are different."
-
-
 def test_when_networks_leave_the_plateau() -> None:
     from benchmarks import results
 
@@ -412,11 +300,3 @@ def test_when_networks_leave_the_plateau() -> None:
     said = results.plateau({"rows": rows})
     assert "- a: after 70 (6 layers) steps; never at 24 layers (1 runs)" in said
     assert "- b: after no number of steps; never at 24 layers (1 runs)" in said
-
-
-@settings(max_examples=50)
-@given(st.lists(st.lists(st.text("ab |\\±-", max_size=5), min_size=2, max_size=2), max_size=4))
-def test_tables_stay_tables(rows) -> None:
-    lines = markdown_table(["a", "b"], rows).splitlines()
-    assert len(lines) == 2 + len(rows)
-    assert len({len(line) for line in lines}) == 1

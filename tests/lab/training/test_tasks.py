@@ -24,7 +24,7 @@ from preparing import documents_of, lines, recipe, text_of
 from signalprop.data.batches import image_batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop_lab.training import examples, tasks
+from signalprop_lab.training import examples
 from signalprop_lab.training import position as position_module
 from signalprop_lab.training import tokenized as tokenized_module
 from signalprop_lab.training.examples import (
@@ -43,8 +43,8 @@ from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Tokenizer
 from signalprop_lab.training.sides import document_sides
-from signalprop_lab.training.speech import log_mel, resampled, spectra, synthetic_frames, synthetic_texts
-from signalprop_lab.training.tasks import classes_of, prepare
+from signalprop_lab.training.speech import log_mel, spectra, synthetic_frames
+from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.tokenizers import ids_of, serialized, train
 
 BYTES = {"kind": "bytes"}
@@ -141,28 +141,6 @@ def test_masks(corpus: Path, cache: Path) -> None:
         assert abs(counts[part] / counts[whole] - share) < 4 * spread, part
 
 
-def test_one_position_is_asked_for_at_least() -> None:
-    make = tasks.Masking(1e-9, 3, np.arange(4, 10))
-    e = make(np.array([2, 5, 2]), np.random.default_rng(0))
-    assert e["labels"].tolist() == [IGNORED, 5, IGNORED]
-    assert make(np.array([2, 2]), np.random.default_rng(0))["labels"].tolist() == [IGNORED, IGNORED]
-
-
-def test_validation_is_the_same_every_time(corpus: Path, cache: Path) -> None:
-    prepared = prepare(recipe("masked-lm", cache, source=corpus, tokenizer=BYTES, seq_len=32))
-    first, second = validation(prepared), validation(prepared)[::-1][::-1]
-    assert all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
-    assert not np.array_equal(example(prepared, 0, 1)["tokens"], example(prepared, 0, 2)["tokens"])
-
-
-def test_training_is_the_same_for_a_seed(corpus: Path, cache: Path) -> None:
-    runs = []
-    for order in (range(40), reversed(range(40))):
-        read = Ordered(prepare(recipe("masked-lm", cache, source=corpus, tokenizer=BPE, seq_len=32)).train, 40, 3)  # type: ignore[arg-type]
-        runs.append({i: read[i]["tokens"].tolist() for i in order})
-    assert runs[0] == runs[1]
-
-
 def test_chance_is_the_cross_entropy_of_the_training_frequencies(corpus: Path, cache: Path) -> None:
     prepared = prepare(recipe("causal-lm", cache, source=corpus, tokenizer=BYTES, seq_len=20))
     n = len(prepared.train)  # type: ignore[arg-type]
@@ -240,30 +218,6 @@ def content(one: Example) -> list[Any]:
     return [(name, one[name].tolist()) for name in sorted(one)]
 
 
-def test_too_little_text(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.txt").write_text("a few words of text, and no more")
-    says = r"training text of .* has \d+ tokens, one sequence needs 129; give a longer text, a smaller share"
-    with pytest.raises(InputError, match=says):
-        prepare(recipe("causal-lm", cache, source=tmp_path / "a.txt", tokenizer=BYTES))
-
-
-@pytest.mark.parametrize("task", ["causal-lm", "masked-lm"])
-def test_streams_of_text(task: str, corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples, "BUFFER", 16)
-    settings = {"source": corpus, "tokenizer": BYTES, "seq_len": 16, "validation": 0.2}
-    prepared = prepare(recipe(task, cache, streaming=True, **settings))
-    n = 300
-    runs = [[e["labels"].tolist() for e in Streamed(prepared.train, n, seed)] for seed in (0, 0, 1)]  # type: ignore[arg-type]
-    assert runs[0] == runs[1] != runs[2]
-    if task == "causal-lm":
-        once = [e["labels"].tolist() for e in prepared.train.examples(0)]  # type: ignore[union-attr]
-        text = bytes(x - 4 if x > 3 else 10 for row in once for x in row).decode(errors="replace")
-        held = document_sides(Data(source=str(corpus), validation=0.2, streaming=True)).validation
-        assert len(held) > 1 and not any(one[:6] in text for one in held)
-        assert sorted(once) == sorted(e["labels"].tolist() for e in prepared.train.examples(5))  # type: ignore[union-attr]
-        assert once != [e["labels"].tolist() for e in prepared.train.examples(5)]  # type: ignore[union-attr]
-
-
 # --- the cache ---------------------------------------------------------------------------------------------
 
 
@@ -292,21 +246,6 @@ def test_a_damaged_cache_is_made_anew(left: int, corpus: Path, tmp_path: Path) -
     path.write_bytes(content[:left])
     assert everything(prepare(r)) == made
     assert path.read_bytes() == content
-
-
-def test_other_text_and_settings_are_other_entries(corpus: Path, tmp_path: Path) -> None:
-    def size(**settings: Any) -> int:
-        prepare(recipe("causal-lm", tmp_path, **({"source": corpus, "tokenizer": BYTES, "seq_len": 16} | settings)))
-        return len(list(tmp_path.rglob("*.safetensors")))
-
-    assert [size(), size(seq_len=32), size(tokenizer=BPE), size(validation=0.1), size(limit=30), size()] == [
-        1,
-        1,
-        2,
-        3,
-        4,
-        4,
-    ]
 
 
 @pytest.mark.slow
@@ -403,17 +342,6 @@ def test_images_are_the_same_from_every_kind_of_source(write: Any, tmp_path: Pat
     assert {(int(e["labels"]), e["patches"].round(3).tobytes()) for e in validation(prepared)} == expected
 
 
-def test_colours_and_sizes(tmp_path: Path, cache: Path) -> None:
-    source = write_folders(tmp_path, pictures(40, 3), np.arange(40) % 2)
-    shapes = {}
-    for channels in (1, 3):
-        for size in (8, 16):
-            settings = {"source": source, "image_size": size, "channels": channels, "patch_size": 2, "validation": 0.2}
-            prepared = prepare(recipe("image-classification", cache, **settings))
-            shapes[channels, size] = example(prepared, 0)["patches"].shape
-    assert shapes == {(1, 8): (16, 4), (1, 16): (64, 4), (3, 8): (16, 12), (3, 16): (64, 12)}
-
-
 def test_augmentation() -> None:
     image = np.arange(64.0).reshape(1, 8, 8) + 1
     seen = {augmented(image, np.random.default_rng(seed)).tobytes() for seed in range(300)}
@@ -421,29 +349,6 @@ def test_augmentation() -> None:
     crops = [augmented(image, np.random.default_rng(seed)) for seed in range(20)]
     assert all(set(crop.ravel()) <= {0.0, *image.ravel()} for crop in crops)
     assert image.tobytes() in seen and image[..., ::-1].tobytes() in seen
-
-
-def test_augmentation_is_for_training(tmp_path: Path, cache: Path) -> None:
-    source = write_folders(tmp_path, pictures(40), np.arange(40) % 2)
-    plain, moved = (
-        prepare(recipe("image-classification", cache, source=source, image_size=8, augment=a)) for a in (False, True)
-    )
-    assert any(not np.array_equal(example(plain, i)["patches"], example(moved, i)["patches"]) for i in range(5))
-    both = zip(validation(plain), validation(moved), strict=True)
-    assert all(np.array_equal(a["patches"], b["patches"]) for a, b in both)
-
-
-class TestBadImages:
-    def refused(self, source: Path, match: str, **settings: Any) -> None:
-        with pytest.raises(InputError, match=match) as caught:
-            prepare(recipe("image-classification", source.parent / "cache", source=source, **settings))
-        assert "\n" not in str(caught.value)
-
-    def test_folders(self, tmp_path: Path) -> None:
-        source = write_folders(tmp_path / "set", pictures(40), np.arange(40) % 3)
-        next((source / "train").rglob("*.png")).write_bytes(b"no image")
-        self.refused(source, r"cannot read the image in 'image' of")
-        self.refused(tmp_path / "none", "there is no such file or directory")
 
 
 # --- speech ------------------------------------------------------------------------------------------------
@@ -457,21 +362,8 @@ def test_log_mel_against_the_features_of_whisper() -> None:
     assert ours == pytest.approx(theirs, abs=1e-3)
 
 
-def test_features_are_normalised() -> None:
-    found = log_mel(np.random.default_rng(0).standard_normal(8000), Data(frame_dim=20))
-    assert found.shape == (51, 20) and found.dtype == np.float32
-    assert abs(found.mean(0)).max() < 1e-5 and abs(found.std(0) - 1).max() < 1e-5
-    assert np.isfinite(log_mel(np.zeros(10), Data())).all()
-
-
 def tone(rate: int, hz: float, seconds: float = 0.3) -> np.ndarray[Any, Any]:
     return 0.5 * np.sin(2 * np.pi * hz * np.arange(round(rate * seconds)) / rate)
-
-
-def test_resampling_keeps_a_tone() -> None:
-    data = Data(sample_rate=16_000)
-    found = resampled(tone(22_050, 440), 22_050, data)
-    assert found[500:-500] == pytest.approx(tone(16_000, 440)[: found.size][500:-500], abs=2e-3)
 
 
 SAID = [f"{name} {i}" for i, name in enumerate(["high", "low", "middle", "deep"] * 5)]
@@ -525,28 +417,6 @@ def test_speech_is_the_same_from_every_kind_of_source(table: str, tmp_path: Path
         assert not e["frames"][len(expected) :].any()
 
 
-@pytest.mark.parametrize("kind", ["flac", "ogg"])
-def test_kinds_of_sound(kind: str, tmp_path: Path, cache: Path) -> None:
-    sounds(tmp_path, kind, 8000)
-    (tmp_path / "a.tsv").write_text("".join(f"s{i}.{kind}\t{t}\n" for i, t in enumerate(SAID)))
-    assert len(validation(speech(tmp_path, cache))) == 4
-
-
-def test_long_utterances_are_left_out(tmp_path: Path, cache: Path) -> None:
-    sounds(tmp_path, "wav")
-    (tmp_path / "a.tsv").write_text("".join(f"s{i}\t{t}\n" for i, t in enumerate(SAID)))
-    prepared = speech(tmp_path, cache, seq_len=7, validation=0.5)
-    kept = sum(21 + i <= 28 for i in range(20))
-    assert prepared.notes == (
-        f"{20 - kept} of 20 examples are empty or longer than 7 tokens of 4 frames, and 10 of text, and left out",
-    )
-    assert prepared.facts["seq_len"] == 7
-    with pytest.raises(
-        InputError, match=r"no training example of .* fits into 2 tokens of 4 frames.*; raise data.seq_len"
-    ):
-        speech(tmp_path, cache, seq_len=2)
-
-
 def test_bad_speech(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "a.tsv").write_text("s0\thigh\ns1\tlow\n")
     with pytest.raises(InputError, match=r": row 1 names the sound 's0'; there is no such file"):
@@ -569,15 +439,6 @@ def test_synthetic_speech_can_be_understood() -> None:
     assert np.array_equal(frames, synthetic_frames(text, 40, 3))
     assert not np.array_equal(frames[:3], synthetic_frames(text, 40, 4)[:3])
     assert abs(frames.var() - 1) < 0.2
-
-
-def test_synthetic_speech(cache: Path) -> None:
-    prepared = speech("synthetic-speech", cache, limit=50, seq_len=30, target_len=30)
-    assert prepared.facts["seq_len"] == 30
-    e = example(prepared, 0)
-    assert e["frames"].shape == (120, 20) and e["frames"][:20].any() and len(e["labels"]) <= 21
-    texts = synthetic_texts(20, 50)
-    assert len(set(texts)) == len(texts) > 40 and max(len(t.encode()) for t in texts) <= 20
 
 
 # --- translation and classification ------------------------------------------------------------------------
@@ -620,13 +481,6 @@ def _first(labels: Any) -> Any:
 
 def torch_equal(a: Any, b: Any) -> bool:
     return bool((a == b).all())
-
-
-def test_joint_tokenizer(translations: Path, cache: Path) -> None:
-    settings = {"source": translations, "tokenizer": {"kind": "bpe", "vocab_size": 400}, "seq_len": 70}
-    prepared = prepare(recipe("translation", cache, ENCODER_DECODER, **settings))
-    vocabulary = prepared.tokenizer.get_vocab()
-    assert {"Ġhouse", "ĠHOUSE"} <= vocabulary.keys()
 
 
 def reviews(folder: Path, n: int = 40) -> Path:
@@ -674,18 +528,6 @@ def test_streams_of_examples(task: str, tmp_path: Path, translations: Path, cach
     held = content(validation(prepared))
     assert held and not set(held) & set(first)
     assert len(first) + len(held) == (30 if name == "patches" else 40)
-
-
-def test_classes() -> None:
-    assert classes_of(["b", "a", "b"], None).names == ("a", "b")
-    assert classes_of([3, 1], None).names == ("0", "1", "2", "3")
-    assert classes_of(["2", "0"], None).id_of("2") == 2
-    assert classes_of([0, 1], ("no", "yes")).id_of(1) == 1
-    assert classes_of(["yes"], ("no", "yes")).id_of("yes") == 1
-    with pytest.raises(InputError, match="the label 'c' is not one of the 2 classes a, b"):
-        classes_of(["b", "a"], None).id_of("c")
-    with pytest.raises(InputError, match="all labels are 'a'; expected at least two classes"):
-        classes_of(["a", "a"], None)
 
 
 def test_scores_against_scikit_learn() -> None:
