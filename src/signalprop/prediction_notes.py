@@ -22,7 +22,7 @@ from signalprop.sublayers.global_attention.roles import settings_of as global_se
 from signalprop.sublayers.mamba2.roles import settings as scan_settings
 
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
-_LARGE_SCORES = 8.0
+LARGE_SCORES = 8.0
 
 
 def _large_scores(p: Parametrization, profile: Profile) -> str:
@@ -36,10 +36,15 @@ def _large_scores(p: Parametrization, profile: Profile) -> str:
             "gradients 5 (12 layers) to 8 % (32) too high on average (fresh Gemma 4 of width 256)"
         )
     largest = scores_of(p).max(initial=0.0)
-    if largest <= _LARGE_SCORES:
+    if largest <= LARGE_SCORES:
         return ""
+    return scores_note(f"{largest:.3g}")
+
+
+def scores_note(variance: str) -> str:
+    """What to say of scores whose `variance` is above LARGE_SCORES."""
     return (
-        f"scores have variance {largest:.3g}: attention is nearly one-hot, and predicted gradients can be a third off "
+        f"scores have variance {variance}: attention is nearly one-hot, and predicted gradients can be a third off "
         "or more; use fidelity simulate"
     )
 
@@ -83,6 +88,12 @@ def _scan_without_norm(p: Parametrization) -> str:
     )
 
 
+QUERY_SIZES = (
+    "QK-norm divides every token by its own size, averages by their mean, and the epsilon of norms on branches lets "
+    "sizes differ: token correlations were 12 % off (fresh OLMo 2); fidelity kernel takes each by its own"
+)
+
+
 def _query_sizes(p: Parametrization, profile: Profile) -> str:
     """What to say of QK-norm on a stream whose tokens differ in size, by the epsilon of norms on branches; else ''."""
     a = p.architecture
@@ -90,10 +101,7 @@ def _query_sizes(p: Parametrization, profile: Profile) -> str:
         return ""
     if (profile.forward["branch"].variance > 0.9 * p.norm_output**2).all():
         return ""
-    return (
-        "QK-norm divides every token by its own size, averages by their mean, and the epsilon of norms on branches "
-        "lets sizes differ: token correlations were 12 % off (fresh OLMo 2); fidelity kernel takes each by its own"
-    )
+    return QUERY_SIZES
 
 
 def _large_logits(p: Parametrization, profile: Profile) -> str:
@@ -103,10 +111,13 @@ def _large_logits(p: Parametrization, profile: Profile) -> str:
     if p.skip.ndim > 1 or profile.gradient is None:
         return ""
     variance = decides_few(p, float(profile.forward["stream_out"].log_variance[-1]))
-    if not variance:
-        return ""
+    return logits_note(f"{variance:.3g}") if variance else ""
+
+
+def logits_note(variance: str) -> str:
+    """What to say of logits of a `variance` that lets a few words decide the softmax."""
     return (
-        f"logits have variance {variance:.3g}: a few words decide the softmax, and what two positions share of it is "
+        f"logits have variance {variance}: a few words decide the softmax, and what two positions share of it is "
         "an interpolation (fresh mT5: gradients 1.3 times the measured ones); use fidelity simulate"
     )
 
@@ -191,7 +202,7 @@ def _equal_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile)
 
 
 # Spread of ln of a token's variance (docs/limits.md) from which the mean over tokens is no longer predicted.
-_SPREAD = 0.3
+SPREAD = 0.3
 
 
 def _unstable(p: Parametrization, profile: Profile) -> str:
@@ -206,25 +217,30 @@ def _unstable(p: Parametrization, profile: Profile) -> str:
     bare = (p.placement == PLACEMENTS.index("none")) & rows_where(p, lambda kind: kind.name == "feed_forward")
     if not bare.any():
         return ""
-    growth = _gate_growth(a.activation)
+    growth = gate_growth(a.activation)
     branch, out = profile.forward["branch"].log_variance, profile.forward["stream_out"].log_variance
     share = np.minimum(p.branch**2 * np.exp(np.minimum(branch - out, 0.0)), 1.0)
     spread = math.sqrt(2 / a.d_model) * math.exp(min(np.log1p(share[bare] * max(growth, 0.0)).sum(), 700))
-    if spread <= _SPREAD:
+    if spread <= SPREAD:
         return ""
-    return (
-        f"without norms, differences between tokens grow through the gates, to a spread of {spread:.2g} in ln of the "
-        f"variance at the top: above {_SPREAD:g}, variances and gradients become many times the prediction (4 layers "
-        "of width 256: 14 and 50 times); take an activation of dks, or fidelity simulate"
-    )
+    return spread_note(f"{spread:.2g}")
 
 
-def _gate_growth(name: str) -> float:
+def gate_growth(name: str) -> float:
     """E z f f' / E f^2 of an activation `name`: what a gate adds to differences between tokens' variances."""
     f = activation(name)
     z, weight = np.polynomial.hermite_e.hermegauss(101)
     value = f.function(z)
     return float((weight * z * value * f.derivative(z)).sum() / (weight * value**2).sum())
+
+
+def spread_note(spread: str) -> str:
+    """What to say of gated stacks without norms whose `spread` is above SPREAD."""
+    return (
+        f"without norms, differences between tokens grow through the gates, to a spread of {spread} in ln of the "
+        f"variance at the top: above {SPREAD:g}, variances and gradients become many times the prediction (4 layers "
+        "of width 256: 14 and 50 times); take an activation of dks, or fidelity simulate"
+    )
 
 
 def _small_outputs(p: Parametrization) -> str:

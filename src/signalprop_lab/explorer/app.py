@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from signalprop.errors import InputError, require
 from signalprop_lab.explorer.curves import MOST, report, shown, takes_long
-from signalprop_lab.explorer.page import explorer_page
+from signalprop_lab.explorer.page import SERVED, explorer_page
 from signalprop_lab.explorer.settings import Settings, read
 
 HOSTS = ["127.0.0.1", "localhost"]
@@ -54,7 +54,7 @@ def application() -> Starlette:
         MissingExtra: plotly, whose JavaScript draws the curves, is not installed.
     """
     files = _files()
-    page = explorer_page().encode()
+    page = explorer_page(SERVED).encode()
 
     def index(_: Request) -> Response:
         return Response(page, media_type="text/html")

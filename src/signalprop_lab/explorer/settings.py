@@ -28,6 +28,13 @@ _FLAGS = {
     "seq_len": "--seq-len",
     "dropout": "--dropout",
 }
+# The last lines of `Settings.python`.
+PRINTS = (
+    'print("variance at the top", profile.forward["stream_out"].variance[-1])',
+    'print("token correlation at the top", profile.forward["stream_out"].token_correlation[-1])',
+    'print("gradient variance, first over last", profile.gradient["stream_in"].variance[0])',
+    'print("sensitivity", profile.sensitivity()["mean"])',
+)
 
 
 class Settings(Value):
@@ -98,10 +105,7 @@ class Settings(Value):
             ]
         lines += [
             f"profile = sp.predict(table, fidelity={self.fidelity!r})",
-            'print("variance at the top", profile.forward["stream_out"].variance[-1])',
-            'print("token correlation at the top", profile.forward["stream_out"].token_correlation[-1])',
-            'print("gradient variance, first over last", profile.gradient["stream_in"].variance[0])',
-            'print("sensitivity", profile.sensitivity()["mean"])',
+            *PRINTS,
         ]
         return "\n".join(lines) + "\n"
 
@@ -143,9 +147,9 @@ def of_preset(name: str) -> dict[str, Any]:
     return {field: getattr(a, field) for field in _NETWORK} | {"scheme": default_scheme(a)}
 
 
-def starts() -> dict[str, str]:
+def starts(fidelity: str = "auto") -> dict[str, str]:
     """Where it is good to start: the address of the page's state, by what is to be seen there."""
-    plain = Settings()
+    plain = Settings(fidelity=fidelity)  # type: ignore[arg-type]
     deep, wide = plain.model_copy(update={"n_layers": 192}), plain.model_copy(update={"norm_placement": "pre"})
     models = {name: plain.model_copy(update={"preset": name, **of_preset(name)}) for name in ("gpt2", "llama-7b")}
     return {

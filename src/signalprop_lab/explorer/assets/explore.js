@@ -141,6 +141,7 @@
 
   /** Post JSON; a refusal and an answer that is not a success become an error with the server's line. */
   async function post(path, body, signal) {
+    if (typeof offline !== "undefined") return offline.answer(body, presets);
     let answer;
     try {
       answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
@@ -349,7 +350,7 @@
     ink = free();
     asked(performance.now());
   });
-  part("download").addEventListener("click", download);
+  part("download")?.addEventListener("click", download);
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
   const redraw = () => { for (const { figure } of figures.values()) figure.refresh(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
