@@ -19,6 +19,12 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Runs and results (default: sweeps/NAME).")
     ] = None,
+    stored: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="A results.json of this sweep; its finished runs are not run again."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
     device: Annotated[
         str | None, typer.Option("--device", metavar="DEVICE", help="Where to train (default: a GPU if there is one).")
@@ -54,6 +60,7 @@ def sweep(
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
     from signalprop_lab.training.processes import see_only
+    from signalprop_lab.training.stored import restore
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr
     from signalprop_lab.training.sweep import sweep as run
     from signalprop_lab.training.tables import results_table, store_of, writers
@@ -67,9 +74,11 @@ def sweep(
         output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
         return
     folder = out or Path("sweeps") / grid.sweep.name
-    if table_only and not (folder / SWEEP).is_file():
+    if table_only and stored is None and not (folder / SWEEP).is_file():
         raise InputError(f"there are no runs in {folder}; start them without --table-only, or name --out")
     runs = prepare(grid, folder)
+    if stored is not None:
+        to_stderr(f"{restore(runs, stored)} finished runs taken from {stored}")
     try:
         if not table_only:
             for line in told:

@@ -6,7 +6,7 @@ the lock is one of the operating system, which lets go of it when the process di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,11 @@ class Runs:
 
     def take(self, point: Point) -> Claim | None:
         """A run for this process; None: another one has it, or it is done, or was tried often enough."""
-        filelock = require("filelock", "training")
-        path = self.out / f"{self.grid.directory(point)}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path.with_suffix(".lock"), timeout=0)
-        try:
-            lock.acquire()
-        except filelock.Timeout:
+        claim = self._claim(point)
+        if claim is None:
             return None
-        known = _read(path) if path.exists() else Entry(point)
+        known = claim.entry
         earlier = known.attempts if known.session == self.session else 0
-        claim = Claim(path, lock, known)
         if known.row is None and earlier < ATTEMPTS:
             settings = self.grid.settings(point)
             claim.write(settings=settings, error=None, session=self.session, attempts=earlier + 1, curve={})
@@ -94,6 +88,29 @@ class Runs:
             claim.write(error=f"its process died {earlier} times")
         claim.release()
         return None
+
+    def put(self, entry: Entry) -> bool:
+        """Write down a run that was finished elsewhere; False: it is done here, or a process has it."""
+        claim = self._claim(entry.point)
+        if claim is None:
+            return False
+        new = claim.entry.row is None
+        if new:
+            claim.write(settings=entry.settings, row=entry.row, error=None)
+        claim.release()
+        return new
+
+    def _claim(self, point: Point) -> Claim | None:
+        """The run's file, held; None: another process holds it."""
+        filelock = require("filelock", "training")
+        path = self.out / f"{self.grid.directory(point)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path.with_suffix(".lock"), timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            return None
+        return Claim(path, lock, _read(path) if path.exists() else Entry(point))
 
 
 def _read(path: Path) -> Entry:
@@ -106,3 +123,31 @@ def _read(path: Path) -> Entry:
         raise InputError(
             f"{path} is not what a sweep writes of a run; delete it, and the run is taken up anew"
         ) from None
+
+
+def refuse_other_settings(grid: Grid, entries: Sequence[Entry], place: Path) -> None:
+    """Of runs that the sweep has too.
+
+    Raises:
+        InputError: one was begun with other settings; the message names `place`.
+    """
+    for entry in entries:
+        known = entry.point.cell in grid.cells and (entry.point.rate is None) == (grid.sweep.tune is None)
+        if known and entry.settings != grid.settings(entry.point):
+            change = difference(entry.settings, grid.settings(entry.point))
+            raise InputError(
+                f"{place} holds runs of other settings ({entry.point.cell}: {change}); choose another "
+                f"{'file' if place.is_file() else 'directory'}"
+            )
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """The first key in which two mappings differ, in words."""
+    for key in sorted({*before, *now}):
+        old, new = before.get(key), now.get(key)
+        if old != new:
+            if isinstance(old, Mapping) and isinstance(new, Mapping):
+                return difference(old, new, f"{prefix}{key}.")
+            words = ["its default" if value is None else f"{value!r:.40}" for value in (old, new)]
+            return f"{prefix}{key} was {words[0]}, is {words[1]}"
+    return "the same settings"

@@ -27,7 +27,7 @@ from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
 from signalprop_lab.training.callbacks import read_lines
 from signalprop_lab.training.cells import number
-from signalprop_lab.training.claims import Claim, Entry, Runs
+from signalprop_lab.training.claims import Claim, Entry, Runs, refuse_other_settings
 from signalprop_lab.training.course import course_of
 from signalprop_lab.training.grid import Grid, Point, load_sweep
 from signalprop_lab.training.ladder import best_rung, rungs, wanted_of_cells
@@ -292,27 +292,9 @@ def prepare(grid: Grid, out: Path) -> Runs:
     except OSError as error:
         raise InputError(f"cannot make {out}: {error.strerror}; choose another directory") from None
     runs = Runs(grid, out, secrets.token_hex(8))
-    for entry in runs.entries():
-        known = entry.point.cell in grid.cells and (entry.point.rate is None) == (grid.sweep.tune is None)
-        if known and entry.settings != grid.settings(entry.point):
-            change = difference(entry.settings, grid.settings(entry.point))
-            raise InputError(
-                f"{out} holds runs of other settings ({entry.point.cell}: {change}); choose another directory"
-            )
+    refuse_other_settings(grid, runs.entries(), out)
     write_json(out / SWEEP, grid.sweep.to_json())
     return runs
-
-
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key in which two mappings differ, in words."""
-    for key in sorted({*before, *now}):
-        old, new = before.get(key), now.get(key)
-        if old != new:
-            if isinstance(old, Mapping) and isinstance(new, Mapping):
-                return difference(old, new, f"{prefix}{key}.")
-            words = ["its default" if value is None else f"{value!r:.40}" for value in (old, new)]
-            return f"{prefix}{key} was {words[0]}, is {words[1]}"
-    return "the same settings"
 
 
 def _work_together(runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:

@@ -59,7 +59,8 @@ def store_of(grid: Grid, entries: Sequence[Entry]) -> dict[str, Any]:
         environment = result.pop("environment", {})
         if environment and environment not in environments:
             environments.append(environment)
-        rows.append(_row(grid, point, result))
+        row = _row(grid, point, result)
+        rows.append(row | ({"environment": environments.index(environment)} if environment else {}))
     return {
         "schema": SCHEMA,
         "sweep": sweep.to_json(),

@@ -61,6 +61,10 @@ def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pyt
     assert (again.status, again.out.splitlines()[:4]) == (0, out.splitlines()[:4])
     assert again.err == f"report: {folder / 'report.html'}\n"
     assert changed == {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
+    stored = command("sweep", path, "--out", "new", "--from", folder / "results.json")
+    assert (stored.status, stored.out.splitlines()[:4]) == (0, out.splitlines()[:4])
+    assert stored.err.splitlines()[0] == "sweep: 2 finished runs taken from sweeps/tiny/results.json"
+    assert (tmp_path / "new/results.csv").read_bytes() == (folder / "results.csv").read_bytes()
 
 
 def test_what_it_can_see_is_said_before_anything_runs(tmp_path: Path, command: Command) -> None:

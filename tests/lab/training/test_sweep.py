@@ -18,14 +18,17 @@ import pytest
 import yaml
 
 from signalprop.errors import InputError
+from signalprop.files.storage import write_json
 from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep
+from signalprop_lab.training.stored import restore
 from signalprop_lab.training.sweep import (
     open_points,
     prepare,
     sweep,
     work,
 )
+from signalprop_lab.training.tables import store_of
 from sweeping import BASE, SWEEP, curvature, descend
 
 TESTS = Path(__file__).parents[2]
@@ -113,6 +116,41 @@ def test_other_settings_are_refused(written, tmp_path, lines) -> None:
     go(written(**SMALL), out, lines)
     with pytest.raises(InputError, match=r"budget\.steps was 12, is 13.*another directory"):
         go(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}), out, lines)
+
+
+def test_stored_runs_are_not_run_again(written, tmp_path, lines) -> None:
+    """Part of a sweep is stored; in another directory the rest runs, and the whole is as if run in one."""
+    path, whole, file = written(**SMALL), tmp_path / "whole", tmp_path / "results.json"
+    grid = load_sweep(path)
+    store = store_of(grid, go(path, whole, lines))
+    some = store | {"rows": store["rows"][::2], "environments": [{"machine": "one"}, {"machine": "other"}]}
+    for i, row in enumerate(some["rows"]):
+        row["environment"] = i % 2
+    write_json(file, some)
+    runs = prepare(grid, tmp_path / "new")
+    assert restore(runs, file) == len(some["rows"])
+    assert restore(runs, file) == 0
+    assert store_of(grid, runs.entries())["rows"] == some["rows"]
+    again = store_of(grid, go(path, tmp_path / "new", lines))
+    assert [row["cell"] for row in again["rows"]] == [row["cell"] for row in store["rows"]]
+    assert [row["eval_loss"] for row in again["rows"]] == [row["eval_loss"] for row in store["rows"]]
+    assert again["environments"] == some["environments"]
+    assert set(starts(tmp_path / "new")) == {row["directory"] for row in store["rows"][1::2]}
+
+
+def test_stored_runs_of_other_settings_are_refused(written, tmp_path, lines) -> None:
+    file = tmp_path / "results.json"
+    path = written(**SMALL)
+    write_json(file, store_of(load_sweep(path), go(path, tmp_path / "out", lines)))
+    other = prepare(
+        load_sweep(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}})), tmp_path / "b"
+    )
+    with pytest.raises(InputError, match=r"results\.json holds runs of other settings .*budget\.steps was 12, is 13"):
+        restore(other, file)
+    assert other.entries() == []
+    file.write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="holds no results of a sweep"):
+        restore(other, file)
 
 
 def test_runs_that_raise_are_told_and_the_others_done(written, tmp_path, lines) -> None:
