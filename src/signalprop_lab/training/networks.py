@@ -169,7 +169,7 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
     if model.architecture is not None:
         architecture = architecture_of(recipe, prepared.facts)
         statistics = sample_batch(prepared, _STATISTICS_OF).statistics(architecture)
-        base: nn.Module = build(_table(model, architecture, statistics), seed=recipe.seed)
+        base: nn.Module = build(table_of(model, architecture, statistics), seed=recipe.seed)
     elif model.huggingface is not None:
         base = _fresh(recipe, prepared)
     else:
@@ -191,7 +191,7 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
     return Network(module, base, mapping, parametrization)
 
 
-def _table(model: Model, architecture: Architecture, statistics: InputStatistics) -> Parametrization:
+def table_of(model: Model, architecture: Architecture, statistics: InputStatistics) -> Parametrization:
     """The numbers of a network: its scheme's, with weights and ends of other schemes where the recipe says so."""
     assert model.scheme is not None
     table = scheme_of(model.scheme, **model.options)(architecture, statistics)
