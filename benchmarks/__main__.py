@@ -1,7 +1,7 @@
 """Timed benchmarks, one after the other, and the page docs/benchmarks.md.
 
     python -m benchmarks                 # all, in less than half an hour on one core
-    python -m benchmarks NAME ...        # some, also those in a browser; the page takes the others from their records
+    python -m benchmarks NAME ...        # some; the page takes the others from their records
     python -m benchmarks --page          # only the page
 
 Each is a process of its own, on one thread, and writes docs/benchmarks/NAME.json. `benchmarks.accuracy` and others have
@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from benchmarks.environments import environment
-from benchmarks.page import IN_A_BROWSER, MODULES, RECORDS, ROOT, write_page
+from benchmarks.page import MODULES, RECORDS, ROOT, write_page
 from benchmarks.timing import one_thread, record
 from signalprop.files.storage import write_json
 
@@ -48,15 +48,14 @@ def in_a_process(name: str) -> None:
 
 def main() -> None:
     """Command line of the package."""
-    known = (*MODULES, *IN_A_BROWSER)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MODULES)}")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    unknown = [name for name in given.names if name not in known]
+    unknown = [name for name in given.names if name not in MODULES]
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(MODULES)}")
     RECORDS.mkdir(exist_ok=True)
     for name in given.names or ([] if given.page else MODULES):
         if given.here:

@@ -1,7 +1,7 @@
 """docs/benchmarks.md, from the records in docs/benchmarks/NAME.json and nothing else.
 
-A benchmark is a module of MODULES or IN_A_BROWSER (those of ON_A_GPU and OF_A_CHECKPOINT have
-commands of their own). It has
+A benchmark is a module of MODULES (those of ON_A_GPU have a command of their own; of FINISHED ones the record alone is
+left, which holds the texts too). It has
 
     TITLE           heading of its section
     ABOUT           Markdown: what is measured, and how
@@ -28,13 +28,11 @@ MODULES = (
     "compiled_probes",
     "callback_overhead",
     "applied",
-    "attention",
-    "throughput",
     "stored_weights",
 )
-IN_A_BROWSER = ("report", "explore")  # they need Chromium, and run only when they are named
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
-OF_A_CHECKPOINT = ("cast_ranking",)  # `python -m benchmarks.cast_ranking MODEL`
+FINISHED = ("attention", "throughput", "cast_ranking", "report", "explore")
+SECTIONS = (*MODULES, *FINISHED, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -64,15 +62,21 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     """
     parts = [INTRODUCTION, *_machines(records), "## What ran", _runs(records)]
     for name, record in records.items():
-        module = importlib.import_module(f"benchmarks.{name}")
-        parts += [f"## {module.TITLE}", module.ABOUT.strip(), record["section"]]
-        parts += [module.READING.strip()] if hasattr(module, "READING") else []
+        written = record if name in FINISHED else _texts(name)
+        parts += [f"## {written['title']}", written["about"], record["section"]]
+        parts += [written["reading"]] if "reading" in written else []
     return "\n\n".join(parts) + "\n"
+
+
+def _texts(name: str) -> dict[str, str]:
+    """Title, about and reading of a module."""
+    module = vars(importlib.import_module(f"benchmarks.{name}"))
+    return {word: module[word.upper()].strip() for word in ("title", "about", "reading") if word.upper() in module}
 
 
 def write_page() -> None:
     """The page of the records that there are."""
-    files = {name: RECORDS / f"{name}.json" for name in (*MODULES, *OF_A_CHECKPOINT, *IN_A_BROWSER, *ON_A_GPU)}
+    files = {name: RECORDS / f"{name}.json" for name in SECTIONS}
     write_text(PAGE, page({name: read_json(file) for name, file in files.items() if file.is_file()}))
 
 

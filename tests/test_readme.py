@@ -46,13 +46,13 @@ _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exi
 NOT_RUN = {
     ("README.md", "python3 -m venv"): _INSTALLS,
     ("README.md", "layer  stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
-    ("docs/questions.md", ""): "a record: python -m benchmarks.walk asks, and writes it",
+    ("docs/questions.md", ""): "a record of commands that other pages run",
     ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
     (
         "docs/reporting.md",
         "signalprop explore",
     ): "serves until Ctrl-C; tests/lab/explorer starts it and drives its page",
-    ("docs/tour.md", "git clone"): f"{_INSTALLS}; python -m benchmarks.tour types it",
+    ("docs/tour.md", "git clone"): _INSTALLS,
     ("docs/install.md", "pip install"): _INSTALLS,
     ("docs/install.md", "make demo"): _INSTALLS,
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import cast_ranking, recursion, timing
-from benchmarks.page import IN_A_BROWSER, MODULES, OF_A_CHECKPOINT, PAGE, RECORDS, page
+from benchmarks import recursion, timing
+from benchmarks.page import PAGE, RECORDS, SECTIONS, page
 
 from signalprop.files.storage import read_json
 
-WRITTEN = [name for name in (*MODULES, *OF_A_CHECKPOINT, *IN_A_BROWSER) if (RECORDS / f"{name}.json").is_file()]
+WRITTEN = [name for name in SECTIONS if (RECORDS / f"{name}.json").is_file()]
 
 
 # --- times ---------------------------------------------------------------------------------------------------------
@@ -73,7 +73,6 @@ def test_the_page_in_the_documentation_is_that_of_its_records() -> None:
 def test_predicted_damages_of_casts_rank_layers_better_than_the_error_of_their_weights() -> None:
     """What docs/diagnosing.md and the line below the table of casts say, of every model that was measured."""
     stored = read_json(RECORDS / "cast_ranking.json")
-    assert stored["section"] == cast_ranking.section(stored["models"])
     for found in (each for model in stored["models"].values() for each in model["formats"].values()):
         ranks = found["ranks"]
         assert ranks["damage and divergence"] > ranks["weight error and divergence"]

@@ -152,13 +152,8 @@ def _moves(p: Parametrization, profile: Profile) -> list[_Moves]:
     return out
 
 
-def reached(p: Parametrization, profile: Profile) -> FloatArray:
-    """Variance at the last stream of a small change of variance 1 of what a branch puts out, (sublayers,)."""
-    return _onto_last(p, profile) * p.branch**2 * _on_branch(p, profile)
-
-
 def _onto_last(p: Parametrization, profile: Profile) -> FloatArray:
-    """The same of a change at the sum."""
+    """Variance at the last stream of a small change of variance 1 at the sum of a sublayer, (sublayers,)."""
     assert profile.gradient is not None
     return profile.gradient["stream_out"].variance * _after(p, profile)
 
