@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,15 @@ def environment() -> dict[str, Any]:
 
 def _revision() -> str | None:
     """The git revision of the signalprop that runs, with `-dirty` where its files have been changed since; None: it is
-    installed, not a clone. The current directory may be a user's own repository, and does not count."""
+    installed, not a clone. The current directory may be a user's own repository, and does not count.
+
+    An interrupt meets the thread that waits, not the one that has git running: no child is left behind.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_described).result()
+
+
+def _described() -> str | None:
     here = Path(__file__).resolve()
     git = ["git", "-C", str(here.parent)]
     try:

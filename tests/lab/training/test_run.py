@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -118,6 +121,25 @@ def test_the_revision_is_signalprops_own(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "mine" / "b.py").touch()  # as in a virtual environment within somebody's repository
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine" / "b.py"))
     assert environment.environment()["git"] is None
+
+
+def test_an_interrupt_leaves_no_git_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the time limit of a lent accelerator is one, or Ctrl-C."""
+    environment.environment()  # what is imported once
+    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 0.8\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            environment.environment()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    gc.collect()  # a child that still ran would be warned of here
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def test_warm_up_stable_decay() -> None:
