@@ -23,6 +23,8 @@ from signalprop.schemes import scheme
 from signalprop.theory.network import predict_moments
 
 INPUTS = zipf(32_000)
+CONTEXTS = ("gpt2-xl", "llama-7b", "llama3-8b", "whisper-small", "t5-base")
+BARE = "signalprop --version"
 # What the command cannot do without: its dependencies, one pydantic model, and NumPy.
 DEPENDENCIES = """
 import numpy, typer
@@ -38,7 +40,8 @@ def network(n_layers: int) -> Parametrization:
 
 
 def math_calls(action: Callable[[], Any]) -> int:
-    """How many functions of `math` an action calls: logarithms, exponentials, roots, angles."""
+    """How many functions of `math` an action calls, tables apart: logarithms, exponentials, roots, angles."""
+    action()  # makes the tables
     count = 0
 
     def see(_: Any, event: str, what: Any) -> None:
@@ -109,6 +112,33 @@ def cold_start(rounds: int = 9) -> dict[str, list[float]]:
         )
 
 
+def real_contexts(rounds: int = 7) -> str:
+    """CPU time and peak memory of the command on presets with all their positions."""
+    with tempfile.TemporaryDirectory() as cache:
+        variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        variables["PYTHONPYCACHEPREFIX"] = cache
+        memory: dict[str, float] = {}
+
+        def process(name: str, *arguments: str) -> Callable[[], Any]:
+            def run() -> None:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", "signalprop", *arguments], env=variables, stdout=subprocess.DEVNULL
+                )
+                _, status, used = os.wait4(child.pid, 0)
+                child.returncode = os.waitstatus_to_exitcode(status)
+                if child.returncode:
+                    raise RuntimeError(f"signalprop {' '.join(arguments)} ended with {child.returncode}")
+                memory[name] = used.ru_maxrss / 1024
+
+            return run
+
+        names = {f"{preset}, {Architecture.preset(preset).seq_len:,} tokens": preset for preset in CONTEXTS}
+        actions = {name: process(name, "predict", preset) for name, preset in names.items()}
+        seconds = take_turns({**actions, BARE: process(BARE, "--version")}, rounds, clock=children_cpu)
+    found = {name: f"{value:.0f} MB" for name, value in memory.items()}
+    return compared("Real contexts.", seconds, BARE, **{"peak memory": found})
+
+
 def deep_model(n_layers: int = 768, rounds: int = 25) -> str:
     """One prediction, forward and backward, beside its floor."""
     p = network(n_layers)
@@ -162,7 +192,9 @@ The closed form (fidelity `moments`), which needs no PyTorch. CPU time.
 - *Sweep*: members that differ in two columns, all in one call; *one by one* is the time of one member times their
   number. The floor writes as many bytes as the result has.
 - *Cold start*: `signalprop predict` as a process, over a process that only imports NumPy, typer and pydantic and
-  makes one model class."""
+  makes one model class.
+- *Real contexts*: `signalprop predict PRESET` as a process, with all the positions that the preset has, over the
+  command that only starts. Decoders stand on a grid of positions; whisper and t5 are followed at every one."""
 
 
 def measured() -> Iterator[str]:
@@ -170,3 +202,4 @@ def measured() -> Iterator[str]:
     yield deep_model()
     yield sweep()
     yield compared("Cold start.", cold_start(), "floor")
+    yield real_contexts()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import compared, take_turns
+from signalprop.kernels.buffers import reused
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import passes
@@ -91,6 +92,7 @@ def our_feed_forwards(p: Parametrization, kernel: FloatArray) -> Callable[[], Fl
     """Our steps of the feed-forwards alone; the last kernel."""
     stack = Stack(p)
 
+    @reused()
     def run() -> FloatArray:
         state = State(kernel)
         for i in np.flatnonzero(~rows_where(p, lambda kind: kind.attends)).tolist():

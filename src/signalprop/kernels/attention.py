@@ -66,7 +66,8 @@ class TokenAttention:
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
         averages = self._averages()
-        averages *= self.gain**2
+        if self.gain != 1:
+            averages *= self.gain**2
         if self.value_skip == 0:
             return averages
         kernel, mean = self._of_values[:2]

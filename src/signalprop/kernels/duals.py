@@ -21,7 +21,7 @@ from signalprop.network.moments import Array, FloatArray
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5
 _ANGLES = np.linspace(0.0, math.pi, 4097)
-_AT_ONCE = 8192  # entries of a kernel that are computed at a time: they stay in the cache
+_AT_ONCE = 16384  # entries of a kernel that are computed at a time: they stay in the cache
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
@@ -32,80 +32,107 @@ _MOST_NODES, _INTERPOLATED = 128, 1e-13
 Pair = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
-def dual_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
+def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:
     """E f(x) f(y) for a symmetric matrix of correlations.
 
-    One variance: by cubic interpolation in arccos r. Duals are smooth in the angle, also where they are kinked in r.
-    The error is below 1e-11 of the value at r = 1, and vanishes there: tokens that are alike up to rounding stay so. Of
-    the variance eight digits count, for which tables are kept.
+    One variance: ReLU, GELU and erf in closed form, others by cubic interpolation in arccos r. Duals are smooth in the
+    angle, also where they are kinked in r. The error is below 1e-11 of the value at r = 1, and vanishes there: tokens
+    that are alike up to rounding stay so. Of the variance eight digits count, for which tables are kept.
 
     Args:
         variance: of all positions, or of each of them, (T,). Those that differ by less than 1e-5 count as one.
-        correlation: (T, T), 1 on the diagonal.
+        correlation: (T, T), 1 on the diagonal; what rounding has beyond +-1 counts as that.
+        out: where the result may be put, `correlation` too.
     """
     if (one := one_variance(variance)) is not None:
-        return _looked_up(_dual_table(name, one)[0], correlation)
+        return _of_one(name, 0, one, correlation, out)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
     act = activation(name)
     degree = _degree(act)
     if degree is not None:
         root = s ** (degree / 2)
-        return _scaled(_looked_up(_dual_table(name, 1.0)[0], correlation), root)
+        return _scaled(_of_one(name, 0, 1.0, correlation, out), root)
     if (inside := _stretched(name, act)) is not None:
         name_inside, scale, lift, gain = inside
-        out = dual_of_kernel(name_inside, scale**2 * s, correlation)
+        found = dual_of_kernel(name_inside, scale**2 * s, correlation, out)
         if lift:
             mean = np.asarray(central_dual(name_inside, scale**2 * s, 0.0).mean)
-            out += lift * np.add.outer(mean, mean) + lift**2
-        out *= gain**2
-        return out
+            found += lift * np.add.outer(mean, mean) + lift**2
+        found *= gain**2
+        return found
     if act.closed_form is not None and act.name in _PAIRS:
-        return _by_rows(_PAIRS[act.name][0], s, correlation)
+        return _by_rows(_PAIRS[act.name][0], s, correlation, out)
     h = _hermite_at(act, s)
     order = np.arange(1, len(h.slopes) + 1)
     beyond = h.slopes * np.sqrt(s / order[:, None])  # Stein: E f He_n / sqrt(n!)
-    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation, s)
+    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation, s, out)
 
 
-def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
-    """E f'(x) f'(y) likewise; for one variance by linear interpolation, within 1e-6 of the value at r = 1."""
+def slope_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:
+    """E f'(x) f'(y) likewise; from a table for one variance by linear interpolation, within 1e-6 of the value at 1."""
     if (one := one_variance(variance)) is not None:
-        return _looked_up(_dual_table(name, one)[1], correlation)
+        return _of_one(name, 1, one, correlation, out)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
     act = activation(name)
     degree = _degree(act)
     if degree is not None:
         root = s ** ((degree - 1) / 2)
-        return _scaled(_looked_up(_dual_table(name, 1.0)[1], correlation), root)
+        return _scaled(_of_one(name, 1, 1.0, correlation, out), root)
     if (inside := _stretched(name, act)) is not None:
         name_inside, scale, _, gain = inside
-        out = slope_of_kernel(name_inside, scale**2 * s, correlation)
-        out *= (gain * scale) ** 2
-        return out
+        found = slope_of_kernel(name_inside, scale**2 * s, correlation, out)
+        found *= (gain * scale) ** 2
+        return found
     if act.closed_form is not None and act.name in _PAIRS:
-        return _by_rows(_PAIRS[act.name][1], s, correlation)
+        return _by_rows(_PAIRS[act.name][1], s, correlation, out)
     h = _hermite_at(act, s)
-    return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s)
+    return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s, out)
 
 
 def one_variance(variance: Array) -> float | None:
     """The one variance of all positions, to eight digits; None where they differ."""
-    s = np.atleast_1d(np.asarray(variance, np.float64))
-    mean = float(s.mean())
-    alike = (
-        not math.isfinite(mean) or float(np.ptp(s)) <= _SPREAD * mean
-    )  # what is not finite is refused with the table
+    s = np.asarray(variance, np.float64)
+    mean = float(s.sum()) / s.size
+    # what is not finite is refused with the table
+    alike = not math.isfinite(mean) or float(s.max() - s.min()) <= _SPREAD * mean
     return float(f"{mean:.7e}") if alike else None
 
 
 # --- one variance --------------------------------------------------------------------------------------------------
 
 
-def _looked_up(coefficients: FloatArray, correlation: FloatArray) -> FloatArray:
+def _of_one(name: str, derivative: int, variance: float, correlation: FloatArray, out: FloatArray | None) -> FloatArray:
+    """E f f, or E f' f', entry by entry of a symmetric matrix."""
+    act = activation(name)
+    if act.closed_form is not None and act.name in _CLOSED and math.isfinite(variance):
+        closed = _CLOSED[act.name][derivative]
+        return _symmetric(lambda _, __, r: closed(variance, r), correlation, out=out)
+    return _looked_up(_dual_table(name, variance)[derivative], correlation, out)
+
+
+def _relu_value(s: float, r: FloatArray) -> FloatArray:
+    out, sine = np.arccos(r), 1 - r
+    np.subtract(math.pi, out, out=out)
+    out *= r
+    r += 1
+    sine *= r
+    out += np.sqrt(sine, out=sine)
+    out *= s / (2 * math.pi)
+    return np.asarray(out)
+
+
+def _relu_slope(s: float, r: FloatArray) -> FloatArray:
+    out = np.arccos(r, out=r)
+    np.subtract(math.pi, out, out=out)
+    out /= 2 * math.pi
+    return np.asarray(out)
+
+
+def _looked_up(coefficients: FloatArray, correlation: FloatArray, out: FloatArray | None) -> FloatArray:
     """A polynomial in the angle's place within its interval, entry by entry of a symmetric matrix."""
 
     def block(_: object, __: object, r: FloatArray) -> FloatArray:
-        place = np.arccos(r)
+        place = np.arccos(r, out=r)
         place /= _ANGLES[1]
         left = np.minimum(place.astype(np.intp), len(_ANGLES) - 2)
         place -= left
@@ -115,7 +142,7 @@ def _looked_up(coefficients: FloatArray, correlation: FloatArray) -> FloatArray:
             found += column.take(left)
         return np.asarray(found)
 
-    return _symmetric(block, correlation)
+    return _symmetric(block, correlation, out=out)
 
 
 @lru_cache(maxsize=128)
@@ -130,26 +157,35 @@ def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
     return cubic, np.stack([np.diff(slope), slope[:-1]])
 
 
-# (positions (m, 1), positions (n,) or (m, 1), their correlations) -> what stands there
+# (positions (m, 1), positions (n,) or (m, 1), their correlations, to be overwritten) -> what stands there
 Block = Callable[[NDArray[np.intp], NDArray[np.intp], FloatArray], FloatArray]
 
 
-def _symmetric(block: Block, correlation: FloatArray, s: FloatArray | None = None) -> FloatArray:
-    """A symmetric matrix, block by block from the diagonal on; `s` are the variances on which it depends, if any."""
+def _symmetric(
+    block: Block, correlation: FloatArray, s: FloatArray | None = None, out: FloatArray | None = None
+) -> FloatArray:
+    """A symmetric matrix, block by block from the diagonal on.
+
+    Args:
+        s: the variances on which it depends, if any. out: where to put it; may be `correlation`.
+    """
     half = len(correlation) // 2
     if _is_twofold(correlation, half) and (s is None or np.array_equal(s[:half], s[half:])):
         off = _symmetric(block, correlation[:half, half:])
         every = np.arange(half)[:, None]
-        own = block(every, every, np.diagonal(correlation)[:half, None])
-        out = np.tile(off, (2, 2))
-        np.fill_diagonal(out, np.tile(own[:, 0], 2))
-        return out
-    out, rows, positions = np.empty(correlation.shape), _AT_ONCE // len(correlation) + 1, np.arange(len(correlation))
+        own = block(every, every, np.diagonal(correlation)[:half, None].copy())
+        whole = np.tile(off, (2, 2))
+        np.fill_diagonal(whole, np.tile(own[:, 0], 2))
+        return whole
+    out = np.empty(correlation.shape) if out is None else out
+    rows, positions = _AT_ONCE // len(correlation) + 1, np.arange(len(correlation))
     for start in range(0, len(out), rows):
         part = slice(start, start + rows)
-        found = block(positions[part, None], positions[start:], correlation[part, start:])
+        r = np.clip(correlation[part, start:], -1.0, 1.0)
+        found = block(positions[part, None], positions[start:], r)
         out[part, start:] = found
-        out[start:, part] = found.T
+        if (beyond := start + len(found)) < len(out):
+            out[beyond:, part] = found[:, len(found) :].T
     return out
 
 
@@ -199,8 +235,8 @@ def _stretched(name: str, act: Activation) -> tuple[str, float, float, float] | 
     return inside, numbers[0], numbers[2], numbers[3]
 
 
-def _by_rows(pair: Pair, s: FloatArray, correlation: FloatArray) -> FloatArray:
-    return _symmetric(lambda i, j, r: pair(s[i], s[j], r), correlation, s)
+def _by_rows(pair: Pair, s: FloatArray, correlation: FloatArray, out: FloatArray | None) -> FloatArray:
+    return _symmetric(lambda i, j, r: pair(s[i], s[j], r), correlation, s, out)
 
 
 def _determinant(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
@@ -242,8 +278,22 @@ def _erf_slope(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
 _PAIRS: dict[str, tuple[Pair, Pair]] = {"gelu": (_gelu_value, _gelu_slope), "erf": (_erf_value, _erf_slope)}
 
 
+def _alike(pair: Pair) -> Callable[[float, FloatArray], FloatArray]:
+    """A closed form where both have one variance."""
+    return lambda s, r: pair(np.float64(s), np.float64(s), r)
+
+
+_CLOSED = {"relu": (_relu_value, _relu_slope)}
+_CLOSED |= {name: (_alike(value), _alike(slope)) for name, (value, slope) in _PAIRS.items()}
+
+
 def _series(
-    coefficients: FloatArray, total: FloatArray, enough: float, correlation: FloatArray, s: FloatArray
+    coefficients: FloatArray,
+    total: FloatArray,
+    enough: float,
+    correlation: FloatArray,
+    s: FloatArray,
+    out: FloatArray | None,
 ) -> FloatArray:
     """sum_n c_n(i) c_n(j) r_ij^n by Horner's rule.
 
@@ -265,7 +315,7 @@ def _series(
             sum_ += term
         return np.asarray(sum_)
 
-    return _symmetric(block, correlation, s)
+    return _symmetric(block, correlation, s, out)
 
 
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:

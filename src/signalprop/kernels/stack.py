@@ -14,7 +14,7 @@ from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, Bidirecti
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, Shapes, uniform_kernel
-from signalprop.kernels.state import State, exp_of, inverse_roots
+from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
 from signalprop.network.kinds import kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
@@ -89,7 +89,7 @@ class Stack:
             return last.kernel * math.exp(within(last.log_scale, LARGEST_MEMORY))
         scale = exp_of(last.log_scale)
         root = inverse_roots(np.diagonal(last.kernel) * scale + self.a.norm_eps) * abs(self.p.head.final_norm_gain)
-        return np.asarray(last.kernel * scale * root * root[:, None])
+        return on_both_sides(last.kernel, root * math.sqrt(scale))
 
     def remember(self, memory: FloatArray) -> None:
         """The kernel that cross-attentions read."""
@@ -147,8 +147,9 @@ class Stack:
 
     def read(self, i: int, stream: State) -> Read:
         """A stream as it is, held at a size that the branch can be computed at."""
-        held = within(stream.log_scale, HELD)
-        return Read(stream.kernel * math.exp(held), None, stream.log_scale - float(held))
+        log_size = stream.log_scale + math.log(max(stream.size, 1e-300))
+        beyond = log_size - float(within(log_size, HELD))
+        return Read(stream.kernel * exp_of(stream.log_scale - beyond), None, beyond)
 
     def read_normed(self, i: int, stream: State) -> Read:
         """A stream after a norm."""
@@ -159,11 +160,8 @@ class Stack:
             back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
             return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
         divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
-        root = inverse_roots(divisor) * abs(self.p.norm_output[i])
-        read = stream.kernel * scale
-        read *= root
-        read *= root[:, None]
-        return Read(self._with_bias(i, read), divisor)
+        root = inverse_roots(divisor) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
+        return Read(self._with_bias(i, on_both_sides(stream.kernel, root)), divisor)
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
         """What a norm gives plus its bias, which all tokens share."""
@@ -190,7 +188,8 @@ class Stack:
         if self.silent[i]:
             return State(np.broadcast_to(0.0, read.kernel.shape))
         out = self.branches[i].forward(i, read.kernel)
-        np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
+        if self.a.dropout:
+            np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
         made = State(out).rescaled()
         beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
         return State(made.kernel, made.log_scale + read.beyond) if beyond else made
@@ -221,8 +220,8 @@ class Stack:
         scale = exp_of(total.log_scale)
         own = np.diagonal(total.kernel) * scale + self.a.norm_eps
         self.own[i] = own
-        root = inverse_roots(own)
-        return State(self._with_bias(i, total.kernel * (scale * self.p.norm_output[i] ** 2) * root * root[:, None]))
+        root = inverse_roots(own) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
+        return State(self._with_bias(i, on_both_sides(total.kernel, root)))
 
 
 class Back:
@@ -252,7 +251,7 @@ class Back:
         """Before a post-norm."""
         arrived = self.across if i == self.stack.n - 1 else gradient
         root = inverse_roots(self.stack.own.pop(i)) * abs(float(self.p.norm_output[i]))
-        return State(arrived.kernel * root * root[:, None], arrived.log_scale).rescaled()
+        return State(on_both_sides(arrived.kernel, root), arrived.log_scale).rescaled()
 
     def at_branch(self, i: int, at_sum: State) -> State:
         """Times the branch's multiplier."""
@@ -268,8 +267,10 @@ class Back:
         if stack.placements[i] in NORM_ON_BRANCH:
             raw = stack._raw(i, read)
             at_output, log_scale = at_output * stack._norm_on_branch(i, raw), log_scale - raw.log_scale
-        dropped = at_output.copy()
-        np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
+        dropped = at_output
+        if stack.a.dropout:
+            dropped = at_output.copy()
+            np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
         back = stack.branches[i].backward(i, read.kernel, dropped)
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
@@ -280,7 +281,7 @@ class Back:
                 back = back * read.divisor
             else:
                 root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
-                back = back * root * root[:, None]
+                back = on_both_sides(back, root)
         share = State(back, log_scale).rescaled()
         if self.meet is not None:
             self.meet(i, at_sum, share)

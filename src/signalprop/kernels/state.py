@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.kernels.buffers import empty
 from signalprop.kernels.grid import Grid
 from signalprop.network.moments import FloatArray
 from signalprop.theory.logs import LARGEST
@@ -16,21 +18,48 @@ from signalprop.theory.logs import LARGEST
 def inverse_roots(diagonal: FloatArray) -> FloatArray:
     """1 / sqrt of every entry, by which a norm divides; 0 below 1e-300, where nothing is left that it could bring to
     size 1, and whose inverse a double may not hold."""
+    if diagonal.min() > 1e-300:
+        return np.asarray(1.0 / np.sqrt(diagonal))
     good = diagonal > 1e-300
     return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
 
 
+_AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
+
+
+def on_both_sides(kernel: FloatArray, factor: FloatArray) -> FloatArray:
+    """Row and column i times factor_i, (T, T)."""
+    out, rows = empty(len(kernel)), _AT_ONCE // len(kernel) + 1
+    for start in range(0, len(out), rows):
+        part = slice(start, start + rows)
+        np.multiply(kernel[part], factor, out=out[part])
+        out[part] *= factor[part, None]
+    return out
+
+
+def combined(one: FloatArray, x: float, other: FloatArray, y: float) -> FloatArray:
+    """x one + y other, (T, T)."""
+    out, rows = empty(len(one)), _AT_ONCE // len(one) + 1
+    for start in range(0, len(out), rows):
+        part = slice(start, start + rows)
+        np.multiply(other[part], y, out=out[part])
+        out[part] += one[part] if x == 1 else one[part] * x
+    return out
+
+
 def normalised(kernel: FloatArray) -> FloatArray:
     """Cosines: K_ij / sqrt(K_ii K_jj), (T, T); 0 beside positions without any signal."""
-    own = inverse_roots(np.diagonal(kernel))
-    out = kernel * own * own[:, None]
+    out = on_both_sides(kernel, inverse_roots(np.diagonal(kernel)))
     np.fill_diagonal(out, 1.0)
-    return np.asarray(out)
+    return out
 
 
 def exp_of(log_scale: float) -> float:
     """e^log_scale, held where products of it with ordinary numbers are doubles."""
     return math.exp(min(max(log_scale, -LARGEST), LARGEST))
+
+
+_ORDINARY = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
@@ -40,10 +69,20 @@ class State:
     kernel: FloatArray
     log_scale: float = 0.0
 
+    @cached_property
+    def size(self) -> float:
+        """The mean of the kernel's diagonal."""
+        return float(self.kernel.trace()) / len(self.kernel)
+
+    @cached_property
+    def _total(self) -> float:
+        return float(self.kernel.sum())
+
     def rescaled(self) -> State:
-        """The same kernel with mean diagonal 1 (unless it is zero)."""
-        mean = float(np.mean(np.diagonal(self.kernel)))
-        return State(self.kernel / mean, self.log_scale + math.log(mean)) if mean > 0 else self
+        """The same kernel; where its size has left _ORDINARY, and is not zero, with size 1."""
+        if self.size <= 0 or _ORDINARY[0] < self.size < _ORDINARY[1]:
+            return self
+        return State(self.kernel / self.size, self.log_scale + math.log(self.size))
 
     def absolute(self) -> FloatArray:
         """The kernel itself; a scale beyond the range of a double is held at its edge."""
@@ -51,15 +90,11 @@ class State:
 
     def plus(self, other: State) -> State:
         """The sum of two kernels, rescaled."""
-        sizes = [float(np.mean(np.diagonal(part.kernel))) for part in (self, other)]
-        if min(sizes) <= 0:  # nothing has no scale
-            return (self if sizes[1] <= 0 else other).rescaled()
+        if min(self.size, other.size) <= 0:  # nothing has no scale
+            return (self if other.size <= 0 else other).rescaled()
         top = max(self.log_scale, other.log_scale)
         left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
-        mean = left * sizes[0] + right * sizes[1]
-        out = self.kernel * (left / mean)
-        out += other.kernel * (right / mean)
-        return State(out, top + math.log(mean))
+        return State(combined(self.kernel, left, other.kernel, right), top).rescaled()
 
     def times(self, factor: float) -> State:
         """The kernel times a number >= 0."""
@@ -76,8 +111,11 @@ class State:
         if isinstance(keep, Grid):
             t = keep.tokens
             diagonal, pairs = keep.sums(self.kernel)
+        elif keep is None:
+            t = len(self.kernel)
+            diagonal, pairs = t * self.size, self._total - t * self.size
         else:
-            kernel = self.kernel if keep is None else self.kernel[np.ix_(keep, keep)]
+            kernel = self.kernel[np.ix_(keep, keep)]
             t, diagonal = len(kernel), float(np.trace(kernel))
             pairs = float(kernel.sum()) - diagonal
         if diagonal <= 0:
@@ -93,12 +131,12 @@ class State:
         if isinstance(keep, Grid):
             (off, own), (off_other, own_other) = keep.split(self.kernel), keep.split(other.kernel)
             return keep.total(off * off_other, own * own_other) / sizes
-        product = self.kernel * other.kernel
-        return float(product.sum() if keep is None else keep @ product @ keep) / sizes
+        if keep is None:
+            return float(np.vdot(self.kernel, other.kernel)) / sizes
+        return float(keep @ (self.kernel * other.kernel) @ keep) / sizes
 
     def trace(self, keep: NDArray[np.bool_] | Grid | None = None) -> float:
         """Sum over the positions that count of the kernel's diagonal."""
         if isinstance(keep, Grid):
             return float(keep.weights @ keep.split(self.kernel)[1])
-        diagonal = np.diagonal(self.kernel)
-        return float(diagonal.sum() if keep is None else diagonal[keep].sum())
+        return len(self.kernel) * self.size if keep is None else float(np.diagonal(self.kernel)[keep].sum())

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.kernels.buffers import reused
 from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.state import State, exp_of, inverse_roots
+from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
@@ -211,6 +212,7 @@ def profile_of(
     return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
 
 
+@reused()
 def passes(
     stack: Stack,
     start: State,
@@ -291,10 +293,10 @@ def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
     if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
         own = np.diagonal(last.kernel) * exp_of(last.log_scale)
         root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
-        kernel = kernel * root * root[:, None]
+        kernel = on_both_sides(kernel, root)
     elif a.has_final_norm:
         root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
-        kernel, log_scale = kernel * root * root[:, None], -last.log_scale
+        kernel, log_scale = on_both_sides(kernel, root), -last.log_scale
     return State(kernel, log_scale).rescaled()
 
 
@@ -337,6 +339,7 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     return memory
 
 
+@reused()
 def passes_of_both(
     stack: Stack,
     starts: tuple[State, State],

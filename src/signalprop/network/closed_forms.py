@@ -25,16 +25,16 @@ def _functions(x: Array) -> Any:
 def leaky_closed(slope: float) -> ClosedForm:
     """f = slope * x + (1 - slope) * relu(x), with E x relu(y) = r s / 2."""
     a, b = slope, 1 - slope
+    linear, bend = a * a + a * b, b * b / (2 * math.pi)
+    own, slope_second = linear + b * b / 2 * (1 - 1 / math.pi), linear + b * b / 2
+    quarter = math.pi / 2
 
     def closed(s: Array, r: Array) -> Five:
         xp = _functions(s)
-        mean = b * xp.sqrt(s / (2 * np.pi))
-        linear = a * a + a * b
-        half = np.pi / 2 + xp.arcsin(r)
-        relu_covariance = s / (2 * np.pi) * (xp.sqrt((1 - r) * (1 + r)) - 1 + r * half)
-        variance = s * linear + b * b * s / 2 * (1 - 1 / np.pi)
-        covariance = s * linear * r + b * b * relu_covariance
-        return mean, variance, covariance, linear + b * b / 2 + 0 * s, linear + b * b * half / (2 * np.pi)
+        mean = b * xp.sqrt(s / (2 * math.pi))
+        half = quarter + xp.arcsin(r)
+        covariance = s * (linear * r + bend * (xp.sqrt((1 - r) * (1 + r)) - 1 + r * half))
+        return mean, s * own, covariance, slope_second + 0 * s, linear + bend * half
 
     return closed
 

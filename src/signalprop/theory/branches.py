@@ -181,7 +181,7 @@ def met_by(
             met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
             beyond: Array = 0.0
             if name in NORM_BEFORE:
-                numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i)
+                numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i), log(float(a.norm_eps))
                 second[..., i], r_read[..., i], norm[..., i], turn[..., i] = read_normed(a, *numbers, *met)
                 second[..., i], r_read[..., i] = with_bias(second[..., i], r_read[..., i], row(p.norm_shift, i))
             else:

@@ -33,7 +33,19 @@ from signalprop.theory.branches import (
 from signalprop.theory.elements import normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
-from signalprop.theory.logs import NO_SIGNAL, at, correlation, exp, log, log_add, plain, row, safe_exp, within
+from signalprop.theory.logs import (
+    NO_SIGNAL,
+    correlation,
+    exp,
+    log,
+    log_add,
+    plain,
+    row,
+    rows_of,
+    safe_exp,
+    to_fill,
+    within,
+)
 from signalprop.theory.reading import LARGEST_MEAN, as_stream, read_memory, read_normed, read_raw, with_bias
 
 Stream = tuple[Array, Array, Array]  # log variance, token correlation, mean
@@ -179,21 +191,22 @@ class Ahead:
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
                  "r_read", "norm", "turn", "raw_branch")  # fmt: skip
-        self.seen: dict[str, FloatArray] = {name: np.empty((p.n_sublayers, *self.lead)) for name in names}
+        self.seen = {name: to_fill(p.n_sublayers, self.lead) for name in names}
         self.memory: tuple[Array, Array] | None = None
         self.memory_norm: Array = 0.0
 
     def run(self, starts: list[Moments]) -> Stream:
         """The last stream, from what enters each stack."""
         p, parallel = self.p, self.p.parallel.tolist()
-        # what one row needs, in one look-up: log skip^2, skip, log branch^2, norms' gains squared and their logs
+        # what a row needs: log skip^2, skip, log branch^2, norms' gains squared and their logs, a slope
         norm2, second2 = p.norm_output**2, p.post_norm_gain**2
         on_branch = log(np.where(p.placement == PLACEMENTS.index("sandwich"), second2, norm2))
-        numbers = np.stack([log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch, p.norm_slope])
+        columns = [log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch, p.norm_slope]
+        numbers = rows_of(np.stack(columns))
 
         def one(i: int, read: Stream, onto: Stream | None) -> tuple[Output, Stream]:
             self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch, self.slope = (
-                at(numbers, i)
+                numbers[i]
             )
             return step(self, i, self.placements[i], read, onto)
 
@@ -222,7 +235,7 @@ class Ahead:
 
     def read_normed(self, i: int, stream: Stream) -> Read:
         """A stream after a norm."""
-        second, r_read, norm, turn = read_normed(self.a, self.gain2, self.slope, *stream)
+        second, r_read, norm, turn = read_normed(self.a, self.gain2, self.slope, self.epsilon, *stream)
         if self.shifts is not None:
             second, r_read = with_bias(second, r_read, row(self.shifts, i))
         self._met(i, second, r_read, norm, turn)
@@ -279,7 +292,7 @@ class Ahead:
 
     def columns(self, name: str) -> FloatArray:
         """A column of what was seen, (..., sublayers)."""
-        return np.moveaxis(self.seen[name], 0, -1)
+        return np.moveaxis(np.asarray(self.seen[name]), 0, -1)
 
     def met(self) -> Met:
         """What the backward maps need of the way forward."""
@@ -305,8 +318,8 @@ class Back:
         met = ahead.met()
         maps, to_memory = backward_maps(p, ahead.branches, met)
         after = log(p.norm_output**2) - met.norm
-        self.numbers = np.stack([p.skip**2, log(p.branch**2), after, *from_the_sum(p, met, maps)])
-        self.to_memory = None if to_memory is None else np.stack(to_memory) * safe_exp(log_on_branch(p, met))
+        self.numbers = rows_of(np.stack([p.skip**2, log(p.branch**2), after, *from_the_sum(p, met, maps)]))
+        self.to_memory = None if to_memory is None else rows_of(np.stack(to_memory) * safe_exp(log_on_branch(p, met)))
         self.across: list[bool] = []
         if to_memory is not None:
             self.across = np.any(to_memory.vv.reshape(-1, p.n_sublayers), axis=0).tolist()
@@ -314,8 +327,7 @@ class Back:
             before = np.where(placed(p, NORM_BEFORE), log(p.norm_output**2) - met.norm, 0.0)
             self.before_first: Array = before[..., ahead.first]
         self.placements, self.parallel = ahead.placements, p.parallel.tolist()
-        shape = (p.n_sublayers, *self.lead)
-        self.out = {point: (np.empty(shape), np.empty(shape)) for point in POINTS}
+        self.out = {point: [to_fill(p.n_sublayers, self.lead) for _ in range(2)] for point in POINTS}
         self.top, self.kept, self.kept_r = (
             np.broadcast_to(np.asarray(x, float), self.lead).copy() if self.lead else float(x) for x in top
         )
@@ -333,10 +345,10 @@ class Back:
                 gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
             start = self.enter(gradient)
             back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.see)
-        last = self.out["stream_out"][0][-1].copy()
+        last = np.array(self.out["stream_out"][0][-1])
 
         def series(point: str) -> Series:
-            log_v, r = self.out[point]
+            log_v, r = (np.asarray(column) for column in self.out[point])
             return Series.of(log_variance=np.moveaxis(log_v - last, 0, -1), token_correlation=np.moveaxis(r, 0, -1))
 
         return {point: series(point) for point in POINTS}
@@ -347,7 +359,7 @@ class Back:
 
     def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
         """One sublayer, as `residual.back_through` asks for it."""
-        self.skip2, self.log_branch2, self.log_after, *self.maps = at(self.numbers, i)
+        self.skip2, self.log_branch2, self.log_after, *self.maps = self.numbers[i]
         return step_back(self, i, self.placements[i], self.parallel[i], gradient)
 
     def norm_sum_back(self, i: int, gradient: Gradient) -> Gradient:
@@ -366,7 +378,7 @@ class Back:
         log_sum, r = at_sum
         vv, vc, cv, cc = self.maps
         if self.to_memory is not None and self.across[i]:
-            m_vv, m_vc, m_cv, m_cc = at(self.to_memory, i)
+            m_vv, m_vc, m_cv, m_cc = self.to_memory[i]
             v, c = m_vv + m_vc * r, m_cv + m_cc * r
             self.memory = _added(self.memory, at_branch[0] + log(v), correlation(c, v))
         v, c = vv + vc * r, cv + cc * r

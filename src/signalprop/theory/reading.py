@@ -8,7 +8,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, Moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import normed, squashed
-from signalprop.theory.logs import HELD, NO_SIGNAL, exp, log, log_add, plain, safe_exp, within
+from signalprop.theory.logs import HELD, exp, log, log_add, plain, safe_exp, within
 
 LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
 
@@ -17,23 +17,23 @@ LARGEST_MEMORY = 200.0  # log of a memory's variance up to which its products wi
 
 
 def read_normed(
-    a: Architecture, gain2: Array, slope: Array, log_v: Array, r: Array, mean: Array
+    a: Architecture, gain2: Array, slope: Array, log_epsilon: float, log_v: Array, r: Array, mean: Array
 ) -> tuple[Array, Array, Array, Array]:
     """What a branch reads after a norm: second moment, its correlation; log of what the norm divides by, and its turn.
 
     `slope` is of an activation that stands in for a norm. `turn` as of `Ahead`.
     """
+    if not a.squash and (a.norm == "layernorm" or (isinstance(mean, float) and mean == 0)):  # which takes a mean away
+        out, divisor = normed(log_v, log_epsilon)
+        return plain(safe_exp(out) * gain2), r, divisor, divisor * 0.0
     log_mean2 = log(mean**2)
+    log_second = log_add(log_v, log_mean2)
     if a.squash:
-        log_second = log_add(log_v, log_mean2)
         second, r_read, back, shared = squashed(
             a.squash, slope, safe_exp(log_second), _with_mean(log_second, log_mean2, r)
         )
         return plain(second * gain2), r_read, -log(back), log(shared) - log(back)
-    if a.norm == "layernorm":
-        log_mean2 = log_mean2 * 0.0 + NO_SIGNAL  # the norm takes the mean away
-    log_second = log_add(log_v, log_mean2)
-    out, divisor = normed(log_second, log(float(a.norm_eps)))
+    out, divisor = normed(log_second, log_epsilon)
     return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor, divisor * 0.0
 
 

@@ -6,6 +6,7 @@ Of every placement of mask and rotation, forward, and back along all three paths
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from signalprop.theory.elements import (
     dropped,
     linear,
 )
-from signalprop.theory.logs import correlation
+from signalprop.theory.logs import correlation, rows_of
 
 LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before
 
@@ -118,10 +119,13 @@ class Heads:
         """The row whose values later ones add to theirs."""
         return None if self.values is None else self.values.row
 
-    def at(self, i: Any) -> Row:
+    @cached_property
+    def _rows(self) -> list[Row]:
+        return [Row(*values) for values in rows_of(self.table)]
+
+    def at(self, i: int | Rowset) -> Row:
         """The products of sublayer i, or of several."""
-        values = self.table[..., i]
-        return Row(*(values.tolist() if values.ndim == 1 else values))
+        return Row(*self.table[..., i]) if isinstance(i, np.ndarray) else self._rows[i]
 
     def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
         """(s0, share of a query bias in it): variance of one raw score, and how much is the same for every query."""
@@ -210,7 +214,7 @@ class SelfAttention(Heads):
     def _begun(self, i: Any) -> Row:
         """The products of the first attention, with an axis of rows where i has one."""
         assert self.values is not None
-        return self.at([self.values.row] if np.ndim(i) else self.values.row)
+        return self.at(np.array([self.values.row]) if np.ndim(i) else self.values.row)
 
     def _sent_apart(self, i: Rowset, row: Row, second: Array, size: Array, ends: Ends, by_value: Ends) -> Sent:
         """What goes to the stream, and through the first values to what they were made of.

@@ -71,11 +71,12 @@ class AttentionKernel:
         row = self.made.at(i)
         if i == self.first:
             self.first_read = kernel
-        values = self._values(i, kernel)[1]
+        out = self._values(i, kernel)[1]
         if self.has_gate:
-            values *= self._gate(i, kernel)[0]
-        out = values * row.output
-        out += row.output_bias
+            out *= self._gate(i, kernel)[0]
+        out *= row.output
+        if row.output_bias:
+            out += row.output_bias
         return out
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
@@ -131,7 +132,8 @@ class AttentionKernel:
         values = attention.forward()
         if self.values is None:
             values *= size * row.value
-            values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
+            if row.value_bias:
+                values += row.value_bias * (row.value_skip + row.attention_gain) ** 2
         else:
             values *= size
             values += row.value_bias * self.values.own[i] ** 2

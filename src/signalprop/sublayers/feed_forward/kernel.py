@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.duals import dual_of_kernel, one_variance, slope_of_kernel
-from signalprop.kernels.state import inverse_roots
+from signalprop.kernels.state import inverse_roots, on_both_sides
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
@@ -32,12 +32,13 @@ class FeedForwardKernel:
         """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
         row = self.made.at(i)
         r, s, up = self._pre_activation(i, kernel)
-        out = dual_of_kernel(self.made.activation, s, r)
+        out = dual_of_kernel(self.made.activation, s, r, out=r)
         if up is not None:
             out *= up
             out += self._by_chance(i, kernel)
         out *= row.down
-        out += row.down_bias
+        if row.down_bias:
+            out += row.down_bias
         return out
 
     def _by_chance(self, i: int, kernel: FloatArray) -> FloatArray:
@@ -69,15 +70,14 @@ class FeedForwardKernel:
         """(correlation, variances of the non-linear pre-activation, kernel of the linear one of a gated block)."""
         row, gated = self.made.at(i), self.made.gated
         weight, bias = (row.gate, row.gate_bias) if gated else (row.up, row.up_bias)
-        pre = kernel * weight + bias
-        diagonal = np.diagonal(pre).copy()
-        inverse = 1 / np.sqrt(np.maximum(diagonal, 1e-150))
-        r = pre
-        r *= inverse
-        r *= inverse[:, None]
-        np.clip(r, -1, 1, out=r)
+        pre = kernel * weight + bias if bias else kernel
+        own = np.maximum(np.diagonal(pre), 1e-150)
+        r = on_both_sides(pre, 1 / np.sqrt(own))
         np.fill_diagonal(r, 1.0)
-        return r, diagonal, kernel * row.up + row.up_bias if gated else None
+        if not gated:
+            return r, own if bias else own * weight, None
+        up = kernel * row.up
+        return r, own if bias else own * weight, up + row.up_bias if row.up_bias else up
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> FeedForwardKernel:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from signalprop.theory.elements import (
     dropped,
     linear,
 )
+from signalprop.theory.logs import rows_of
 
 
 class Row(NamedTuple):
@@ -50,10 +52,13 @@ class FeedForwardMoments:
     dropout: float
     d_model: int
 
-    def at(self, i: Any) -> Row:
+    @cached_property
+    def _rows(self) -> list[Row]:
+        return [Row(*values) for values in rows_of(self.table)]
+
+    def at(self, i: int | Rowset) -> Row:
         """The products of sublayer i, or of several."""
-        values = self.table[..., i]
-        return Row(*(values.tolist() if values.ndim == 1 else values))
+        return Row(*self.table[..., i]) if isinstance(i, np.ndarray) else self._rows[i]
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """As `BranchMoments.forward`."""

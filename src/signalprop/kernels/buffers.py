@@ -1,0 +1,57 @@
+"""Matrices that are used again: a fresh one costs more than an old one, by the pages that the system has to clear.
+
+Of 512 tokens that is as much as all arithmetic of a feed-forward's step. A matrix is handed out again when nothing but
+the store of its thread refers to it, which CPython's counts of references say; without these every one is fresh.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from signalprop.network.moments import FloatArray
+
+_MOST = 6  # a stream, what a branch reads of it and gives, the next stream; and what is seen of them
+
+
+class _Store(threading.local):
+    kept: list[FloatArray] | None = None
+
+
+_STORE = _Store()
+_count = getattr(sys, "getrefcount", None)
+
+
+@contextmanager
+def reused() -> Iterator[None]:
+    """Within this, `empty` hands out matrices again; afterwards those that are left are freed."""
+    before, _STORE.kept = _STORE.kept, _STORE.kept or []
+    try:
+        yield
+    finally:
+        _STORE.kept = before
+
+
+def _references(matrices: list[FloatArray]) -> list[int]:
+    """How many there are to each matrix of a list, this function's own included."""
+    return [] if _count is None else [_count(matrix) for matrix in matrices]
+
+
+_UNUSED = next(iter(_references([np.empty(0)])), 0)  # of a matrix that stands in a list and nowhere else
+
+
+def empty(n: int) -> FloatArray:
+    """A matrix (n, n) of whatever was in its memory."""
+    kept = _STORE.kept
+    if kept is None:
+        return np.empty((n, n))
+    for i, references in enumerate(_references(kept)):
+        if references == _UNUSED and len(kept[i]) == n:
+            return kept[i]
+    del kept[: max(0, len(kept) - _MOST + 1)]  # those that others hold on to, and those of another size
+    kept.append(np.empty((n, n)))
+    return kept[-1]
