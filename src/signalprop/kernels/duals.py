@@ -278,12 +278,15 @@ def _erf_slope(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
 _PAIRS: dict[str, tuple[Pair, Pair]] = {"gelu": (_gelu_value, _gelu_slope), "erf": (_erf_value, _erf_slope)}
 
 
-def _alike(pair: Pair) -> Callable[[float, FloatArray], FloatArray]:
+Closed = Callable[[float, FloatArray], FloatArray]  # (one variance, correlations, to be overwritten) -> moments
+
+
+def _alike(pair: Pair) -> Closed:
     """A closed form where both have one variance."""
-    return lambda s, r: pair(np.float64(s), np.float64(s), r)
+    return lambda s, r: pair(np.asarray(s), np.asarray(s), r)
 
 
-_CLOSED = {"relu": (_relu_value, _relu_slope)}
+_CLOSED: dict[str, tuple[Closed, Closed]] = {"relu": (_relu_value, _relu_slope)}
 _CLOSED |= {name: (_alike(value), _alike(slope)) for name, (value, slope) in _PAIRS.items()}
 
 

@@ -61,7 +61,7 @@ def _setting(*values: Array, r_value: Array | None = None) -> tuple[Any, _Settin
     r_query, r_g = _possible(r_query, n_queries, xp), _possible(r_g, n_queries, xp)
     r_key = _possible(r_key, n_keys, xp)
     r_value = r_key if r_value is None else _possible(plain(r_value), n_keys, xp)
-    return xp, _Setting(r_query, r_key, r_g, s0, n_queries, n_keys, *rest, r_value)
+    return xp, _Setting._make((r_query, r_key, r_g, s0, n_queries, n_keys, *rest, r_value))
 
 
 def _possible(r: Array, n: Array, xp: Any) -> Array:
