@@ -16,10 +16,11 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import DRAWN, Profile
 from signalprop.sublayers.attention.heads import score_variances
-from signalprop.sublayers.attention.roles import has_window, settings_of, sights
+from signalprop.sublayers.attention.roles import Settings as AttentionSettings
+from signalprop.sublayers.attention.roles import has_window, sights
+from signalprop.sublayers.global_attention.roles import Settings as GlobalSettings
 from signalprop.sublayers.global_attention.roles import as_usual
-from signalprop.sublayers.global_attention.roles import settings_of as global_settings
-from signalprop.sublayers.mamba2.roles import settings as scan_settings
+from signalprop.sublayers.mamba2.roles import Settings as ScanSettings
 
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 LARGE_SCORES = 8.0
@@ -71,7 +72,7 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
 def _keys_as_values(p: Parametrization, profile: Profile) -> str:
     if DRAWN in profile.statistics or profile.fidelity == "simulate":
         return ""
-    if not kind_named("global_attention").of(p).any() or not global_settings(p.architecture).shared:
+    if not kind_named("global_attention").of(p).any() or not GlobalSettings.of(p.architecture).shared:
         return ""
     return (
         "keys are values: what scores share with values, of order score variance / d_head, is left out; it is followed "
@@ -80,7 +81,7 @@ def _keys_as_values(p: Parametrization, profile: Profile) -> str:
 
 
 def _scan_without_norm(p: Parametrization) -> str:
-    if not kind_named("mamba2").of(p).any() or scan_settings(p.architecture).normed:
+    if not kind_named("mamba2").of(p).any() or ScanSettings.of(p.architecture).normed:
         return ""
     return (
         "no norm follows the scan of Mamba-2: single networks differ much; where inputs are large their branches "
@@ -142,7 +143,7 @@ _CAPPED = 0.25
 
 
 def _cap(p: Parametrization) -> str:
-    cap = settings_of(p.architecture).score_cap
+    cap = AttentionSettings.of(p.architecture).score_cap
     largest = scores_of(p).max(initial=0.0)
     if cap is None or largest <= _CAPPED * cap**2:
         return ""

@@ -10,8 +10,7 @@ import torch
 
 import signalprop as sp
 from signalprop.errors import InputError
-from signalprop.results.cost import count_parameters
-from signalprop.sublayers.experts.cost import idle_parameters
+from signalprop.results.cost import active_parameters, count_parameters
 
 SHARED = {"n_experts": 8, "top_k": 2, "width": 48, "shared_width": 64, "shared_gated": True, "normalised": False}
 
@@ -76,7 +75,8 @@ def test_built_against_predicted(table: sp.Parametrization, measured: sp.Profile
 def test_applied_and_counted(table: sp.Parametrization) -> None:
     model = sp.build(table, seed=0)
     assert count_parameters(table)["total"] == sum(x.numel() for x in model.parameters())
-    assert idle_parameters(table.architecture) == 6 * 3 * 128 * 48
+    idle = count_parameters(table.architecture)["total"] - active_parameters(table.architecture)
+    assert idle == 2 * 6 * 3 * 128 * 48
     sp.apply(model, "xavier-uniform", seed=1)
     assert sp.check(model, "xavier-uniform").ok
     fresh = sp.build(sp.scheme("xavier-uniform")(table.architecture), seed=1).state_dict()

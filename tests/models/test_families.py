@@ -27,7 +27,7 @@ from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import batch_tensors
 from signalprop.results.cost import count_parameters
 from signalprop.schemes import scheme
-from signalprop.sublayers.attention.roles import has_window, settings_of
+from signalprop.sublayers.attention.roles import Settings, has_window
 
 NAMES = sorted(set(MODELS) - {"bert-classes"})  # a classifier of BERT reads a pooler that the reference model has not
 OTHER_PAIRS = {"cohere", "cohere2", "glm", "glm4"}  # whose rotations turn other pairs of features
@@ -164,7 +164,7 @@ def batch_for(mapping: Mapping) -> Batch:
     batch = synthetic_batch(a, default_statistics(a), 3, 0)
     away = {n: np.maximum(v, 4) for n in ("tokens", "decoder_tokens") if (v := getattr(batch, n)) is not None}
     keep = None
-    capped = settings_of(a).score_cap is not None  # where theirs makes not-a-numbers of padding in float64
+    capped = Settings.of(a).score_cap is not None  # where theirs makes not-a-numbers of padding in float64
     if batch.tokens is not None and not capped:  # sequences of 40, 29 and 5 tokens
         keep = np.arange(batch.tokens.shape[1]) < np.array([[40], [29], [5]])
     return replace(batch, **away, keep=keep)

@@ -21,8 +21,8 @@ from signalprop.families.base import ModelPaths
 from signalprop.families.reading import read_as
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
-from signalprop.network.kinds import KINDS, kind_of
-from signalprop.network.layout import entries, layer_starts, layout
+from signalprop.network.kinds import KINDS, ROLE, kind_of
+from signalprop.network.layout import layer_starts, layout
 from signalprop.network.parametrization import fan
 from signalprop.streams.parts import Seen
 
@@ -144,7 +144,7 @@ def _check_sizes(model: nn.Module, mapping: Mapping, family: str) -> None:
             held = find_any(model, path, f"{describe(rows, i)} {role}")
             weight = held if isinstance(held, Tensor) else getattr(held, "weight", None)
             inputs, outputs = fan(a, role)
-            if part is None and isinstance(weight, Tensor) and weight.numel() != entries(a, role):
+            if part is None and isinstance(weight, Tensor) and weight.numel() != ROLE[role].entries(a):
                 raise InputError(
                     f"{describe(rows, i)} {role}: the weight is {' x '.join(map(str, weight.shape))}, the "
                     f"architecture of a {family} like this has {inputs} inputs and {outputs} outputs; give its sizes "

@@ -17,7 +17,6 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.kinds import ROLE, rows_where
-from signalprop.network.layout import entries
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
     PLACEMENTS,
@@ -82,9 +81,9 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
             if role not in attached.rows[i].weights:
                 raise InputError(f"{where}: the mapping names no weight of this role; expected one in `weights`")
             weight, bias = tensors_of(attached.rows[i].weights[role], where)
-            if weight.numel() != entries(a, role):
+            if weight.numel() != ROLE[role].entries(a):
                 inputs, outputs = fan(a, role)
-                several = f"{entries(a, role) // (inputs * outputs)} x " * (ROLE[role].copies is not None)
+                several = f"{ROLE[role].held(a)[0]} x " * (ROLE[role].copies is not None)
                 raise InputError(
                     f"{where}: the weight has {weight.numel()} entries, the architecture {several}{inputs} x {outputs};"
                     " fix the mapping (rows of a fused map?) or the architecture"

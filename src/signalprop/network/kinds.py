@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +34,30 @@ class HasKinds(Protocol):
         """Of each sublayer: index into KINDS."""
 
 
-def _always(_: Architecture) -> bool:
+class KindSettings(Value):
+    """What an architecture says of its sublayers of a kind beyond its own fields; `kind` is the kind's name."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def of(cls, a: Architecture) -> Self:
+        """Of an architecture; the defaults where it has no such sublayers."""
+        return cast(Self, a.settings.get(cls.kind) or cls.model_validate({}))
+
+
+def always(_: Architecture) -> bool:
+    """Of a role that every network with its kind has."""
     return True
 
 
-def _bias(architecture: Architecture) -> bool:
-    return architecture.bias
+def never(_: Architecture) -> bool:
+    """Of a role whose map has no bias in any network."""
+    return False
+
+
+def with_biases(a: Architecture) -> bool:
+    """Of a role whose map has a bias where the architecture's maps have."""
+    return a.bias
 
 
 @dataclass(frozen=True)
@@ -48,18 +68,28 @@ class Role:
         name: in tables and files; kinds may share a Role, but two Roles of one name are refused.
         fan: (fan_in, fan_out) in an architecture. exists: whether an architecture has it.
         biased: whether the built network's map has a bias.
-        copies: how many equal ones it holds, as (copies, outputs, inputs) (experts); None: it is one map.
+        copies: how many equal ones it holds, as (copies, outputs, inputs) (experts), and how many of them a token
+            meets; None: it is one map.
         reads: it reads the stream. writes: it ends the branch: multipliers can be put on it, and schemes that scale the
             maps onto the stream with depth scale this one.
     """
 
     name: str
     fan: Callable[[Architecture], tuple[int, int]]
-    exists: Callable[[Architecture], bool] = _always
-    biased: Callable[[Architecture], bool] = _bias
-    copies: Callable[[Architecture], int] | None = None
+    exists: Callable[[Architecture], bool] = always
+    biased: Callable[[Architecture], bool] = with_biases
+    copies: Callable[[Architecture], tuple[int, int]] | None = None
     reads: bool = False
     writes: bool = False
+
+    def entries(self, a: Architecture) -> int:
+        """Numbers of the weight, all copies together."""
+        inputs, outputs = self.fan(a)
+        return inputs * outputs * self.held(a)[0]
+
+    def held(self, a: Architecture) -> tuple[int, int]:
+        """How many maps it is, and how many of them a token meets."""
+        return (1, 1) if self.copies is None else self.copies(a)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +97,8 @@ class Kind:
     """A kind of sublayer.
 
     Attributes:
-        name: that of its folder, in tables and files. package: the folder, as Python's `__package__`.
+        name: that of its folder, in tables and files. package: the folder, as Python's `__package__`; of another name
+            where it is a variant of the kind there, whose functions are told its `name`.
         roles: its weights, in the order in which they are drawn and shown.
         words, short: its name in a sentence, and in a narrow column. line: style of its curves.
         counted: the part of a network that its parameters and operations count to; default: its name.
@@ -89,7 +120,7 @@ class Kind:
     attends: bool = False
     reads_memory: bool = False
     activates: bool = False
-    settings: type[Value] | None = None
+    settings: type[KindSettings] | None = None
     longest: int | None = None
     beyond: str = ""
 
@@ -111,6 +142,15 @@ class Kind:
         """Its weights in an architecture."""
         return tuple(role.name for role in self.roles if role.exists(architecture))
 
+    def numbers(self, a: Architecture, *, met: bool = False) -> int:
+        """Weights and biases of its maps in one sublayer; `met`: of the maps that one token meets."""
+        count = 0
+        for role in self.roles:
+            if role.exists(a):
+                inputs, outputs = role.fan(a)
+                count += role.held(a)[met] * (inputs * outputs + outputs * role.biased(a))
+        return count
+
     @property
     def has_copies(self) -> bool:
         """Whether some of its weights hold several equal maps."""
@@ -127,19 +167,28 @@ class Kind:
                 "give mapping=, which says what every weight is: this network has branches of which only the output is "
                 "known, so they can be measured, but not predicted, built or counted"
             )
-        return import_module(f"{self.package}.{name}")
+        module = import_module(f"{self.package}.{name}")
+        return module if self.package.endswith(f".{self.name}") else _variant(module, self.name)
+
+
+@cache
+def _variant(module: ModuleType, name: str) -> SimpleNamespace:
+    """The functions of a module with their argument `name` given."""
+    own = {key: value for key, value in vars(module).items() if isinstance(value, FunctionType) and key[0] != "_"}
+    return SimpleNamespace(**{key: partial(value, name=name) for key, value in own.items()})
 
 
 def _discovered() -> Iterator[Kind]:
     folders = import_module("signalprop.sublayers")  # by name: the rooms above are not imported from here
     for found in iter_modules(folders.__path__):
         if found.ispkg:
-            yield import_module(f"{folders.__name__}.{found.name}.roles").KIND
+            roles = import_module(f"{folders.__name__}.{found.name}.roles")
+            yield from getattr(roles, "KINDS", None) or (roles.KIND,)
 
 
 # What is added to the stream by something of which nothing else is known (`signalprop.streams`).
 UNKNOWN = Kind(name="branch", package="", roles=(), words="branch", short="branch", line=":")
-_BY_NAME: dict[str, Kind] = {kind.name: kind for kind in (*_discovered(), UNKNOWN)}
+_BY_NAME: dict[str, Kind] = {kind.name: kind for kind in (*sorted(_discovered(), key=lambda kind: kind.name), UNKNOWN)}
 KINDS: tuple[str, ...] = tuple(_BY_NAME)
 ROLE: dict[str, Role] = {}
 for _kind in _BY_NAME.values():

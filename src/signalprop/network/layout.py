@@ -104,13 +104,6 @@ def fan(architecture: Architecture, role: str) -> tuple[int, int]:
     return ROLE[role].fan(architecture)
 
 
-def entries(architecture: Architecture, role: str) -> int:
-    """Numbers of a role's weight, all copies together."""
-    inputs, outputs = ROLE[role].fan(architecture)
-    copies = ROLE[role].copies
-    return inputs * outputs * (1 if copies is None else copies(architecture))
-
-
 def role_mask(architecture: Architecture, role: str) -> NDArray[np.bool_]:
     """Which sublayers have a weight of this role."""
     return roles_of(architecture, layout(architecture).kind)[role]

@@ -18,7 +18,7 @@ from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
 from signalprop.network.kinds import ROLE
-from signalprop.sublayers.experts.roles import settings as experts_settings
+from signalprop.sublayers.experts.roles import Settings as ExpertsSettings
 
 # Who divides by what: of attention and cross-attention, of feed-forwards, and of experts.
 INNER = {"value": "output", "up": "down", "expert_up": "expert_down", "shared_up": "shared_down"}
@@ -127,7 +127,7 @@ def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterato
 def moves_inner(attached: Attached, row: AttachedRow) -> bool:
     """Whether a factor on values, or on up, comes out again after what is between them and the last map."""
     a = attached.mapping.architecture
-    gated = not row.weights.keys().isdisjoint(("gate", "expert_gate")) and not experts_settings(a).up_shift
+    gated = not row.weights.keys().isdisjoint(("gate", "expert_gate")) and not ExpertsSettings.of(a).up_shift
     pairs = inner_maps(row)
     return (row.kind.attends or gated or a.activation == "relu") and bool(pairs) and len(pairs) == _last(row)
 

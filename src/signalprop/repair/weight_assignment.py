@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.errors import InputError
-from signalprop.network.layout import PLACEMENTS, STACKS, entries
+from signalprop.network.kinds import ROLE
+from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.parametrization import Distribution, Parametrization
 
 Rows = slice | Sequence[int]
@@ -149,7 +150,7 @@ def _map(attached: Attached, p: Parametrization, i: int, row: AttachedRow, role:
     weight = _weight(
         held, std=float(p.weights[role][i]) / own, role=role, learning_rate=float(p.learning_rates[role][i]), **common
     )
-    yield _sized(weight, entries(attached.mapping.architecture, role))
+    yield _sized(weight, ROLE[role].entries(attached.mapping.architecture))
     rate = float(p.learning_rates["vectors"][i])
     yield from _bias(held, std=float(p.biases[role][i]) / own, role=f"{role} bias", learning_rate=rate, **common)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from signalprop.errors import InputError
 from signalprop.families import find
 from signalprop.network.architecture import Architecture
@@ -14,6 +16,20 @@ from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 RELATIVE_BUCKETS = 32
 _LOSS_TARGET = 2  # operations per output and position
 MASKED_SHARE = 0.15625  # ELECTRA's output fraction: 80 of 512 positions carry the loss of masked language modelling
+
+
+class Cost(Protocol):
+    """What a kind's `cost.py` says; `beside` may be left out where it is 0."""
+
+    def beside(self, a: Architecture) -> int:
+        """Trainable numbers of one sublayer beside its maps, norms on the stream apart."""
+
+    def flops(self, a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
+        """Operations of one forward pass through sublayer i for one sequence, beside its maps and the addition.
+
+        Args:
+            p: the table, where multipliers count; None: an architecture alone. queries: tokens of its stream.
+        """
 
 
 def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
@@ -34,7 +50,9 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     parts = {"embeddings": _embedding_parameters(a), "attention": 0, "feed_forward": 0}
     for kind in kinds_in(rows):
         part = kind.counted or kind.name
-        parts[part] = parts.get(part, 0) + int(kind.of(rows).sum()) * kind.part("cost").parameters(a)
+        cost = kind.part("cost")
+        one = kind.numbers(a) + (cost.beside(a) if hasattr(cost, "beside") else 0)
+        parts[part] = parts.get(part, 0) + int(kind.of(rows).sum()) * one
     n_stacks = 2 if a.kind == "encoder-decoder" else 1
     biased = a.positions == "relative" or (family is not None and family.score_bias)
     parts["attention"] += RELATIVE_BUCKETS * a.n_heads * n_stacks * biased
@@ -61,9 +79,8 @@ def active_parameters(architecture: Architecture) -> int:
     """Trainable numbers that one token meets: all but those of the experts that it has not chosen."""
     rows = layout(architecture)
     idle = sum(
-        int(kind.of(rows).sum()) * kind.part("cost").idle_parameters(architecture)
+        int(kind.of(rows).sum()) * (kind.numbers(architecture) - kind.numbers(architecture, met=True))
         for kind in kinds_in(rows)
-        if kind.has_copies
     )
     return count_parameters(architecture)["total"] - int(idle)
 
@@ -153,7 +170,8 @@ def train_flops(
         queries = target if in_decoder else a.seq_len
         kind = kind_of(rows, i)
         part = kind.counted or kind.name
-        count = kind.part("cost").flops(a, p, i, queries, n_norms_of(PLACEMENTS[placement]))
+        norms = NORM * n_norms_of(PLACEMENTS[placement]) * (1 if kind.attends else a.d_model)
+        count = kind.part("cost").flops(a, p, i, queries) + queries * (_map_flops(a, kind) + norms)
         parts[part] = parts.get(part, 0.0) + count
         if a.streams is not None:
             parts["streams"] = parts.get("streams", 0.0) + queries * a.streams.operations(a.d_model)
@@ -166,6 +184,16 @@ def train_flops(
     parts["total"] = sum(parts.values())
     forward_and_backward = 2
     return {name: forward_and_backward * batch_size * steps * count for name, count in parts.items()}
+
+
+def _map_flops(a: Architecture, kind: Kind) -> int:
+    """Of one token: the maps that it meets, and the addition to the stream, with dropout."""
+    count = (ADD + DROPOUT * (a.dropout > 0)) * a.d_model
+    for role in kind.roles:
+        if role.exists(a):
+            inputs, outputs = role.fan(a)
+            count += role.held(a)[1] * (2 * inputs * outputs + outputs * role.biased(a))
+    return count
 
 
 def _embedding_flops(a: Architecture, length: int, *, decoder: bool = False) -> float:

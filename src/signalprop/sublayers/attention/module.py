@@ -16,7 +16,7 @@ from signalprop.models.token_positions import Positions
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
-from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, settings_of, sights
+from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, sights
 
 AnyAttention = TypeVar("AnyAttention", bound="Attention")
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.own_value = own_value
         self.first_value = first_value
         self.keeps_values = keeps_values
-        self.given = Settings() if cross else settings_of(architecture)
+        self.given = Settings() if cross else Settings.of(architecture)
         sink = self.given.sink
         self.sink = None if sink is None else nn.Parameter(torch.full((architecture.n_heads,), sink, dtype=dtype))
         self.attention_gate = None

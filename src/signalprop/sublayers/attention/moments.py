@@ -17,7 +17,6 @@ from signalprop.sublayers.attention.roles import (
     Sights,
     first_values,
     has_gate,
-    settings_of,
     sights,
 )
 from signalprop.theory import attention_scores
@@ -174,7 +173,7 @@ def around(p: Parametrization) -> dict[str, Any]:
         InputError: shaped attention, or value skips beside a sink.
     """
     a = p.architecture
-    given = settings_of(a)
+    given = Settings.of(a)
     usual = given.score_cap is None and given.sink is None and not given.value_norm and given.gate == "none"
     if usual:
         return {}

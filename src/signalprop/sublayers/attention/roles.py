@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from signalprop.errors import InputError
-from signalprop.files.validation import Value
-from signalprop.network.kinds import Kind, Role
+from signalprop.network.kinds import Kind, KindSettings, Role
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
@@ -26,7 +25,7 @@ _Logit = Annotated[float, Field(ge=-1e3, le=1e3)]
 _Factor = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
-class Settings(Value):
+class Settings(KindSettings):
     """What layers differ in: one value for all of a stack, or a tuple that its layers go through, again and again.
 
     Attributes:
@@ -41,6 +40,7 @@ class Settings(Value):
             numbers, or parameters where the table's attention multipliers are trainable.
     """
 
+    kind = "attention"
     window: _Window | tuple[_Window, ...] = 0
     rotates: bool | tuple[bool, ...] = True
     rotary_base: _Base | tuple[_Base, ...] | None = None
@@ -71,14 +71,9 @@ class Sights(NamedTuple):
         return self.run[int(self.layer[i]) % len(self.run)]
 
 
-def settings_of(a: Architecture) -> Settings:
-    """Of an architecture; the usual ones where no layer attends to itself."""
-    return cast(Settings, a.settings.get("attention")) or Settings()
-
-
 def sights(a: Architecture, layer: NDArray[np.int32], length: float = math.inf) -> Sights:
     """Of a stack that reads so many tokens; layer: of its sublayers."""
-    s = settings_of(a)
+    s = Settings.of(a)
     given = (len(x) for x in (s.window, s.rotates, s.rotary_base) if isinstance(x, tuple))
     return Sights(tuple(_sight(a, s, k, length) for k in range(math.lcm(*given))), layer)
 
@@ -97,7 +92,7 @@ class FirstValues(NamedTuple):
 
 def adds_first_values(a: Architecture) -> bool:
     """Whether some attention averages values of the first one, or its own times a factor."""
-    s = settings_of(a)
+    s = Settings.of(a)
     return any(x != usual for given, usual in ((s.own_value, 1.0), (s.first_value, 0.0)) for x in np.atleast_1d(given))
 
 
@@ -107,7 +102,7 @@ def first_values(p: Parametrization) -> FirstValues | None:
     Raises:
         InputError: an architecture for which they are not derived, or more around the values than they go with.
     """
-    a, s = p.architecture, settings_of(p.architecture)
+    a, s = p.architecture, Settings.of(p.architecture)
     if not adds_first_values(a):
         return None
     if a.kind == "encoder-decoder" or a.streams is not None or a.squash or not set(a.placements) <= _NORMED:
@@ -150,28 +145,24 @@ def _shared_heads(a: Architecture) -> tuple[int, int]:
     return a.d_model, a.n_kv_heads * a.d_head
 
 
-def _merged(a: Architecture) -> tuple[int, int]:
-    return a.n_heads * a.d_head, a.d_model
-
-
 def _biased(a: Architecture) -> bool:
     return bool(a.qkv_bias)
 
 
 def _gates(a: Architecture) -> tuple[int, int]:
-    return a.d_model, a.n_heads * (a.d_head if settings_of(a).gate == "features" else 1)
+    return a.d_model, a.n_heads * (a.d_head if Settings.of(a).gate == "features" else 1)
 
 
 def has_gate(a: Architecture) -> bool:
     """Whether what the heads give is gated."""
-    return settings_of(a).gate != "none"
+    return Settings.of(a).gate != "none"
 
 
 ROLES = (
     Role("query", _heads, biased=_biased, reads=True),
     Role("key", _shared_heads, biased=_biased, reads=True),
     Role("value", _shared_heads, biased=_biased, reads=True),
-    Role("output", _merged, writes=True),
+    Role("output", lambda a: (a.n_heads * a.d_head, a.d_model), writes=True),
 )
 GATE = Role("attention_gate", _gates, exists=has_gate, biased=_biased, reads=True)
 KIND = Kind(

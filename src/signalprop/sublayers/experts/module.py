@@ -15,7 +15,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import ROLE
 from signalprop.network.parametrization import Parametrization, fan
 from signalprop.streams.routing import choose
-from signalprop.sublayers.experts.roles import settings
+from signalprop.sublayers.experts.roles import Settings
 
 
 class Copies(nn.Module):
@@ -62,12 +62,12 @@ class ExpertsModule(nn.Module):
 
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, *, by_table: bool = False) -> None:
         super().__init__()
-        self.settings, self.by_table = settings(a), by_table
+        self.settings, self.by_table = Settings.of(a), by_table
         for role, bias in biases.items():
-            copies = ROLE[role].copies
             options: dict[str, Any] = {"bias": bias, "dtype": dtype}
-            made = Linear(*fan(a, role), **options) if copies is None else Copies(copies(a), *fan(a, role), **options)
-            setattr(self, role, made)
+            copied = ROLE[role].copies is not None
+            size = (ROLE[role].held(a)[0], *fan(a, role))
+            setattr(self, role, Copies(*size, **options) if copied else Linear(*fan(a, role), **options))
         self.roles = tuple(biases)
         self.experts = ChosenExperts(self.settings.n_experts, torch_activation(a.activation), self.settings.up_shift)
 
@@ -90,4 +90,6 @@ class ExpertsModule(nn.Module):
 
 def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
     """The experts of sublayer `index` of a table, their weights not drawn yet; nothing shapes them."""
-    return ExpertsModule(p.architecture, biases, dtype, by_table=bool(p.layer[index] < settings(p.architecture).hashed))
+    return ExpertsModule(
+        p.architecture, biases, dtype, by_table=bool(p.layer[index] < Settings.of(p.architecture).hashed)
+    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.experts.roles import settings, width
+from signalprop.sublayers.experts.roles import Settings, width
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments, Row, of_roles
 from signalprop.theory.elements import (
     Branch,
@@ -115,7 +115,7 @@ def held(found: Weights, by_table: Any, router: Router) -> Weights:
 
 def of(p: Parametrization, stack: int) -> ExpertsMoments:
     """The experts of a table; those of all stacks are alike."""
-    a, s = p.architecture, settings(p.architecture)
+    a, s = p.architecture, Settings.of(p.architecture)
     roles = ("shared_gate", "shared_up", "shared_down")
     expert = of_roles(p, ("expert_gate", "expert_up", "expert_down"), width(a), 0.0)
     if a.gated:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from signalprop.files.validation import Value
-from signalprop.network.kinds import Kind, Role
+from signalprop.network.kinds import Kind, KindSettings, Role, never
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
 
 
-class Settings(Value):
+class Settings(KindSettings):
     """How tokens are routed, and to what.
 
     Attributes:
@@ -32,6 +31,7 @@ class Settings(Value):
         shared_gated: its output is multiplied with a sigmoid of a map of the token (Qwen2-MoE).
     """
 
+    kind = "experts"
     n_experts: int = Field(8, ge=1, le=100_000)
     top_k: int = Field(2, ge=1, le=100_000)
     width: int | None = Field(None, ge=1, le=1_000_000_000)
@@ -68,87 +68,50 @@ class Settings(Value):
         return self
 
 
-_DEFAULTS = Settings.model_validate({})
-
-
-def settings(a: Architecture) -> Settings:
-    """Of the experts of an architecture that has any; else the defaults."""
-    return cast(Settings, a.settings.get("experts") or _DEFAULTS)
-
-
 def width(a: Architecture) -> int:
     """Hidden features of one expert."""
-    return settings(a).width or a.d_ff
-
-
-def _gated(a: Architecture) -> bool:
-    return a.gated
+    return Settings.of(a).width or a.d_ff
 
 
 def _shared(a: Architecture) -> bool:
-    return settings(a).shared_width > 0
+    return Settings.of(a).shared_width > 0
 
 
-def _shared_and_gated(a: Architecture) -> bool:
-    return _shared(a) and a.gated
-
-
-def _shared_gate(a: Architecture) -> bool:
-    return settings(a).shared_gated
-
-
-def _router_bias(a: Architecture) -> bool:
-    return settings(a).router_bias
-
-
-def _unbiased(_: Architecture) -> bool:
-    return False
-
-
-def _copies(a: Architecture) -> int:
-    return settings(a).n_experts
-
-
-def _routed(a: Architecture) -> tuple[int, int]:
-    return a.d_model, settings(a).n_experts
+def _copies(a: Architecture) -> tuple[int, int]:
+    s = Settings.of(a)
+    return s.n_experts, s.top_k
 
 
 def _inner(a: Architecture) -> tuple[int, int]:
     return a.d_model, width(a)
 
 
-def _outer(a: Architecture) -> tuple[int, int]:
-    return width(a), a.d_model
-
-
 def _shared_inner(a: Architecture) -> tuple[int, int]:
-    return a.d_model, max(1, settings(a).shared_width)
-
-
-def _shared_outer(a: Architecture) -> tuple[int, int]:
-    return max(1, settings(a).shared_width), a.d_model
-
-
-def _one(a: Architecture) -> tuple[int, int]:
-    return a.d_model, 1
+    return a.d_model, max(1, Settings.of(a).shared_width)
 
 
 KIND = Kind(
     name="experts",
     package=__name__.rpartition(".")[0],
     roles=(
-        Role("router", _routed, biased=_router_bias, reads=True),
-        Role("expert_gate", _inner, exists=_gated, copies=_copies, reads=True),
+        Role(
+            "router", lambda a: (a.d_model, Settings.of(a).n_experts), biased=lambda a: Settings.of(a).router_bias,
+            reads=True,
+        ),
+        Role("expert_gate", _inner, exists=lambda a: a.gated, copies=_copies, reads=True),
         Role("expert_up", _inner, copies=_copies, reads=True),
-        Role("expert_down", _outer, copies=_copies, writes=True),
-        Role("shared_router", _one, exists=_shared_gate, biased=_unbiased, reads=True),
-        Role("shared_gate", _shared_inner, exists=_shared_and_gated, reads=True),
+        Role("expert_down", lambda a: (width(a), a.d_model), copies=_copies, writes=True),
+        Role(
+            "shared_router", lambda a: (a.d_model, 1), exists=lambda a: Settings.of(a).shared_gated, biased=never,
+            reads=True,
+        ),
+        Role("shared_gate", _shared_inner, exists=lambda a: _shared(a) and a.gated, reads=True),
         Role("shared_up", _shared_inner, exists=_shared, reads=True),
-        Role("shared_down", _shared_outer, exists=_shared, writes=True),
+        Role("shared_down", lambda a: _shared_inner(a)[::-1], exists=_shared, writes=True),
     ),
     words="experts",
     short="moe",
     line=":",
     activates=True,
     settings=Settings,
-)
+)  # fmt: skip

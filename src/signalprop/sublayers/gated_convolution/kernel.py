@@ -12,7 +12,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.gated_convolution.moments import GatedConvolution
 from signalprop.sublayers.gated_convolution.moments import of as moments_of
-from signalprop.sublayers.gated_convolution.roles import settings
+from signalprop.sublayers.gated_convolution.roles import Settings
 
 
 class GatedConvolutionKernel:
@@ -20,7 +20,7 @@ class GatedConvolutionKernel:
 
     def __init__(self, made: GatedConvolution) -> None:
         self.made = made
-        self.width = settings(made.p.architecture).width
+        self.width = Settings.of(made.p.architecture).width
 
     def silent(self, i: int) -> bool:
         """Always worked out."""

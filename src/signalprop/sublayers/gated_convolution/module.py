@@ -11,7 +11,7 @@ from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.gated_convolution.roles import settings
+from signalprop.sublayers.gated_convolution.roles import Settings
 
 
 class GatedConvolutionModule(nn.Module):
@@ -19,7 +19,7 @@ class GatedConvolutionModule(nn.Module):
 
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
         super().__init__()
-        d, width = a.d_model, settings(a).width
+        d, width = a.d_model, Settings.of(a).width
         self.conv_before, self.conv_after, self.conv_value, self.conv_out = (
             Linear(d, d, bias=biases[role], dtype=dtype)
             for role in ("conv_before", "conv_after", "conv_value", "conv_out")

@@ -9,7 +9,7 @@ import numpy as np
 
 from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.gated_convolution.roles import settings
+from signalprop.sublayers.gated_convolution.roles import Settings
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
 from signalprop.theory.logs import plain
 
@@ -84,6 +84,6 @@ class GatedConvolution:
 
 def of(p: Parametrization, stack: int) -> GatedConvolution:
     """The convolutions of a table."""
-    taps = np.minimum(np.arange(p.architecture.seq_len) + 1, settings(p.architecture).width)
+    taps = np.minimum(np.arange(p.architecture.seq_len) + 1, Settings.of(p.architecture).width)
     pairs = (np.minimum.outer(taps, taps).sum() - taps.sum()) / max(len(taps) * (len(taps) - 1), 1)
     return GatedConvolution(p, (float(taps.mean()), float(pairs)))

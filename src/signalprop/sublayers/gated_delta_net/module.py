@@ -13,7 +13,7 @@ from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, fan
 from signalprop.streams.replay import split_features
-from signalprop.sublayers.gated_delta_net.roles import settings
+from signalprop.sublayers.gated_delta_net.roles import Settings
 
 
 class GatedDeltaNetModule(nn.Module):
@@ -25,14 +25,13 @@ class GatedDeltaNetModule(nn.Module):
 
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
         super().__init__()
-        self.given = s = settings(a)
+        self.given = s = Settings.of(a)
         maps = ("delta_gate", "delta_value", "delta_key", "delta_query", "delta_decay", "delta_write", "delta_out")
         (self.delta_gate, self.delta_value, self.delta_key, self.delta_query, self.delta_decay, self.delta_write,
          self.delta_out) = (Linear(*fan(a, role), bias=biases[role], dtype=dtype) for role in maps)  # fmt: skip
-        channels = s.inner + 2 * s.shared
         self.delta_filter = nn.Conv1d(
-            channels, channels, s.width, groups=channels, padding=s.width - 1, bias=biases["delta_filter"], dtype=dtype,
-            device="meta",
+            s.channels, s.channels, s.width, groups=s.channels, padding=s.width - 1,
+            bias=biases["delta_filter"], dtype=dtype, device="meta",
         ).to_empty(device="cpu")  # fmt: skip
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
         self.dt_bias = nn.Parameter(torch.full((s.n_heads,), s.step_bias, dtype=dtype))

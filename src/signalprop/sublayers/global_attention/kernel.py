@@ -8,13 +8,13 @@ from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import Shapes
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.kernel import AttentionKernel
-from signalprop.sublayers.global_attention.roles import as_usual, settings_of
+from signalprop.sublayers.global_attention.roles import Settings, as_usual
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
     """The global attention of a table in one stack (index into STACKS)."""
     made = AttentionKernel(as_usual(p), stack, shapes)
-    made.shared = settings_of(p.architecture).shared
+    made.shared = Settings.of(p.architecture).shared
     return made
 
 

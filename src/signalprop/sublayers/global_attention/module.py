@@ -9,7 +9,7 @@ from signalprop.models.shaping import TorchShape
 from signalprop.models.surroundings import Surroundings
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.module import Attention, made_of
-from signalprop.sublayers.global_attention.roles import PREFIX, as_usual, settings_of
+from signalprop.sublayers.global_attention.roles import PREFIX, Settings, as_usual
 
 
 class GlobalAttention(Attention):
@@ -33,7 +33,7 @@ def make(
     p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: TorchShape | None
 ) -> GlobalAttention:
     """The module of sublayer `index` of a table, its weights not drawn yet."""
-    s = settings_of(p.architecture)
+    s = Settings.of(p.architecture)
     made = made_of(GlobalAttention, as_usual(p), index, biases, dtype, shape, keys_are_values=s.shared)
     made.proportional = s.proportional
     return made

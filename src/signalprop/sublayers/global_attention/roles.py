@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from signalprop.errors import InputError
-from signalprop.files.validation import Value
-from signalprop.network.kinds import Kind, Role
+from signalprop.network.kinds import Kind, KindSettings, Role
 from signalprop.sublayers.attention.roles import Settings as Usual
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ PREFIX = "global_"
 _Width = Field(0, ge=0, le=1_000_000_000)
 
 
-class Settings(Value):
+class Settings(KindSettings):
     """What its heads have in the place of the architecture's; scores have the architecture's scale and QK-norm.
 
     Attributes:
@@ -33,6 +32,7 @@ class Settings(Value):
         shared: keys before their norm and rotation are the values, too: there is no map of values.
     """
 
+    kind = "global_attention"
     d_head: int = _Width
     n_kv_heads: int = _Width
     rotary_base: float | None = Field(None, ge=1, le=1e30)
@@ -42,14 +42,6 @@ class Settings(Value):
     shared: bool = False
 
 
-_DEFAULTS = Settings.model_validate({})
-
-
-def settings_of(a: Architecture) -> Settings:
-    """Of an architecture, or the usual ones."""
-    return cast(Settings, a.settings.get("global_attention") or _DEFAULTS)
-
-
 @lru_cache(maxsize=32)
 def alone(a: Architecture) -> Architecture:
     """The architecture of which global attention would be the usual attention.
@@ -57,7 +49,7 @@ def alone(a: Architecture) -> Architecture:
     Raises:
         InputError: heads that key heads do not divide; biases where keys are values.
     """
-    s = settings_of(a)
+    s = Settings.of(a)
     kv, base = s.n_kv_heads or a.n_kv_heads, s.rotary_base or a.rotary_base
     if a.n_heads % kv:
         raise InputError(f"global_attention.n_kv_heads is {kv}; expected a divisor of n_heads {a.n_heads}")
@@ -75,38 +67,30 @@ def as_usual(p: Parametrization) -> Parametrization:
     """The table as one of `alone`: the weights of global attention stand where those of attention do."""
     a = p.architecture
     own = {role.removeprefix(PREFIX): role for role in (role.name for role in ROLES)}
-    if settings_of(a).shared:
+    if Settings.of(a).shared:
         own["value"] = f"{PREFIX}key"
     weights, biases = ({**x, **{to: x[role] for to, role in own.items()}} for x in (p.weights, p.biases))
     return dataclasses.replace(p, architecture=alone(a), weights=weights, biases=biases)
 
 
 def _heads(a: Architecture) -> tuple[int, int]:
-    return a.d_model, a.n_heads * (settings_of(a).d_head or a.d_head)
+    return a.d_model, a.n_heads * (Settings.of(a).d_head or a.d_head)
 
 
 def _shared_heads(a: Architecture) -> tuple[int, int]:
-    s = settings_of(a)
+    s = Settings.of(a)
     return a.d_model, (s.n_kv_heads or a.n_kv_heads) * (s.d_head or a.d_head)
-
-
-def _merged(a: Architecture) -> tuple[int, int]:
-    return _heads(a)[1], a.d_model
 
 
 def _biased(a: Architecture) -> bool:
     return bool(a.qkv_bias)
 
 
-def _has_values(a: Architecture) -> bool:
-    return not settings_of(a).shared
-
-
 ROLES = (
     Role(f"{PREFIX}query", _heads, biased=_biased, reads=True),
     Role(f"{PREFIX}key", _shared_heads, biased=_biased, reads=True),
-    Role(f"{PREFIX}value", _shared_heads, exists=_has_values, biased=_biased, reads=True),
-    Role(f"{PREFIX}output", _merged, writes=True),
+    Role(f"{PREFIX}value", _shared_heads, exists=lambda a: not Settings.of(a).shared, biased=_biased, reads=True),
+    Role(f"{PREFIX}output", lambda a: _heads(a)[::-1], writes=True),
 )
 KIND = Kind(
     name="global_attention",

@@ -1,28 +1,23 @@
-"""What latent attention costs."""
+"""What latent attention costs beside its maps."""
 
 from __future__ import annotations
 
 from signalprop.network.architecture import Architecture
-from signalprop.network.operations import ADD, DROPOUT, NORM, SOFTMAX
-from signalprop.network.parametrization import Parametrization, fan
-from signalprop.sublayers.latent_attention.roles import ROLES, settings_of
+from signalprop.network.operations import DROPOUT, NORM, SOFTMAX
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.latent_attention.roles import Settings
 
 
-def _weights(a: Architecture) -> int:
-    return sum(fan(a, role.name)[0] * fan(a, role.name)[1] for role in ROLES if role.exists(a))
+def beside(a: Architecture) -> int:
+    """Gains of the norms on latents."""
+    s = Settings.of(a)
+    return s.rank + s.query_rank
 
 
-def parameters(a: Architecture) -> int:
-    """Trainable numbers of one sublayer, norms on the stream apart."""
-    s = settings_of(a)
-    return _weights(a) + s.rank + s.query_rank
-
-
-def flops(a: Architecture, p: Parametrization | None, i: int, queries: int, n_norms: int) -> float:
-    """Operations of one forward pass through sublayer i for one sequence of so many tokens."""
-    s, d = settings_of(a), a.d_model
-    per_token = 2 * _weights(a) + NORM * (s.rank + s.query_rank + n_norms) + (ADD + DROPOUT * (a.dropout > 0)) * d
-    per_token += 3 * s.d_rotary * (a.n_heads + 1) * (a.positions == "rotary")
+def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
+    """As `signalprop.results.cost.Cost.flops`."""
+    s = Settings.of(a)
+    per_token = NORM * (s.rank + s.query_rank) + 3 * s.d_rotary * (a.n_heads + 1) * (a.positions == "rotary")
     dropped = DROPOUT * ((a.attention_dropout or 0) > 0)
     per_score = a.n_heads * (2 * a.d_head + 2 * s.d_value + 1 + SOFTMAX + dropped)
     return float(queries * per_token + queries * queries * per_score)

@@ -15,7 +15,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.kernel import AttentionKernel, size_of
 from signalprop.sublayers.latent_attention.moments import LatentAttention
 from signalprop.sublayers.latent_attention.moments import of as moments_of
-from signalprop.sublayers.latent_attention.roles import settings_of
+from signalprop.sublayers.latent_attention.roles import Settings
 
 
 class LatentKernel(AttentionKernel):
@@ -46,7 +46,7 @@ class LatentKernel(AttentionKernel):
         }  # fmt: skip
         rho = omega = turn = None
         if a.positions == "rotary":
-            rotated = settings_of(a).d_rotary
+            rotated = Settings.of(a).d_rotary
             turned = rotation(a.seq_len, rotated, a.rotary_base, 1.0, a.causal)
             rho, omega = (1 - share * (1 - x) for x in turned)
             if self.grid is not None:

@@ -12,7 +12,7 @@ from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, fan
-from signalprop.sublayers.latent_attention.roles import ROLES, settings_of
+from signalprop.sublayers.latent_attention.roles import ROLES, Settings
 
 
 class LatentAttentionModule(nn.Module):
@@ -26,7 +26,7 @@ class LatentAttentionModule(nn.Module):
 
     def __init__(self, a: Architecture, score_scale: float, dtype: torch.dtype) -> None:
         super().__init__()
-        self.architecture, self.settings, self.score_scale = a, settings_of(a), score_scale
+        self.architecture, self.settings, self.score_scale = a, Settings.of(a), score_scale
         for role in ROLES:
             made = Linear(*fan(a, role.name), bias=False, dtype=dtype) if role.exists(a) else None
             setattr(self, role.name, made)

@@ -15,7 +15,7 @@ from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.heads import Row, mixes, settings
 from signalprop.sublayers.attention.moments import Varied
-from signalprop.sublayers.latent_attention.roles import settings_of
+from signalprop.sublayers.latent_attention.roles import Settings
 from signalprop.theory import attention_scores
 from signalprop.theory.elements import (
     Branch,
@@ -103,7 +103,7 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     Raises:
         InputError: shaped attention, or value skips.
     """
-    a, s = p.architecture, settings_of(p.architecture)
+    a, s = p.architecture, Settings.of(p.architecture)
     if p.shaping.kind != "none" or a.positions == "alibi" or mixes(p):
         raise InputError("latent attention is not shaped, and has no value_skip or attention_gain; leave them out")
     w = {role: x**2 for role, x in p.weights.items()}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field
 
 from signalprop.errors import InputError
-from signalprop.files.validation import Value
-from signalprop.network.kinds import Kind, Role
+from signalprop.network.kinds import Kind, KindSettings, Role, never
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
 
 
-class Settings(Value):
+class Settings(KindSettings):
     """Widths beside the architecture's: d_head is that of queries and keys, the features that rotate among them.
 
     Attributes:
@@ -25,69 +24,55 @@ class Settings(Value):
             that do is derived.
     """
 
+    kind = "latent_attention"
     rank: int = Field(512, ge=1, le=10_000_000)
     query_rank: int = Field(0, ge=0, le=10_000_000)
     d_rotary: int = Field(8, ge=1, le=10_000_000)
     d_value: int = Field(64, ge=1, le=10_000_000)
     selects: int = Field(0, ge=0, le=10_000_000)
 
+    @classmethod
+    def of(cls, a: Architecture) -> Self:
+        """Of an architecture; the defaults where it has no such sublayers.
 
-_DEFAULTS = Settings.model_validate({})
-
-
-def settings_of(a: Architecture) -> Settings:
-    """Of an architecture, or the usual ones.
-
-    Raises:
-        InputError: keys without features of their own; more tokens than an indexer selects.
-    """
-    found = cast(Settings, a.settings.get("latent_attention") or _DEFAULTS)
-    if found.d_rotary >= a.d_head and "latent_attention" in a.settings:
-        raise InputError(f"latent_attention.d_rotary is {found.d_rotary}; expected less than d_head {a.d_head}")
-    if 0 < found.selects < a.seq_len:
-        raise InputError(
-            f"attention to the {found.selects} tokens that an indexer selects of {a.seq_len} is not derived; "
-            f"give seq_len of at most {found.selects}"
-        )
-    return found
+        Raises:
+            InputError: keys without features of their own; more tokens than an indexer selects.
+        """
+        found = super().of(a)
+        if found.d_rotary >= a.d_head and cls.kind in a.settings:
+            raise InputError(f"latent_attention.d_rotary is {found.d_rotary}; expected less than d_head {a.d_head}")
+        if 0 < found.selects < a.seq_len:
+            raise InputError(
+                f"attention to the {found.selects} tokens that an indexer selects of {a.seq_len} is not derived; "
+                f"give seq_len of at most {found.selects}"
+            )
+        return found
 
 
 def _query_down(a: Architecture) -> tuple[int, int]:
-    return a.d_model, max(1, settings_of(a).query_rank)
+    return a.d_model, max(1, Settings.of(a).query_rank)
 
 
 def _query(a: Architecture) -> tuple[int, int]:
-    return settings_of(a).query_rank or a.d_model, a.n_heads * a.d_head
+    return Settings.of(a).query_rank or a.d_model, a.n_heads * a.d_head
 
 
 def _down(a: Architecture) -> tuple[int, int]:
-    s = settings_of(a)
+    s = Settings.of(a)
     return a.d_model, s.rank + s.d_rotary
 
 
 def _up(a: Architecture) -> tuple[int, int]:
-    s = settings_of(a)
+    s = Settings.of(a)
     return s.rank, a.n_heads * (a.d_head - s.d_rotary + s.d_value)
 
 
-def _output(a: Architecture) -> tuple[int, int]:
-    return a.n_heads * settings_of(a).d_value, a.d_model
-
-
-def _has_query_rank(a: Architecture) -> bool:
-    return settings_of(a).query_rank > 0
-
-
-def _unbiased(_: Architecture) -> bool:
-    return False
-
-
 ROLES = (
-    Role("latent_query_down", _query_down, exists=_has_query_rank, biased=_unbiased, reads=True),
-    Role("latent_query", _query, biased=_unbiased),
-    Role("latent_down", _down, biased=_unbiased, reads=True),
-    Role("latent_up", _up, biased=_unbiased),
-    Role("latent_output", _output, biased=_unbiased, writes=True),
+    Role("latent_query_down", _query_down, exists=lambda a: Settings.of(a).query_rank > 0, biased=never, reads=True),
+    Role("latent_query", _query, biased=never),
+    Role("latent_down", _down, biased=never, reads=True),
+    Role("latent_up", _up, biased=never),
+    Role("latent_output", lambda a: (a.n_heads * Settings.of(a).d_value, a.d_model), biased=never, writes=True),
 )
 KIND = Kind(
     name="latent_attention",

@@ -13,7 +13,7 @@ from signalprop.models.weights import Linear
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, fan
 from signalprop.streams.replay import split_features
-from signalprop.sublayers.mamba2.roles import settings
+from signalprop.sublayers.mamba2.roles import Settings
 
 _CHUNK = 64  # tokens whose products are formed at a time
 
@@ -28,15 +28,14 @@ class Mamba2Module(nn.Module):
 
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, turn: float) -> None:
         super().__init__()
-        self.given = s = settings(a)
+        self.given = s = Settings.of(a)
         self.scan_gate, self.scan_value, self.scan_key, self.scan_query, self.scan_step, self.scan_out = (
             Linear(*fan(a, role), bias=biases[role], dtype=dtype)
             for role in ("scan_gate", "scan_value", "scan_key", "scan_query", "scan_step", "scan_out")
         )
-        channels = s.inner + 2 * s.shared
         self.scan_filter = nn.Conv1d(
-            channels, channels, s.width, groups=channels, padding=s.width - 1, bias=biases["scan_filter"], dtype=dtype,
-            device="meta",
+            s.channels, s.channels, s.width, groups=s.channels, padding=s.width - 1,
+            bias=biases["scan_filter"], dtype=dtype, device="meta",
         ).to_empty(device="cpu")  # fmt: skip
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
         self.dt_bias = nn.Parameter(torch.tensor(s.step_bias(turn), dtype=dtype))

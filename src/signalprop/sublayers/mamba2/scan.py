@@ -126,7 +126,7 @@ class Scan:
         return self.output * self.opened / self.root
 
     @property
-    def normed(self) -> FloatArray:
+    def out(self) -> FloatArray:
         """Its kernel, (T, T)."""
         return np.asarray(second_moment(self.features).mean((0, 1)))
 

@@ -6,13 +6,12 @@ DeepSeek-V4 (section 2.3). Three kinds share the weights here: this one, `heavil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from signalprop.errors import InputError
-from signalprop.files.validation import Value
-from signalprop.network.kinds import Kind, Role
+from signalprop.network.kinds import Kind, KindSettings, Role, never
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
@@ -21,7 +20,7 @@ NAME = "shared_kv_attention"
 HEAVY, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
 
 
-class Settings(Value):
+class Settings(KindSettings):
     """Widths beside the architecture's, whose d_head is that of queries, keys and values.
 
     Attributes:
@@ -33,6 +32,7 @@ class Settings(Value):
         sink: logit, one per head, that takes part in the softmax and has no value, where it starts; None: none.
     """
 
+    kind = NAME
     window: int = Field(128, ge=1, le=10_000_000)
     query_rank: int = Field(1024, ge=1, le=10_000_000)
     groups: int = Field(1, ge=1, le=10_000_000)
@@ -51,6 +51,7 @@ class Compressed(Settings):
         selects: averages that an indexer leaves to a token at most; 0: all. Only what no more of them does is derived.
     """
 
+    kind = HEAVY
     rate: int = Field(128, ge=1, le=10_000_000)
     selects: int = Field(0, ge=0, le=10_000_000)
 
@@ -58,6 +59,7 @@ class Compressed(Settings):
 class Sparse(Compressed):
     """The same of short runs."""
 
+    kind = SPARSE
     rate: int = Field(4, ge=1, le=10_000_000)
 
 
@@ -71,7 +73,7 @@ def settings_of(a: Architecture, name: str = "") -> Settings:
         InputError: more features rotate than there are; heads do not make groups of one size; kinds of other widths.
     """
     names = [name] if name else [one for one in _DEFAULTS if one in a.settings] or [NAME]
-    several = [cast(Settings, a.settings.get(one) or _DEFAULTS[one].model_validate({})) for one in names]
+    several = [_DEFAULTS[one].of(a) for one in names]
     found = several[0]
     if names[0] not in a.settings:
         return found
@@ -119,43 +121,34 @@ def _grouped(a: Architecture) -> tuple[int, int]:
     return a.n_heads * a.d_head // s.groups, s.groups * s.group_rank
 
 
-def _output(a: Architecture) -> tuple[int, int]:
-    s = settings_of(a)
-    return s.groups * s.group_rank, a.d_model
-
-
-def _unbiased(_: Architecture) -> bool:
-    return False
-
-
 ROLES = (
-    Role("kv_query_down", _query_down, biased=_unbiased, reads=True),
-    Role("kv_query", _query, biased=_unbiased),
-    Role("key_value", _head, biased=_unbiased, reads=True),
-    Role("grouped_output", _grouped, biased=_unbiased),
-    Role("kv_output", _output, biased=_unbiased, writes=True),
+    Role("kv_query_down", _query_down, biased=never, reads=True),
+    Role("kv_query", _query, biased=never),
+    Role("key_value", _head, biased=never, reads=True),
+    Role("grouped_output", _grouped, biased=never),
+    Role("kv_output", lambda a: (_grouped(a)[1], a.d_model), biased=never, writes=True),
 )
 RUN = (
-    Role("run_value", _head, biased=_unbiased, reads=True),
-    Role("run_weight", _head, biased=_unbiased, reads=True),
+    Role("run_value", _head, biased=never, reads=True),
+    Role("run_weight", _head, biased=never, reads=True),
 )
 BEFORE = (
-    Role("before_value", _head, biased=_unbiased, reads=True),
-    Role("before_weight", _head, biased=_unbiased, reads=True),
+    Role("before_value", _head, biased=never, reads=True),
+    Role("before_weight", _head, biased=never, reads=True),
 )
-BEYOND = (
-    "averages know one window for all: in a fresh DeepSeek-V4 of 12 layers token correlations were up to 1.8 times too "
-    "high"
-)
-KIND = Kind(
-    name=NAME,
-    package=__name__.rpartition(".")[0],
-    roles=ROLES,
-    words="attention with shared keys and values",
-    short="shared kv",
-    counted="attention",
-    attends=True,
-    settings=Settings,
-    longest=512,
-    beyond=BEYOND,
+
+
+def _kind(name: str, roles: tuple[Role, ...], words: str, short: str, settings: type[Settings]) -> Kind:
+    return Kind(
+        name=name, package=__name__.rpartition(".")[0], roles=roles, words=words, short=short, counted="attention",
+        attends=True, settings=settings, longest=512,
+        beyond="averages know one window for all: in a fresh DeepSeek-V4 of 12 layers token correlations were up to "
+        "1.8 times too high",
+    )  # fmt: skip
+
+
+KINDS = (
+    _kind(NAME, ROLES, "attention with shared keys and values", "shared kv", Settings),
+    _kind(HEAVY, (*ROLES, *RUN), "attention to strong compressions", "heavy", Compressed),
+    _kind(SPARSE, (*ROLES, *RUN, *BEFORE), "attention to compressions", "sparse", Sparse),
 )
