@@ -15,7 +15,8 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import ROLES, Parametrization, role_mask
 from signalprop.prediction import predict
 from signalprop.schemes import SCHEMES, Scheme, register, scheme
-from signalprop.schemes.base import fill, positive, xavier_std
+from signalprop.schemes.base import fill, xavier_std
+from signalprop.schemes.options import Positive
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
 START_AT_ZERO = {("fixup", "output"), ("fixup", "down"), ("e-spa", "query"), ("u-spa", "query")}
@@ -90,10 +91,7 @@ def test_a_new_scheme_is_one_class(registry: None) -> None:
         name: ClassVar[str] = "halving"
         paper: ClassVar[str] = "this test"
         summary: ClassVar[str] = "branch = first / (layer + 1)"
-        first: float = 1.0
-
-        def __post_init__(self) -> None:
-            positive(self, "first")
+        first: Positive = 1.0
 
         def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
             table = fill(architecture, self, {role: xavier_std(architecture, role) for role in ROLES})

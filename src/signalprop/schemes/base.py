@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,35 +14,30 @@ from numpy.typing import ArrayLike
 from signalprop.errors import InputError, unknown
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
-from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import Parametrization, Trainable, blank, fan, layout
+from signalprop.network.parametrization import Parametrization, blank, fan, layout
+from signalprop.schemes.options import check_options
 
 __all__ = [
     "SCHEMES",
     "Scheme",
     "fill",
     "layers_of_stack",
-    "one_of",
-    "positive",
     "register",
     "scheme",
-    "truth",
-    "within",
     "xavier_std",
 ]
 
 SCHEMES: dict[str, type[Scheme]] = {}
 S = TypeVar("S", bound="type[Scheme]")
-TRAINABLE: tuple[str, ...] = get_args(Trainable)
 
 
 @dataclass(frozen=True)
 class Scheme(ABC):
-    """A function (Architecture, InputStatistics) -> Parametrization. Its dataclass fields are its options.
+    """A function (Architecture, InputStatistics) -> Parametrization. Its fields are its options, which types check.
 
     Class attributes: `name` (in the registry), `paper` (where it is published), `summary` (one line for tables).
     """
@@ -50,6 +45,9 @@ class Scheme(ABC):
     name: ClassVar[str]
     paper: ClassVar[str]
     summary: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @abstractmethod
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
@@ -93,60 +91,6 @@ def scheme(name: str, /, **options: Any) -> Scheme:
         if key not in known:
             raise InputError(f"scheme {name!r} has no option {key!r}; options: {', '.join(known) or 'none'}")
     return cls(**options)
-
-
-@typed
-def positive(owner: Scheme, *names: str) -> None:
-    """Refuse options that are not positive numbers.
-
-    Raises:
-        InputError: with the first of them (`names`), its value, and the scheme (`owner`).
-    """
-    for name in names:
-        within(owner, name, 0.0, LARGEST)
-        if getattr(owner, name) == 0:
-            raise InputError(f"option {name} of scheme {owner.name!r} is 0; expected a positive number")
-
-
-@typed
-def within(owner: Scheme, name: str, low: float, high: float) -> None:
-    """Refuse an option that is not a number from `low` to `high`.
-
-    Raises:
-        InputError: with the option (`name`), its value, and the scheme (`owner`).
-    """
-    value = getattr(owner, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InputError(
-            f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected a number from {low:g} to {high:g}"
-        )
-
-
-@typed
-def one_of(owner: Scheme, name: str, choices: tuple[Any, ...]) -> None:
-    """Refuse an option that is not one of the choices.
-
-    Raises:
-        InputError: with the option (`name`), its value, and the scheme (`owner`).
-    """
-    value = getattr(owner, name)
-    if value not in choices:
-        listed = ", ".join(map(str, choices))
-        raise InputError(f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected one of {listed}")
-
-
-@typed
-def truth(owner: Scheme, *names: str) -> None:
-    """Refuse options that are not true or false.
-
-    Raises:
-        InputError: with the first of them (`names`), its value, and the scheme (`owner`).
-    """
-    for name in names:
-        if not isinstance(getattr(owner, name), bool):
-            raise InputError(
-                f"option {name} of scheme {owner.name!r} is {getattr(owner, name)!r:.60}; expected true or false"
-            )
 
 
 @typed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,8 @@ from signalprop.network.kinds import ROLE, kind_of
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Embedding, Parametrization, Trainable, layout
-from signalprop.schemes.base import TRAINABLE, Scheme, fill, layers_of_stack, one_of, positive, register, within
+from signalprop.schemes.base import Scheme, fill, layers_of_stack, register
+from signalprop.schemes.options import Positive, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
 _SMALLEST_CORRELATION = 1e-9  # of what attention reads; far below any text's, and sigma_v^2 stays finite
@@ -31,14 +32,9 @@ class _DeepScale(Scheme):
     matters; one number or one per channel is not said there. lambda stays fixed.
     """
 
-    k: float = 2.0
-    alpha: float = 1.0
+    k: Positive = 2.0
+    alpha: Annotated[float, within(0.0, 10.0)] = 1.0
     trainable: Trainable = "fixed"
-
-    def __post_init__(self) -> None:
-        positive(self, "k")
-        within(self, "alpha", 0.0, 10.0)
-        one_of(self, "trainable", TRAINABLE)
 
     def branch_variances(self, architecture: Architecture) -> FloatArray:
         """beta^2 = k / N^alpha of every sublayer, at most 1 (there the skip connection is gone, lambda = 0).

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Head
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization
-from signalprop.schemes.base import Scheme, layers_of_stack, register, within
-from signalprop.schemes.stacking import base_table, check_base, warn_if_depth_scaled
+from signalprop.schemes.base import Scheme, layers_of_stack, register
+from signalprop.schemes.options import Whole, within
+from signalprop.schemes.stacking import Base, base_table, warn_if_depth_scaled
 
 _WIDEST = 10_000_000
 
 
 @dataclass(frozen=True)
 class _MaximalUpdate(Scheme):
-    base: str = "fixed"
-    base_width: int = 256
-    base_d_head: int | None = None
-    base_expert_width: int | None = None
-    base_top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        check_base(self, self.base)
-        _whole(self, "base_width")
-        for name in ("base_d_head", "base_expert_width", "base_top_k"):
-            if getattr(self, name) is not None:
-                _whole(self, name)
+    base: Base = "fixed"
+    base_width: Whole = 256
+    base_d_head: Whole | None = None
+    base_expert_width: Whole | None = None
+    base_top_k: Whole | None = None
 
 
 @register
@@ -100,13 +93,8 @@ class DepthMuP(_MaximalUpdate):
         "Yang et al. 2023, arXiv:2310.02244 (Tensor Programs VI); Dey et al. 2025 (CompleteP), table 1"
     )
     summary: ClassVar[str] = "mup, and branches times m_L^-alpha, Adam rates times m_L^(alpha-1), m_L = L / base_depth"
-    base_depth: int = 2
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _whole(self, "base_depth")
-        within(self, "alpha", 0.0, 10.0)
+    base_depth: Whole = 2
+    alpha: Annotated[float, within(0.0, 10.0)] = 0.5
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         table = _widened(self, architecture, inputs)
@@ -133,7 +121,7 @@ class CompleteP(DepthMuP):
     name: ClassVar[str] = "completep"
     paper: ClassVar[str] = "Dey et al. 2025, NeurIPS, arXiv:2505.01618 (CompleteP), table 1"
     summary: ClassVar[str] = "depth-mup at alpha = 1: branches 1/m_L; Adam's epsilon 1/(m m_L) in parameter groups"
-    alpha: float = 1.0
+    alpha: Annotated[float, within(0.0, 10.0)] = 1.0
 
 
 def epsilon_factors(table: Parametrization) -> tuple[FloatArray, float]:
@@ -204,12 +192,3 @@ def _base_architecture(made_by: MuP | DepthMuP, a: Architecture) -> tuple[Archit
         return a.replace(d_model=made_by.base_width), a.score_scale
     narrow = a.replace(d_model=made_by.base_width, d_head=made_by.base_d_head)
     return narrow, narrow.score_scale * made_by.base_d_head / a.d_head
-
-
-def _whole(owner: Scheme, name: str) -> None:
-    """Refuse an option that is not a whole number from 1."""
-    value: Any = getattr(owner, name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _WIDEST:
-        raise InputError(
-            f"option {name} of scheme {owner.name!r} is {value!r:.60}; expected a whole number from 1 to {_WIDEST}"
-        )

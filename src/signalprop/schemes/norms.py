@@ -16,9 +16,10 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization, Trainable, layout
 from signalprop.results.profile import Profile
-from signalprop.schemes.base import TRAINABLE, Scheme, fill, one_of, positive, register, within, xavier_std
+from signalprop.schemes.base import Scheme, fill, register, xavier_std
+from signalprop.schemes.options import Positive, Share
 from signalprop.schemes.residual import branches_of_stack
-from signalprop.schemes.stacking import base_table, check_base, placed, warn_if_depth_scaled
+from signalprop.schemes.stacking import Base, base_table, placed, warn_if_depth_scaled
 from signalprop.schemes.vanilla import stream_ends
 from signalprop.theory.network import predict_moments
 
@@ -27,10 +28,7 @@ from signalprop.theory.network import predict_moments
 class OnBase(Scheme):
     """What methods that say nothing of weights share: the scheme that draws them."""
 
-    base: str = "fixed"
-
-    def __post_init__(self) -> None:
-        check_base(self, self.base)
+    base: Base = "fixed"
 
 
 @register
@@ -89,13 +87,8 @@ class Keel(OnBase):
     name: ClassVar[str] = "keel"
     paper: ClassVar[str] = "Chen and Wei 2026, arXiv:2601.19895 (Post-LayerNorm Is Back)"
     summary: ClassVar[str] = "post-norm; skip = number of branches (Keel, at initialisation)"
-    base: str = "xavier"
-    alpha: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None:
-            positive(self, "alpha")
+    base: Base = "xavier"
+    alpha: Positive | None = None
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = placed(architecture, "post")
@@ -131,7 +124,7 @@ class Admin(Scheme):
     trainable: Trainable = "channel"
 
     def __post_init__(self) -> None:
-        one_of(self, "trainable", TRAINABLE)
+        super().__post_init__()
         given: Any = self.branch_variances
         if not isinstance(given, (tuple, list)):
             raise InputError(f"branch_variances of scheme 'admin' is {given!r:.60}; expected one number per sublayer")
@@ -196,11 +189,7 @@ class MixLN(OnBase):
     name: ClassVar[str] = "mix-ln"
     paper: ClassVar[str] = "Li, Yin and Liu 2024, arXiv:2412.13795 (Mix-LN)"
     summary: ClassVar[str] = "the first quarter of the layers post-norm, the others pre-norm"
-    post_share: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "post_share", 0.0, 1.0)
+    post_share: Share = 0.25
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture
@@ -254,7 +243,7 @@ class SandwichNorm(OnBase):
     name: ClassVar[str] = "sandwich"
     paper: ClassVar[str] = "Ding et al. 2021, NeurIPS (CogView), section 2.4"
     summary: ClassVar[str] = "a norm before and after every branch (sandwich norm)"
-    base: str = "gpt2"
+    base: Base = "gpt2"
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         return base_table(self, self.base, placed(architecture, "sandwich"), inputs)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
-from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import rows_where
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization, fan, layout
-from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, within, xavier_std
+from signalprop.schemes.base import Scheme, fill, layers_of_stack, register, xavier_std
+from signalprop.schemes.options import Number, Positive, Share
 from signalprop.schemes.vanilla import head_of, one_std, same_embedding, stream_ends
 
 
@@ -72,12 +72,8 @@ class SkipInit(Scheme):
     name: ClassVar[str] = "skipinit"
     paper: ClassVar[str] = "De and Smith 2020, NeurIPS; in transformers He et al. 2023, ICLR, table 7"
     summary: ClassVar[str] = "no norms; a trainable scalar on every branch, 0 at the start"
-    beta: float = 0.0
+    beta: Number = 0.0
     norm: bool = False
-
-    def __post_init__(self) -> None:
-        within(self, "beta", -LARGEST, LARGEST)
-        truth(self, "norm")
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture if self.norm else without_norms(architecture)
@@ -117,13 +113,8 @@ class LayerScale(Scheme):
     name: ClassVar[str] = "layerscale"
     paper: ClassVar[str] = "Touvron et al. 2021, ICCV (Going deeper with image transformers)"
     summary: ClassVar[str] = "a trainable factor per channel on every branch, 0.1 to 1e-6 at the start, by depth"
-    epsilon: float | None = None
-    std: float = 0.02
-
-    def __post_init__(self) -> None:
-        positive(self, "std")
-        if self.epsilon is not None:
-            positive(self, "epsilon")
+    epsilon: Positive | None = None
+    std: Positive = 0.02
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         depth = layers_of_stack(architecture)
@@ -147,18 +138,16 @@ class StableResNet(Scheme):
     name: ClassVar[str] = "stable-resnet"
     paper: ClassVar[str] = "Hayou et al. 2021, AISTATS; in transformers He et al. 2023, ICLR, table 7"
     summary: ClassVar[str] = "skip 1, branch 1/sqrt(number of branches), or decreasing with depth"
-    beta_attention: float | None = None
-    beta_feed_forward: float | None = None
+    beta_attention: Number | None = None
+    beta_feed_forward: Number | None = None
     decreasing: bool = False
     norm: bool = True
 
     def __post_init__(self) -> None:
-        truth(self, "decreasing", "norm")
+        super().__post_init__()
         for name in ("beta_attention", "beta_feed_forward"):
-            if getattr(self, name) is not None:
-                within(self, name, -LARGEST, LARGEST)
-                if self.decreasing:
-                    raise InputError(f"options {name} and decreasing of scheme {self.name!r} exclude each other")
+            if self.decreasing and getattr(self, name) is not None:
+                raise InputError(f"options {name} and decreasing of scheme {self.name!r} exclude each other")
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture if self.norm else without_norms(architecture)
@@ -187,20 +176,16 @@ class NormalisedSkip(Scheme):
     name: ClassVar[str] = "normalised-skip"
     paper: ClassVar[str] = "He et al. 2023, ICLR (Deep transformers without shortcuts), section 4 and table 7"
     summary: ClassVar[str] = "skip alpha, branch sqrt(1 - alpha^2); alpha for attention and for feed-forward"
-    alpha_attention: float | None = None
-    alpha_feed_forward: float | None = None
-    k: float | None = None
+    alpha_attention: Share | None = None
+    alpha_feed_forward: Share | None = None
+    k: Positive | None = None
     norm: bool = True
 
     def __post_init__(self) -> None:
-        truth(self, "norm")
+        super().__post_init__()
         for name in ("alpha_attention", "alpha_feed_forward"):
-            if getattr(self, name) is not None:
-                within(self, name, 0.0, 1.0)
-                if self.k is not None:
-                    raise InputError(f"options {name} and k of scheme {self.name!r} exclude each other; give one")
-        if self.k is not None:
-            positive(self, "k")
+            if self.k is not None and getattr(self, name) is not None:
+                raise InputError(f"options {name} and k of scheme {self.name!r} exclude each other; give one")
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture if self.norm else without_norms(architecture)
@@ -228,11 +213,7 @@ class Noci(Scheme):
     name: ClassVar[str] = "noci"
     paper: ClassVar[str] = "Noci et al. 2022, NeurIPS; several heads as TGS section 4.5 and v1 appendix F"
     summary: ClassVar[str] = "skip 1, branch 1/sqrt(n_layers); query, key, value variance 1/d_head, else 1/fan_out"
-    beta: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.beta is not None:
-            within(self, "beta", -LARGEST, LARGEST)
+    beta: Number | None = None
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture
@@ -256,13 +237,10 @@ class MiniCPM(Scheme):
     name: ClassVar[str] = "minicpm"
     paper: ClassVar[str] = "Hu et al. 2024, arXiv:2404.06395 (MiniCPM); transformers 5.23, models/minicpm3"
     summary: ClassVar[str] = "branch 1.4/sqrt(n_layers), embeddings times 12, head input divided by d / base_width"
-    scale_depth: float = 1.4
-    scale_embedding: float = 12.0
-    base_width: int = 256
-    std: float = 0.1
-
-    def __post_init__(self) -> None:
-        positive(self, "scale_depth", "scale_embedding", "base_width", "std")
+    scale_depth: Positive = 1.4
+    scale_embedding: Positive = 12.0
+    base_width: Positive = 256
+    std: Positive = 0.1
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture

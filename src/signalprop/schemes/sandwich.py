@@ -13,8 +13,9 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, Trainable, layout
-from signalprop.schemes.base import TRAINABLE, Scheme, layers_of_stack, one_of, positive, register, within
+from signalprop.schemes.base import Scheme, layers_of_stack, register
 from signalprop.schemes.norms import OnBase
+from signalprop.schemes.options import Positive, Share
 from signalprop.schemes.stacking import base_table, placed
 from signalprop.schemes.vanilla import one_std
 
@@ -76,13 +77,8 @@ class NormalisedGates(OnBase):
     name: ClassVar[str] = "normalised-gates"
     paper: ClassVar[str] = "Muse Spark, 2026, released code: transformers 5.23, models/muse_spark"
     summary: ClassVar[str] = "sandwich; skip sqrt(1 - beta^2), branch beta = 1/2, trained per channel"
-    beta: float = 0.5
+    beta: Share = 0.5
     trainable: Trainable = "channel"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "beta", 0.0, 1.0)
-        one_of(self, "trainable", TRAINABLE)
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         table = base_table(self, self.base, placed(architecture, "sandwich"), inputs)
@@ -104,10 +100,7 @@ class DepthScaledSandwich(Scheme):
     name: ClassVar[str] = "depth-scaled-sandwich"
     paper: ClassVar[str] = "Yin et al. 2025, arXiv:2504.07866 (Pangu Ultra): depth-scaled sandwich norm, TinyInit"
     summary: ClassVar[str] = "sandwich with second gains 1/sqrt(N); standard deviation 1/sqrt(2 d N)"
-    gain: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, "gain")
+    gain: Positive = 1.0
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = placed(architecture, "sandwich")

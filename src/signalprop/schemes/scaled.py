@@ -13,7 +13,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import ROLE, kinds_where
 from signalprop.network.parametrization import ROLES, Embedding, Head, Parametrization, layout
-from signalprop.schemes.base import Scheme, fill, layers_of_stack, positive, register, truth, xavier_std
+from signalprop.schemes.base import Scheme, fill, layers_of_stack, register, xavier_std
+from signalprop.schemes.options import Positive
 from signalprop.schemes.residual import without_norms
 from signalprop.schemes.vanilla import one_std, stream_ends, unit_embedding
 
@@ -36,13 +37,8 @@ class Takase(Scheme):
     name: ClassVar[str] = "takase"
     paper: ClassVar[str] = "Takase et al. 2023, arXiv:2312.16903 (Spike No More), small sub-layers and scaled embed"
     summary: ClassVar[str] = "std sqrt(2/(5d)), output projections / sqrt(2 n_layers), embeddings times sqrt(d)"
-    std: float | None = None
+    std: Positive | None = None
     scaled_embedding: bool = True
-
-    def __post_init__(self) -> None:
-        truth(self, "scaled_embedding")
-        if self.std is not None:
-            positive(self, "std")
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture
@@ -75,10 +71,7 @@ class DSInit(Scheme):
     name: ClassVar[str] = "ds-init"
     paper: ClassVar[str] = "Zhang, Titov and Sennrich 2019, EMNLP (depth-scaled initialization)"
     summary: ClassVar[str] = "Xavier, uniform; every weight of layer l divided by sqrt(l)"
-    alpha: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, "alpha")
+    alpha: Positive = 1.0
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = architecture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
-from signalprop.schemes.base import Scheme, fill, one_of, register, truth, within
+from signalprop.schemes.base import Scheme, fill, register
 from signalprop.schemes.feasible import followed, rounded_down, rounded_up, smallest_that_fits
+from signalprop.schemes.options import Share, within
 from signalprop.schemes.residual import fan_in_std, without_norms
 from signalprop.schemes.stacking import placed
 from signalprop.schemes.vanilla import stream_ends
@@ -42,15 +43,10 @@ class _Shaped(Scheme):
     """What the three methods have in common: no skips or normalised ones, no norms or pre-norm, weights, activation."""
 
     attention_skip: ClassVar[float]
-    feed_forward_skip: float = 0.0
+    feed_forward_skip: Share = 0.0
     norm: bool = False
     orthogonal: bool = True
-    activation: str = "auto"
-
-    def __post_init__(self) -> None:
-        within(self, "feed_forward_skip", 0.0, 1.0)
-        truth(self, "norm", "orthogonal")
-        one_of(self, "activation", ("auto", "dks", "tat", "keep"))
+    activation: Literal["auto", "dks", "tat", "keep"] = "auto"
 
     def _shape(self, architecture: Architecture) -> Architecture:
         """The architecture that the method asks for: norms, and the activation, transformed for the depth."""
@@ -165,21 +161,16 @@ class ValueSkipInit(_Shaped):
 class _Spa(_Shaped):
     """U-SPA and E-SPA: D softmax(scores + B) with scores that start at 0."""
 
-    attention_skip: float = 0.0  # type: ignore[misc]
-    repeats: float | None = None
+    attention_skip: Share = 0.0  # type: ignore[misc]
+    repeats: Annotated[float, within(0.0, 0.999)] | None = None
     corrected: bool = False
     calibrated: bool = False
-    zero: str = "query"
+    zero: Literal["query", "key", "small"] = "query"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(self, "attention_skip", 0.0, 1.0)
         if self.attention_skip == 1:
             raise InputError(f"option attention_skip of scheme {self.name!r} is 1, which leaves nothing to attention")
-        if self.repeats is not None:
-            within(self, "repeats", 0.0, 0.999)
-        truth(self, "corrected", "calibrated")
-        one_of(self, "zero", ("query", "key", "small"))
 
     def _shape(self, architecture: Architecture) -> Architecture:
         a = super()._shape(architecture)
@@ -249,11 +240,7 @@ class USPA(_Spa):
     name: ClassVar[str] = "u-spa"
     paper: ClassVar[str] = "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.2; appendices B, C, H"
     summary: ClassVar[str] = "no skips, no norms: attention shaped so that all tokens correlate alike, up to rho = 0.8"
-    rho: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "rho", 0.0, 1.0)
+    rho: Share = 0.8
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = self._shape(architecture)
@@ -329,15 +316,9 @@ class ESPA(_Spa):
     summary: ClassVar[str] = (
         "no skips, no norms: attention shaped so that near tokens correlate more, exp(-gamma |i - j|)"
     )
-    gamma: float = 0.005
-    schedule: str = "diagonal"
-    skip_rule: str = "paper"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within(self, "gamma", 1e-9, 30.0)
-        one_of(self, "schedule", ("diagonal", "tanh"))
-        one_of(self, "skip_rule", ("paper", "exact"))
+    gamma: Annotated[float, within(1e-9, 30.0)] = 0.005
+    schedule: Literal["diagonal", "tanh"] = "diagonal"
+    skip_rule: Literal["paper", "exact"] = "paper"
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         a = self._shape(architecture)

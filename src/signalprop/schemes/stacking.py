@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 
@@ -26,11 +27,14 @@ def placed(architecture: Architecture, placement: Placement) -> Architecture:
     return architecture.replace(norm_placement=placement)
 
 
-def check_base(owner: Scheme, base: str) -> None:
+def _check_base(owner: Scheme, _: str, base: str) -> None:
     """Refuse a base that does not exist, or the method itself."""
     scheme(base)
     if base == owner.name:
         raise InputError(f"scheme {base!r} cannot stand on itself; choose a base that draws weights, such as 'xavier'")
+
+
+Base = Annotated[str, _check_base]  # name of the scheme that a method stands on
 
 
 def base_table(owner: Scheme, base: str, architecture: Architecture, inputs: InputStatistics | None) -> Parametrization:

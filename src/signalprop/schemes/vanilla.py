@@ -16,7 +16,8 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import KINDS, ROLE
 from signalprop.network.layout import layout
 from signalprop.network.parametrization import ROLES, Distribution, Embedding, Head, Parametrization, fan
-from signalprop.schemes.base import Scheme, fill, positive, register, xavier_std
+from signalprop.schemes.base import Scheme, fill, register, xavier_std
+from signalprop.schemes.options import Positive
 from signalprop.theory.embedding import activated
 
 __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
@@ -126,11 +127,8 @@ def stream_ends(table: Parametrization) -> Parametrization:
 @dataclass(frozen=True)
 class _Xavier(Scheme):
     distribution: ClassVar[Distribution]
-    gain: float = 1.0
-    qk_gain: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive(self, "gain", "qk_gain")
+    gain: Positive = 1.0
+    qk_gain: Positive = 1.0
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         gains = {role: self.gain * (self.qk_gain if role in ("query", "key") else 1.0) for role in ROLES}
@@ -173,10 +171,7 @@ class FixedStd(Scheme):
     name: ClassVar[str] = "fixed"
     paper: ClassVar[str] = "Devlin et al. 2019, NAACL (BERT), released code: initializer_range"
     summary: ClassVar[str] = "every weight has standard deviation `std` (0.02); skip = branch = 1"
-    std: float = 0.02
-
-    def __post_init__(self) -> None:
-        positive(self, "std")
+    std: Positive = 0.02
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         return one_std(architecture, self, self.std, residual=1.0)
@@ -193,10 +188,7 @@ class GPT2(Scheme):
     name: ClassVar[str] = "gpt2"
     paper: ClassVar[str] = "Radford et al. 2019 (GPT-2), section 2.3"
     summary: ClassVar[str] = "standard deviation 0.02; output projections divided by sqrt(2 n_layers)"
-    std: float = 0.02
-
-    def __post_init__(self) -> None:
-        positive(self, "std")
+    std: Positive = 0.02
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         return one_std(architecture, self, self.std, residual=1 / math.sqrt(2 * architecture.n_layers_total))
