@@ -90,44 +90,35 @@ def members_of(entry: Documented) -> Iterator[tuple[str, Any]]:
                 yield f"{entry.name}.{name}", found
 
 
-FUNCTIONS = [(entry.module, name, function) for entry in ENTRIES for name, function in members_of(entry)]
+@pytest.mark.parametrize("module", MODULES)
+def test_docstrings_say_what_goes_in_what_goes_wrong_and_what_the_fields_are(module: str) -> None:
+    for entry in (entry for entry in ENTRIES if entry.module == module):
+        for name, function in members_of(entry):
+            text = inspect.getdoc(function)
+            assert text, f"{name}: no docstring"
+            assert text.split("\n\n")[0].rstrip().endswith((".", ":", ")")), f"{name}: the first sentence has no end"
+            parameters = [key for key in inspect.signature(function).parameters if key not in ("self", "cls")]
+            assert [key for key in parameters if not re.search(rf"\b{key}\b", text)] == [], name
+            assert "raise InputError" not in inspect.getsource(function) or "Raises:" in text, name
+        if inspect.isclass(item := entry.item):
+            text = inspect.getdoc(item)
+            assert text and text != inspect.getdoc(object), entry.name
+            fields = [field.name for field in dataclasses.fields(item)] if dataclasses.is_dataclass(item) else []
+            fields += list(getattr(item, "model_fields", {}))
+            assert [key for key in fields if not key.startswith("_") and not re.search(rf"\b{key}\b", text)] == []
 
 
-@pytest.mark.parametrize(("module", "name", "function"), FUNCTIONS, ids=[f"{m}.{n}" for m, n, _ in FUNCTIONS])
-def test_docstrings_of_functions_say_what_goes_in_and_what_goes_wrong(module: str, name: str, function: Any) -> None:
-    text = inspect.getdoc(function)
-    assert text, "no docstring"
-    assert text.split("\n\n")[0].rstrip().endswith((".", ":", ")")), "the first sentence has no end"
-    parameters = [key for key in inspect.signature(function).parameters if key not in ("self", "cls")]
-    assert [key for key in parameters if not re.search(rf"\b{key}\b", text)] == []
-    assert "raise InputError" not in inspect.getsource(function) or "Raises:" in text
-
-
-CLASSES = [entry for entry in ENTRIES if inspect.isclass(entry.item)]
-
-
-@pytest.mark.parametrize("entry", CLASSES, ids=[f"{entry.module}.{entry.name}" for entry in CLASSES])
-def test_docstrings_of_classes_say_what_the_fields_are(entry: Documented) -> None:
-    item, text = entry.item, inspect.getdoc(entry.item)
-    assert text and text != inspect.getdoc(object)
-    fields = [field.name for field in dataclasses.fields(item)] if dataclasses.is_dataclass(item) else []
-    fields += list(getattr(item, "model_fields", {}))
-    assert [key for key in fields if not key.startswith("_") and not re.search(rf"\b{key}\b", text)] == []
-
-
-@pytest.mark.parametrize(
-    "page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-)
-def test_the_pages_import_what_is_public(page: str) -> None:
+def test_the_pages_import_what_is_public() -> None:
     public = {id(entry.item) for entry in ENTRIES}
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for code in PYTHON.findall(text):
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "signalprop":
-                module = import_module(str(node.module))
-                assert [item.name for item in node.names if id(getattr(module, item.name)) not in public] == []
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sp":
-                assert node.attr in signalprop.__all__, f"sp.{node.attr}"
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for code in PYTHON.findall(page.read_text(encoding="utf-8")):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "signalprop":
+                    module = import_module(str(node.module))
+                    hidden = [item.name for item in node.names if id(getattr(module, item.name)) not in public]
+                    assert hidden == [], page
+                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sp":
+                    assert node.attr in signalprop.__all__, f"{page}: sp.{node.attr}"
 
 
 def test_all_names_of_the_package_come_when_they_are_asked_for() -> None:

@@ -90,26 +90,30 @@ def public() -> Iterator[tuple[str, Callable[..., Any], str]]:
 
 
 PLACES = list(public())
+NAMES = sorted({name for name, _, _ in PLACES})
 
 
-@pytest.mark.parametrize(("name", "function", "key"), PLACES, ids=[f"{name}-{key}" for name, _, key in PLACES])
-def test_a_wrong_type_is_refused_by_name(name: str, function: Callable[..., Any], key: str) -> None:
-    parameters = inspect.signature(function).parameters
-    for value in wrong(str(parameters[key].annotation)):
-        positional, named = [], {}
-        for other, parameter in parameters.items():
-            if (other != key and parameter.default is not parameter.empty) or parameter.kind is parameter.VAR_KEYWORD:
-                continue
-            given = value if other == key else good(str(parameter.annotation))
-            before_others = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-            by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
-            if by_place or (before_others and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
-                positional.append(given)
-            else:
-                named[other] = given
-        with pytest.raises(InputError, match=r"expected|takes a|no text|unknown scheme") as caught:
-            function(*positional, **named)
-        check_line(str(caught.value))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_type_is_refused_by_name(name: str) -> None:
+    """In every position."""
+    for function, key in ((function, key) for other, function, key in PLACES if other == name):
+        parameters = inspect.signature(function).parameters
+        for value in wrong(str(parameters[key].annotation)):
+            positional, named = [], {}
+            for other, parameter in parameters.items():
+                optional = other != key and parameter.default is not parameter.empty
+                if optional or parameter.kind is parameter.VAR_KEYWORD:
+                    continue
+                given = value if other == key else good(str(parameter.annotation))
+                before_others = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+                by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+                if by_place or (before_others and parameter.kind is parameter.POSITIONAL_OR_KEYWORD):
+                    positional.append(given)
+                else:
+                    named[other] = given
+            with pytest.raises(InputError, match=r"expected|takes a|no text|unknown scheme") as caught:
+                function(*positional, **named)
+            check_line(str(caught.value))
 
 
 def test_every_name_of_the_package_is_tried() -> None:
