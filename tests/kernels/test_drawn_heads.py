@@ -10,7 +10,7 @@ import torch
 
 import signalprop as sp
 from signalprop.errors import InputError
-from signalprop.kernels.drawn_heads import HARD, DrawnHeads, Shape
+from signalprop.kernels.drawn_heads import DrawnHeads, Shape
 from signalprop.kernels.stack import Stack
 from signalprop.models.surroundings import Surroundings
 from signalprop.network.kinds import kind_named
@@ -97,13 +97,6 @@ def test_the_same_draw_serves_both_ways_and_another_network_another() -> None:
     assert (stack.branches[0].forward(0, kernel) == first).all()
     stack.draw(1)
     assert not (stack.branches[0].forward(0, kernel) == first).all()
-
-
-def test_ordinary_scores_are_not_drawn() -> None:
-    usual = network().replace(attention_scale=(HARD / 2 / 32) ** 0.5)
-    for a in (usual, network().replace(qk_norm=False, attention_scale=None), network().replace(seq_len=300)):
-        assert Stack(sp.scheme("xavier")(a)).networks is None
-    assert DRAWN not in sp.predict(sp.scheme("xavier")(network().replace(seq_len=300))).statistics
 
 
 def test_what_global_attention_cannot_be() -> None:

@@ -21,7 +21,6 @@ from signalprop.kernels.state import State
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
-from signalprop.network.duals import dual
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
@@ -37,7 +36,6 @@ SHARED_KINK = (
 )
 SMOOTH = ("gelu", "erf", "identity", "silu", "tanh", "sigmoid", DKS, "transformed(gelu, 0.7, 0.0, 0.3, 2.0)")
 every_activation = pytest.mark.parametrize("name", SHARED_KINK + SMOOTH)
-STRETCH = np.array([0.02, 0.7, 1.0, 1.9, 4.0])
 
 
 def correlations(n: int, seed: int = 0, features: int = 6) -> np.ndarray:
@@ -80,38 +78,6 @@ def test_two_variances_by_quadrature(name: str) -> None:
         assert found[0, 1] == found[1, 0] == pytest.approx(exact, abs=(1e-9 if f is act.function else 3e-7) * size)
 
 
-@every_activation
-@pytest.mark.parametrize("many", [5, 300])
-def test_the_diagonal_is_that_of_each_position(name: str, many: int) -> None:
-    """One position by itself; 300 have their Hermite coefficients interpolated, 5 do not."""
-    s = np.resize(STRETCH, many) * np.linspace(0.9, 1.1, many)
-    q = dual(name, s, 1.0)
-    r = correlations(many)
-    np.testing.assert_allclose(np.diagonal(dual_of_kernel(name, s, r)), q.second_moment, rtol=1e-10)
-    np.testing.assert_allclose(np.diagonal(slope_of_kernel(name, s, r)), q.slope_second_moment, rtol=1e-8)
-
-
-@every_activation
-def test_interpolated_coefficients_are_those_of_few_positions(name: str) -> None:
-    s, r = np.geomspace(0.03, 5, 200), correlations(200)
-    few = np.arange(0, 200, 40)
-    for of_kernel in (dual_of_kernel, slope_of_kernel):
-        whole, part = of_kernel(name, s, r), of_kernel(name, s[few], r[np.ix_(few, few)])
-        tolerance = 1e-10 if of_kernel is dual_of_kernel else 1e-6
-        np.testing.assert_allclose(whole[np.ix_(few, few)], part, atol=tolerance * float(part.max()))
-
-
-@every_activation
-def test_variances_that_differ_little_continue_those_that_do_not(name: str) -> None:
-    """On both sides of the threshold (1e-5 of the mean), and against closed forms for one variance."""
-    r, spread = correlations(40), np.linspace(-0.5, 0.5, 40)
-    for of_kernel, tolerance in ((dual_of_kernel, 3e-5), (slope_of_kernel, 3e-5)):
-        one = of_kernel(name, 1.7, r)
-        for width in (0.0, 0.9e-5, 1.2e-5):
-            found = of_kernel(name, 1.7 * (1 + width * spread), r)
-            np.testing.assert_allclose(found, one, atol=tolerance * float(one.max()))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from([*SHARED_KINK[:5], *SMOOTH]),
@@ -130,16 +96,6 @@ def test_kernels_stay_kernels(name: str, logs: list[float], seed: int, features:
         size = np.maximum(np.outer(own, own), 1e-300)
         assert np.abs(k / size).max() <= 1 + 2e-7
         assert np.linalg.eigvalsh(k / size).min() > -1e-4
-
-
-@pytest.mark.parametrize("name", ["gelu", "erf", "silu", DKS, "relu"])
-def test_the_slope_moment_is_the_derivative(name: str) -> None:
-    """Price: d/dk E f(x) f(y) = E f'(x) f'(y), at any two variances."""
-    p, q, r, h = 0.3, 2.2, 0.55, 1e-3
-    s, one = np.array([p, q]), np.eye(2)
-    up, down = (dual_of_kernel(name, s, np.where(one == 1, 1.0, r + step))[0, 1] for step in (h, -h))
-    slope = slope_of_kernel(name, s, np.where(one == 1, 1.0, r))[0, 1]
-    assert (up - down) / (2 * h * math.sqrt(p * q)) == pytest.approx(slope, rel=3e-6)
 
 
 @pytest.mark.parametrize("name", ["relu", "relu2", "gelu", "erf", DKS, "silu"])

@@ -11,7 +11,6 @@ import torch
 
 import signalprop as sp
 from signalprop.data.batches import Batch
-from signalprop.errors import InputError
 from signalprop.models import layerwise
 from signalprop.results.cost import count_parameters, train_flops
 
@@ -67,16 +66,6 @@ def test_built_networks_are_predicted(kind: str, settings: dict[str, Any]) -> No
     assert _errors(sp.scheme("xavier")(without), measured, "kernel")[2] > 0.15
 
 
-@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
-def test_nothing_added_is_attention_as_it_is(fidelity: Literal["moments", "kernel"]) -> None:
-    table, usual = _table(first_value=1e-12), _table()
-    found, expected = (sp.predict(p, _INPUTS, fidelity=fidelity) for p in (table, usual))
-    for way, at in (("forward", "stream_out"), ("gradient", "stream_in")):
-        one, other = (getattr(profile, way)[at] for profile in (found, expected))
-        assert one.log_variance == pytest.approx(other.log_variance, abs=1e-9)
-        assert one.token_correlation == pytest.approx(other.token_correlation, abs=1e-9)
-
-
 def test_the_values_are_the_first_ones() -> None:
     """With factors 0 and 1 later value maps do nothing, and what they cost is counted."""
     table = _table(own_value=0.0, first_value=1.0)
@@ -106,24 +95,6 @@ def test_one_sublayer_at_a_time_gives_the_gradients_of_the_whole(monkeypatch: py
         one, other = simulated.gradient[point], measured.gradient[point]
         assert one.log_variance == pytest.approx(other.log_variance, abs=1e-9)
         assert one.token_correlation == pytest.approx(other.token_correlation, abs=1e-9)
-
-
-def test_a_sweep_is_its_members() -> None:
-    table = _table("encoder", own_value=0.5, first_value=0.5)
-    sweep = table.with_columns(weight__value=np.stack([table.weights["value"], 2 * table.weights["value"]]))
-    one, both = (sp.predict(p, _INPUTS, fidelity="moments").gradient for p in (table, sweep))
-    assert one is not None and both is not None
-    assert both["stream_in"].log_variance[0] == pytest.approx(one["stream_in"].log_variance, abs=1e-12)
-
-
-def test_what_does_not_go_together() -> None:
-    table = _table(first_value=0.5)
-    with pytest.raises(InputError, match="value_skip"):
-        sp.predict(table.with_columns(value_skip=0.5))
-    with pytest.raises(InputError, match="norm_placement"):
-        sp.predict(sp.scheme("xavier")(table.architecture.replace(norm_placement="res-post")))
-    with pytest.raises(InputError, match="value_norm"):
-        sp.build(_table(first_value=0.5, value_norm=True), seed=0)
 
 
 def test_a_grid_of_positions_is_all_of_them() -> None:

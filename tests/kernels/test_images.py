@@ -10,7 +10,7 @@ import pytest
 from signalprop.data.batches import Batch
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import evenly_spaced, from_patches
+from signalprop.network.inputs import from_patches
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 
@@ -53,8 +53,3 @@ def test_of_many_images_those_that_stand_evenly_in_their_order_are_kept() -> Non
     every = np.sort(np.einsum("bid,bid->b", x, x)) / 4
     np.testing.assert_allclose(np.quantile(sizes, [0.1, 0.5, 0.9]), np.quantile(every, [0.1, 0.5, 0.9]), rtol=0.04)
     assert from_patches(images(6, patches=2000, features=1)).second_moments.shape == (4, 2000, 2000)  # type: ignore[union-attr]
-
-
-def test_evenly_spaced_keeps_all_of_few() -> None:
-    assert evenly_spaced([3.0, 1.0, 2.0], 3).tolist() == [0, 1, 2]
-    assert evenly_spaced([4.0, 1.0, 3.0, 2.0], 2).tolist() == [3, 0]

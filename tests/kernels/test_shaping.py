@@ -14,7 +14,6 @@ from scipy.linalg import expm, solve_triangular
 from scipy.special import softmax
 
 from signalprop.errors import InputError
-from signalprop.kernels import dense_shaping
 from signalprop.kernels.dense_shaping import (
     ALiBi,
     BidirectionalESPA,
@@ -30,13 +29,12 @@ from signalprop.kernels.shaping import (
     AttentionShape,
     decay_of,
     exponential_kernel,
-    gamma_of,
     gradient_step,
     kernel_step,
     repeated_diagonal,
     uniform_kernel,
 )
-from signalprop.kernels.transforms import dks, tat
+from signalprop.kernels.transforms import dks
 from signalprop.network.duals import dual
 
 EXACT = 1e-10
@@ -135,37 +133,6 @@ def test_uspa_is_a_quotient_of_cholesky_factors(pair: list[float], n: int) -> No
     np.testing.assert_allclose(USPA(rho, rho_out).matrix(n), expected, atol=EXACT)
 
 
-@settings(max_examples=80, deadline=None)
-@given(gammas=st.tuples(GAMMAS, GAMMAS), rhos=st.tuples(RHOS, RHOS), n=st.integers(3, 40))
-def test_weights_are_positive_exactly_when_the_kernel_grows(
-    gammas: tuple[float, float], rhos: tuple[float, float], n: int
-) -> None:
-    """SPA theorems 1 and 2, and their converses; the classes refuse the other direction in one line."""
-    before, after = gammas
-    assume(math.isfinite(after) and abs(before - after) > 1e-3 * after)
-    lowest = dense_espa(before, after, 0.0, n).min()
-    if after < before:
-        assert lowest > -1e-12
-        assert ESPA.between(before, after).matrix(n).min() >= 0
-    else:
-        assert lowest < -1e-12
-        with pytest.raises(InputError, match="decays have to fall with depth") as caught:
-            ESPA.between(before, after)
-        assert "\n" not in str(caught.value)
-    rho, rho_out = rhos
-    assume(abs(rho - rho_out) > 1e-3)
-    lowest = quotient(uniform_kernel(rho_out, n), uniform_kernel(rho, n)).min()
-    if rho_out > rho:
-        assert lowest > -1e-12
-        assert USPA(rho, rho_out).matrix(n).min() >= 0
-    else:
-        assert lowest < -1e-12
-        for family in (USPA, BidirectionalUSPA):
-            with pytest.raises(InputError, match="rho has to grow with depth") as caught:
-                family(rho, rho_out)
-            assert "\n" not in str(caught.value)
-
-
 @settings(max_examples=40, deadline=None)
 @given(rho=st.floats(0.001, 0.95), n=st.integers(2, 60))
 def test_the_generator_of_uspa(rho: float, n: int) -> None:
@@ -247,16 +214,6 @@ def test_fast_products_rows_and_softmax(shape: AttentionShape, n: int, columns: 
     np.testing.assert_allclose(gradient_step(shape, kernel), a.T @ kernel @ a, atol=1e-9)
 
 
-@settings(max_examples=80, deadline=None)
-@given(shape=shapes(), n=LENGTHS, longer=st.integers(0, 19))
-def test_causal_rows_do_not_depend_on_the_length(shape: AttentionShape, n: int, longer: int) -> None:
-    assume(shape.causal)
-    np.testing.assert_allclose(shape.matrix(n + longer)[:n, :n], shape.matrix(n), atol=EXACT)
-    np.testing.assert_allclose(shape.rescale(n + longer)[:n], shape.rescale(n), atol=EXACT)
-    near = np.tril_indices(min(n, 10))
-    np.testing.assert_allclose(shape.log_weights(n + longer)[near], shape.log_weights(n)[near], atol=1e-8)
-
-
 # --- logarithms ----------------------------------------------------------------------------------------------------
 
 
@@ -298,19 +255,6 @@ def test_bias_matches_multiple_precision() -> None:
                     step = s - lam * r if j == 0 else lam * (s - r)
                     exact = mpmath.log(step) + (i - j - 1) * mpmath.log(s)
                 assert bias[i, j] == pytest.approx(float(exact), rel=1e-12, abs=1e-12)
-
-
-def test_uspa_is_positive_at_4096_tokens() -> None:
-    stack, n = uspa_stack(36), 4096
-    lowest = []
-    for block in (1, 2, 18, 36):
-        diagonal, u, w = stack[block - 1].terms(n)
-        assert (diagonal > 0).all()
-        least = np.minimum.accumulate(u)[:-1] - w[1:]  # row i: min_j<i u_j - w_i
-        assert (least > 0).all()
-        lowest.append(least.min())
-    assert min(lowest) == pytest.approx(2e-9, rel=0.3)
-    assert np.isfinite(stack[35].log_weights(n)[np.tri(n, dtype=bool)]).all()
 
 
 # --- without a mask ------------------------------------------------------------------------------------------------
@@ -372,80 +316,10 @@ def test_corrected_espa_meets_its_target_behind_dks(n_layers: int) -> None:
         np.testing.assert_allclose(kernel, exponential_kernel(after, 256), atol=EXACT)
 
 
-def test_dense_matrices_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made once, also in turn; the least recently used one goes first; one beyond the bound is kept until the next."""
-    made: list[tuple[float, int]] = []
-    kept = dense_shaping._Kept()
-
-    def corrected(zero: float, pole: float, activation: str, n: int) -> np.ndarray:
-        made.append((zero, n))
-        return np.eye(n)
-
-    monkeypatch.setattr(dense_shaping, "_KEPT", kept)
-    monkeypatch.setattr(dense_shaping, "_corrected", corrected)
-    monkeypatch.setattr(dense_shaping, "_MOST_KEPT", 250)
-
-    def ask(zero: float, n: int) -> list[tuple[float, int]]:
-        made.clear()
-        CorrectedESPA(zero, 0.9, "gelu").matrix(n)
-        return list(made)
-
-    assert ask(0.1, 10) and ask(0.2, 10)
-    assert not ask(0.1, 10) and not ask(0.2, 10) and not ask(0.1, 10)
-    assert ask(0.3, 10)  # 300 numbers: that of 0.2 goes
-    assert not ask(0.1, 10) and not ask(0.3, 10) and ask(0.2, 10)
-    assert ask(0.5, 40) and not ask(0.5, 40) and ask(0.1, 10) and ask(0.5, 40)
-
-
-@pytest.mark.parametrize(("name", "lowest"), [("relu", -0.23), ("gelu", -0.13), ("tat", -0.085)])
-def test_other_activations_cannot_be_corrected(name: str, lowest: float) -> None:
-    name = tat(36) if name == "tat" else name
-    decays, found = decay_schedule(36, 0.005), []
-    for before, after in pairwise(decays[1:]):
-        behind = after_activation(name, exponential_kernel(before, 256))
-        found.append(np.tril(quotient(exponential_kernel(after, 256), behind)).min())
-        with pytest.raises(InputError, match="a softmax gives none below 0") as caught:
-            CorrectedESPA(before, after, name).matrix(256)
-        assert "\n" not in str(caught.value)
-    assert min(found) == pytest.approx(lowest, abs=0.005)
-    assert max(found) < 0
-
-
 # --- calibrated ----------------------------------------------------------------------------------------------------
 
 
-def test_calibration_changes_rows_and_not_the_bias() -> None:
-    shape, rows = ESPA.between(0.3, 0.25), np.linspace(0.5, 2, 40)
-    made = Calibrated(shape, rows)
-    np.testing.assert_allclose(made.matrix(30), rows[:30, None] * shape.matrix(30))
-    np.testing.assert_array_equal(made.log_weights(30), shape.log_weights(30))
-    np.testing.assert_allclose(made.rescale(30), rows[:30] * shape.rescale(30))
-    with pytest.raises(InputError, match="calibrated for 40 tokens, not for 41"):
-        made.matrix(41)
-    with pytest.raises(InputError, match="calibrated for 40 tokens, not for 30"):
-        Calibrated(BidirectionalUSPA(0.1, 0.2), rows).apply(np.ones((30, 1)))
-
-
 # --- ALiBi ---------------------------------------------------------------------------------------------------------
-
-
-def test_alibi_rows() -> None:
-    found = [head.matrix(100)[-1, -1] for head in ALiBi.heads(8)]
-    np.testing.assert_allclose(found, [0.393, 0.221, 0.118, 0.061, 0.032, 0.020, 0.014, 0.012], atol=5e-4)
-    for head, slope in zip(ALiBi.heads(8), alibi_slopes(8), strict=True):
-        lag = np.subtract.outer(np.arange(50), np.arange(50))
-        explicit = softmax(np.where(lag >= 0, -slope * lag, -np.inf), axis=1)
-        np.testing.assert_allclose(head.matrix(50), explicit, atol=1e-13)
-
-
-def test_alibi_slopes() -> None:
-    """Powers of two are geometric; others take every other slope of the next power, as BLOOM's and MPT's code does."""
-    assert alibi_slopes(1) == (2.0**-8,)
-    np.testing.assert_allclose(alibi_slopes(8), [2.0**-h for h in range(1, 9)])
-    np.testing.assert_allclose(alibi_slopes(16), [2.0 ** (-h / 2) for h in range(1, 17)])
-    for n_heads, power in ((3, 2), (6, 4), (12, 8), (20, 16), (71, 64)):
-        wanted = (*alibi_slopes(power), *alibi_slopes(2 * power)[::2][: n_heads - power])
-        np.testing.assert_allclose(alibi_slopes(n_heads), wanted)
 
 
 @pytest.mark.slow  # imports transformers
@@ -516,8 +390,3 @@ def test_errors(make: Callable[[], AttentionShape], message: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_decays_and_gammas() -> None:
-    assert decay_of(math.inf) == 0 and gamma_of(0.0) == math.inf
-    assert gamma_of(decay_of(0.005)) == pytest.approx(0.005)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,16 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
 from signalprop.errors import InputError
-from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
-from signalprop.kernels.schedules import decay_schedule, exact_behind_skip, rho_schedule
-from signalprop.kernels.shaping import ESPA, USPA, exponential_kernel, uniform_kernel
-from signalprop.kernels.stack import Stack, attention_shapes, row_shape
+from signalprop.kernels.dense_shaping import Calibrated
+from signalprop.kernels.schedules import decay_schedule, rho_schedule
+from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
+from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.transforms import dks
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
-from signalprop.network.inputs import InputStatistics, from_tokens
+from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
@@ -176,67 +175,6 @@ def test_attention_alone_is_the_dense_recursion(
     check(predict_token_kernels(p, uniform(correlation, target)), ahead, [g / top for g in back[::-1]])
 
 
-def test_filters_beside_skips() -> None:
-    """Rows with a gain of their own: the exact filter keeps the last rows on target beside a skip."""
-    p, decays = table(SPA["e-spa"], seq_len=200), decay_schedule(LAYERS, 0.3, "tanh")
-    attends, skip = p.kind == 0, 0.7
-    filters = [exact_behind_skip(before, after, skip) for before, after in pairwise(decays)]
-    columns = np.zeros((3, p.n_sublayers))
-    columns[:, attends] = np.array(filters).T
-    p = p.with_columns(
-        shape_in=columns[0], shape_out=columns[1], shape_gain=columns[2],
-        skip=np.where(attends, skip, 1.0), branch=np.where(attends, math.sqrt(1 - skip**2), 0.0),
-    )  # fmt: skip
-    assert row_shape(p, 2) == ESPA(*filters[1]) and row_shape(p, 3) is None
-    last = kernels(p, np.eye(200))[-1]
-    np.testing.assert_allclose(last[-1, 100:], exponential_kernel(decays[-1], 200)[-1, 100:], atol=1e-10)
-    assert (np.diagonal(last) > 1 - 1e-12).all() and np.diagonal(last).max() < 1.14
-
-
-def test_real_tokens_enter_by_what_they_repeat() -> None:
-    ids = np.random.default_rng(0).integers(0, 12, (3, TOKENS))
-    p = table(Shaping(kind="e-spa", repeats=1 / 12))
-    p = replace(p, embedding=p.embedding.model_copy(update={"token": 1.0, "position": 0.0, "scale": 1.0}))
-    found = predict_token_kernels(p, from_tokens(ids), backward=False).forward["stream_out"]
-    wanted, pairs = np.zeros(LAYERS), np.zeros(LAYERS)
-    for row in ids:
-        product = np.eye(TOKENS)
-        for layer in range(LAYERS):
-            product = ESPA(float(p.shape_in[2 * layer]), float(p.shape_out[2 * layer]), repeats=1 / 12).apply(product)
-            kernel = product @ (row[:, None] == row).astype(float) @ product.T
-            own, correlation = moments(kernel)
-            wanted[layer] += own / 3
-            pairs[layer] += own * correlation / 3
-    np.testing.assert_allclose(found.variance[::2], wanted, rtol=1e-9)
-    np.testing.assert_allclose(found.token_correlation[::2], pairs / wanted, atol=1e-9)
-
-
-def test_alibi_is_an_average_over_heads() -> None:
-    p = table(Shaping(), positions="alibi", n_heads=4)
-    shapes = attention_shapes(p, TOKENS)
-    assert shapes[0] == ALiBi.heads(4) and shapes[1] == ()
-    kernel, wanted = np.eye(TOKENS), []
-    for _ in range(LAYERS):
-        kernel = sum(head.matrix(TOKENS) @ kernel @ head.matrix(TOKENS).T for head in ALiBi.heads(4)) / 4
-        wanted += [kernel, kernel]
-    check(predict_token_kernels(p, uniform()), wanted)
-
-
-def test_which_matrix_a_row_gets() -> None:
-    for kind, causal, bidirectional in (("e-spa", ESPA, BidirectionalESPA), ("u-spa", USPA, BidirectionalUSPA)):
-        p = table(SPA[kind])
-        assert isinstance(row_shape(p, 2), causal) and row_shape(p, 1) is None
-        assert [len(shape) for shape in attention_shapes(p, 9)] == [1, 0] * LAYERS
-        assert isinstance(row_shape(table(SPA[kind], kind="encoder"), 2), bidirectional)
-    assert attention_shapes(table(Shaping()), 9) == [()] * (2 * LAYERS)
-    p = table(Shaping(kind="e-spa", corrected=True))
-    assert isinstance(row_shape(p, 0), ESPA)  # no feed-forward before it
-    assert row_shape(p, 2) == CorrectedESPA(float(p.shape_in[2]), float(p.shape_out[2]), DKS)
-    assert row_shape(table(Shaping(kind="e-spa", repeats=0.1)), 2) == ESPA(
-        float(p.shape_in[2]), float(p.shape_out[2]), repeats=0.1
-    )
-
-
 # --- with feed-forwards --------------------------------------------------------------------------------------------
 
 
@@ -314,30 +252,6 @@ def test_calibrated_branches_have_diagonal_one(
             assert isinstance(stack.shapes[i][0], Calibrated)
             np.testing.assert_allclose(np.diagonal(branch.absolute()), 1, rtol=1e-9)
             np.testing.assert_allclose(np.diagonal(stream.absolute()), 1, rtol=1e-9)
-
-
-def test_feed_forwards_may_have_biases_beside_calibrated_attention() -> None:
-    p = table(replace_calibrated(SPA["e-spa"], 0.05), feed_forward=True, activation="gelu")
-    p = p.with_columns(bias__down=0.3, bias__output=np.where(p.kind == 0, 0.0, 0.3))
-    assert all(isinstance(shapes[0], Calibrated) for shapes in attention_shapes(p, TOKENS)[::2])
-
-
-def test_what_uspa_does_about_repeats_and_feed_forwards_is_in_its_numbers() -> None:
-    plain, other = table(SPA["u-spa"]), table(SPA["u-spa"])
-    other = replace(other, shaping=Shaping(kind="u-spa", repeats=0.3, corrected=True))
-    assert [row_shape(plain, i) for i in range(0, 2 * LAYERS, 2)] == [
-        row_shape(other, i) for i in range(0, 2 * LAYERS, 2)
-    ]
-
-
-def test_calibration_leaves_the_bias_and_does_not_depend_on_the_length() -> None:
-    p = table(replace_calibrated(SPA["e-spa"], 0.05), feed_forward=True, activation="gelu")
-    longer, shorter = attention_shapes(p, TOKENS), attention_shapes(p, 10)
-    for i in range(0, p.n_sublayers, 2):
-        np.testing.assert_allclose(longer[i][0].matrix(TOKENS)[:10, :10], shorter[i][0].matrix(10), atol=1e-10)
-        plain = row_shape(p, i)
-        assert plain is not None
-        np.testing.assert_array_equal(longer[i][0].log_weights(10), plain.log_weights(10))
 
 
 # --- dropout and biases against a network --------------------------------------------------------------------------
@@ -438,10 +352,3 @@ def test_errors(p: Parametrization, message: str) -> None:
     with pytest.raises(InputError) as caught:
         predict_token_kernels(p, uniform())
     assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_repeat_probability_of_one_is_refused() -> None:
-    document = table(SPA["e-spa"]).to_json()
-    document["shaping"]["repeats"] = 1.0
-    with pytest.raises(InputError, match="repeats"):
-        Parametrization.from_json(document)

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from signalprop.data.batches import default_batch, text_batch
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.ends import sequences
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
-from signalprop.network.duals import dual
-from signalprop.network.inputs import InputStatistics, from_tokens, zipf
+from signalprop.network.inputs import InputStatistics, from_tokens
 from signalprop.network.kinds import kind_named
 from signalprop.prediction import predict
 from signalprop.results.profile import POINTS, Profile
@@ -72,23 +70,6 @@ def test_many_sequences_are_represented_by_four() -> None:
     assert len(sequences(a.replace(seq_len=600), statistics(3, 600))[0]) == 2
 
 
-def test_what_has_no_ids_of_its_own_is_one_kernel() -> None:
-    a = Architecture(**FIELDS, kind="decoder", seq_len=30)
-    for inputs in (zipf(50), statistics(3, 29), InputStatistics("stream", 0.2)):
-        assert sequences(a, inputs) == ([(inputs, None)], "")
-
-
-def test_sequences_without_loss_are_left_out() -> None:
-    a = Architecture(**FIELDS, kind="decoder", seq_len=30)
-    inputs = statistics(3, 30)
-    assert inputs.targets is not None
-    targets = inputs.targets.copy()
-    targets[:2] = -1
-    parts, _ = sequences(a, replace(inputs, targets=targets))
-    assert len(parts) == 1 and parts[0][0].tokens is not None
-    np.testing.assert_array_equal(parts[0][0].tokens, inputs.tokens[[2]] if inputs.tokens is not None else None)
-
-
 def test_padding_on_the_right_of_a_decoder_changes_nothing() -> None:
     inputs = statistics(2, 24)
     assert inputs.tokens is not None and inputs.targets is not None
@@ -123,18 +104,6 @@ def test_gated_feed_forwards_see_equal_tokens_sequence_by_sequence(word_stream: 
     error = np.abs(ours.token_correlation - theirs.token_correlation)[rows]
     # 1/d: random overlaps of different tokens enter the curved function too
     assert (error < 4 * theirs.token_correlation_se[rows] + 3 / a.d_model).all(), error
-
-
-def test_the_tables_of_duals_are_exact_to_eleven_and_six_digits() -> None:
-    r = np.random.default_rng(0).uniform(-1, 1, (100, 100))  # more rows than are looked up at a time
-    r = np.triu(r) + np.triu(r, 1).T
-    for name in ("relu", "gelu", "silu"):
-        exact = dual(name, 1.2345678, r)
-        top = dual(name, 1.2345678, 1.0)
-        q = dual_of_kernel(name, 1.2345678, r)
-        np.testing.assert_allclose(q, exact.covariance_moment, atol=1e-11 * float(top.second_moment))
-        slope = slope_of_kernel(name, 1.2345678, r)
-        np.testing.assert_allclose(slope, exact.slope_moment, atol=2e-6 * float(top.slope_second_moment))
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])

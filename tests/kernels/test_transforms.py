@@ -14,9 +14,8 @@ from scipy import integrate, special
 
 from signalprop.errors import InputError
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import ACTIVATIONS, activation, kinked, numbers_of, register
+from signalprop.network.activations import ACTIVATIONS, activation, kinked, numbers_of
 from signalprop.network.duals import dual
-from signalprop.network.moments import FloatArray
 
 SMOOTH = sorted({a.name for a in ACTIVATIONS.values() if not kinked(a.name)} - {"identity"})
 # our name -> that of the package
@@ -71,16 +70,6 @@ def functions(name: str) -> tuple[Any, Any]:
 )
 def test_constants_of_gelu_at_the_depths_of_the_paper(n_layers: int, published: tuple[float, ...]) -> None:
     assert four(dks("gelu", n_layers)) == pytest.approx(published, abs=5.1e-6)
-
-
-@pytest.mark.parametrize(
-    ("n_layers", "slope", "scale"),
-    [(32, 0.32022, 1.34684), (36, 0.35112, 1.33435), (72, 0.50839, 1.26065), (108, 0.58396, 1.22124)],
-)
-def test_constants_of_tat_at_the_depths_of_the_paper(n_layers: int, slope: float, scale: float) -> None:
-    inside, numbers = numbers_of(tat(n_layers))
-    assert numbers_of(inside)[1][0] == pytest.approx(slope, abs=5.1e-6)
-    assert numbers == pytest.approx((1.0, 0.0, 0.0, scale), abs=5.1e-6)
 
 
 @pytest.mark.parametrize("name", ["gelu", "sigmoid", "tanh"])
@@ -196,37 +185,3 @@ def test_tat_takes_uncorrelated_tokens_to_eta(n_layers: int, eta: float) -> None
 )
 def test_what_dks_refuses(args: Any, part: str) -> None:
     assert part in refused(*args)
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "tanh"])
-def test_the_advice_of_a_refusal_works(name: str, gated: bool) -> None:
-    message = refused(name, 2, 400.0, gated)
-    zeta, layers = message.partition("zeta up to ")[2].split(", or at least ")
-    assert dks(name, 2, float(zeta), gated) and dks(name, int(layers.split()[0]), 400.0, gated)
-    # and it is no more modest than it has to be
-    assert refused(name, 2, 1.1 * float(zeta), gated)
-
-
-def test_an_activation_that_no_shift_makes_stable() -> None:
-    def cube(x: FloatArray) -> FloatArray:
-        return np.asarray(x**3)
-
-    try:
-        register("cube_for_dks", cube, lambda x: np.asarray(3 * x**2))
-        assert "keeps its variance stable" in refused("cube_for_dks", 36)
-    finally:
-        ACTIVATIONS.pop("cube_for_dks", None)
-
-
-@pytest.mark.parametrize(
-    ("args", "part"),
-    [
-        ((36, 0.0), "between 0 and 1"),
-        ((36, 1.0), "between 0 and 1"),
-        ((0, 0.9), "for 0 layers"),
-        ((12, 0.9), "correlation 0 to 0.897 only"),
-    ],
-)
-def test_what_tat_refuses(args: Any, part: str) -> None:
-    assert part in refused(*args, call=tat)

@@ -10,7 +10,6 @@ import torch
 
 import signalprop as sp
 from signalprop.errors import InputError
-from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.windows import windowed
 from signalprop.prediction_notes import WINDOWS
 from signalprop.theory.attention_rows import Band
@@ -36,14 +35,6 @@ def test_at_zero_scores_values_are_averaged_over_what_is_seen(causal: bool) -> N
     weights = seen / seen.sum(1, keepdims=True)
     assert made.forward() == pytest.approx(weights @ kernel @ weights.T)
     assert made.backward(gradient) == pytest.approx(weights.T @ gradient @ weights)
-
-
-def test_a_window_that_holds_everything_is_none() -> None:
-    kernel, gradient = _kernel(2), _kernel(3)
-    fields = {"qk": 0.7, "d_model": 64, "causal": True, "d_head": 16, "dropout": 0.1}
-    made, usual = windowed(kernel, T, None, None, **fields), TokenAttention(kernel=kernel, **fields)
-    assert made.forward() == pytest.approx(usual.forward())
-    assert made.backward(gradient) == pytest.approx(usual.backward(gradient))
 
 
 @pytest.mark.parametrize(("window", "causal", "length"), [(5, True, T), (6, False, T), (3, True, 40), (4, False, 40)])

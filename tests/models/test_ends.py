@@ -11,18 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from signalprop import read_parametrization
-from signalprop.data.batches import default_batch, default_statistics
+from signalprop.data.batches import default_batch
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.ends import FrontEnd
-from signalprop.models.transformer import batch_tensors
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, from_frames, tensor_moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.theory.embedding import embed, front_end
+from signalprop.theory.embedding import front_end
 
 WHISPER: dict[str, Any] = {
     "kind": "encoder-decoder", "n_layers": 2, "d_model": 256, "n_heads": 4, "positions": "sinusoidal",
@@ -71,19 +70,6 @@ class TestFrontEnd:
         a = Architecture(**WHISPER | {"conv_kernels": kernels, "conv_strides": strides, "seq_len": 7})
         assert front(a)(torch.zeros(1, a.n_frames, a.frame_dim, dtype=torch.float64)).shape == (1, 7, 256)
 
-    def test_the_same_seed_gives_the_same_weights_in_every_precision(self) -> None:
-        a = Architecture(**WHISPER)
-        for single, double in zip(front(a, dtype=torch.float32).parameters(), front(a).parameters(), strict=True):
-            assert torch.equal(single.double(), double)
-        assert not torch.equal(front(a, seed=1).convolutions[0].weight, front(a).convolutions[0].weight)
-
-    def test_biases_are_drawn_where_the_table_has_them(self) -> None:
-        assert not any(layer.bias.any() for layer in front(Architecture(**WHISPER)).convolutions)
-        for layer in front(Architecture(**WHISPER), "pytorch").convolutions:
-            bound = (layer.in_channels * layer.kernel_size[0]) ** -0.5
-            for tensor in (layer.weight, layer.bias):
-                assert 0.9 * bound < tensor.abs().max() <= bound * (1 + 1e-6)
-
     def test_other_shapes_are_refused(self) -> None:
         model = build(scheme("xavier")(Architecture(**WHISPER)), seed=0)
         ids = torch.zeros(1, 5, dtype=torch.long)
@@ -131,14 +117,6 @@ def test_a_unit_front_end_gives_the_stream_its_share(fields: dict[str, Any], dro
         scheme("xavier")(a.replace(conv_activation="tanh", embedding_scale=0.005, embedding_dropout=0.0))
 
 
-def test_statistics_of_frames_need_an_architecture_that_reads_them() -> None:
-    a, table = Architecture.preset("gpt2"), scheme("xavier")(Architecture.preset("gpt2"))
-    with pytest.raises(InputError, match="the architecture reads tokens"):
-        embed(a, table.embedding, InputStatistics(kind="frames"))
-    with pytest.raises(InputError, match="give decoder= as well"):
-        InputStatistics(kind="frames").of_decoder  # noqa: B018 - the property raises
-
-
 class TestStacks:
     def test_each_has_its_own_positions(self) -> None:
         a = Architecture(**WHISPER)
@@ -173,23 +151,3 @@ class TestStacks:
             np.testing.assert_allclose(found.forward[point].variance, alone.forward[point].variance, rtol=1e-4)
             assert found.gradient is not None and alone.gradient is not None
             np.testing.assert_allclose(found.gradient[point].variance, alone.gradient[point].variance, rtol=1e-3)
-
-    def test_a_class_is_read_from_frames(self) -> None:
-        fields = WHISPER | {"kind": "encoder", "head": "classes", "n_classes": 7}
-        a = Architecture(**{k: v for k, v in fields.items() if k not in ("decoder_positions", "target_len")})
-        for inputs in (None, default_statistics(a)):
-            profile = simulate(scheme("xavier")(a), inputs, n_seeds=1, batch_size=2)
-            assert profile.gradient is not None
-        batch = default_batch(a, batch_size=2)
-        assert build(scheme("xavier")(a), seed=0)(**batch_tensors(batch)).logits.shape == (2, 7)
-
-    def test_two_tokens_stand_before_the_patches(self) -> None:
-        a = Architecture.preset("deit-base", n_layers=1, d_model=48, n_heads=4, patch_dim=12, seq_len=11)
-        model = build(scheme("xavier")(a), seed=0)
-        assert model.encoder is not None
-        e = model.encoder.embedding
-        assert e.class_token is not None and e.distillation_token is not None
-        assert not torch.equal(e.class_token, e.distillation_token)
-        stream = e.eval()(torch.zeros(2, 9, 12))
-        assert stream.shape == (2, 11, 48) and e.position is not None
-        torch.testing.assert_close(stream[0, 1], e.distillation_token + e.position.weight[1])

@@ -47,20 +47,6 @@ def test_expert_loads(table: sp.Parametrization, measured: sp.Profile, fidelity:
     assert any(f"{mine[2]:.2g} in layer 2" in note for note in predicted.notes)
 
 
-def test_loads_of_a_decoder_that_reads_an_encoder() -> None:
-    dense, sparse = ("attention", "feed_forward"), ("attention", "cross_attention", "experts")
-    a = sp.Architecture(
-        kind="encoder-decoder", n_layers=2, d_model=64, n_heads=4, d_ff=64, vocab_size=100, seq_len=24, target_len=16,
-        branches=(dense, dense, sparse, sparse), settings={"experts": {"n_experts": 8, "top_k": 2}},
-    )  # fmt: skip
-    by_pairs, by_averages = (
-        sp.predict(sp.scheme("xavier")(a), fidelity=name).statistics["expert_load_variation"]
-        for name in ("kernel", "moments")
-    )
-    assert by_pairs[:2] == [0, 0]
-    np.testing.assert_allclose(by_pairs[2:], by_averages[2:], rtol=0.15)
-
-
 def test_built_against_predicted(table: sp.Parametrization, measured: sp.Profile) -> None:
     predicted = sp.predict(table, INPUTS, fidelity="kernel")
     experts = np.array([3, 5])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,10 +13,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import signalprop as sp
-from signalprop import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
@@ -118,22 +114,6 @@ def test_lower_precision_keeps_the_row_sums_in_float32(name: str, dtype: torch.d
     torch.testing.assert_close(rows[0, 0, :, 0], matrix(name).sum(1).float(), rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@every_shape
-def test_hidden_keys_have_a_finite_bias_without_weight(name: str, dtype: torch.dtype) -> None:
-    keep = torch.ones(1, N, dtype=torch.bool)
-    keep[:, :4] = False
-    for at in (Positions.of_tokens(keep, causal=SHAPES[name].causal), Positions.of_length(N)):
-        bias = made(name).bias(at, dtype)
-        assert bias.dtype == dtype and bias.shape == (1, 1, N, N) and bool(bias.isfinite().all())
-        shown = bias.double().softmax(-1) > 0
-        allowed = at.seen if at.seen is not None else torch.ones(N, N).tril() > 0
-        assert not SHAPES[name].causal or not (shown & ~allowed).any()
-    nothing = Positions.of_mask(torch.zeros(1, 1, 2, N, dtype=torch.bool), causal=True)
-    if SHAPES[name].causal:
-        assert bool(attend(made(name), values(0, 1, 1, N, 3), nothing).isfinite().all())
-
-
 @every_shape
 @settings(max_examples=8, deadline=None)
 @given(left=st.integers(0, 9), right=st.integers(0, 9), length=st.integers(1, N))
@@ -154,18 +134,6 @@ def test_padding_changes_nothing(name: str, left: int, right: int, length: int) 
     assert at.seen is not None
     again = attend(made(name), padded, Positions.of_mask(at.seen & keep[:, None, None], causal=causal))
     torch.testing.assert_close(again[:1, :, left : left + length], expected, rtol=1e-11, atol=1e-12)
-
-
-@every_shape
-def test_packed_sequences_are_apart(name: str) -> None:
-    lengths = (5, 11, 1, 6)
-    causal = SHAPES[name].causal
-    segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    seen = (segment[:, None] == segment)[None, None]
-    v = values(5, 1, 2, sum(lengths), 4)
-    out = attend(made(name), v, Positions.of_mask(seen.tril() if causal else seen, causal=causal))
-    parts = [matrix(name, n) @ part for n, part in zip(lengths, v.split(lengths, 2), strict=True)]
-    torch.testing.assert_close(out, torch.cat(parts, 2), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -198,21 +166,6 @@ def test_long_sequences_go_in_blocks(name: str) -> None:
     g = values(23, 1, 2, n, 4)
     for mine, other in zip(*(torch.autograd.grad(x, (q, k, v), g) for x in (found, whole)), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", [name for name in SHAPES if not name.startswith("calibrated")])
-def test_tables_grow_with_the_sequence(name: str) -> None:
-    v = values(7, 1, 1, 3 * N, 4)
-    shape = made(name, 5)
-    for n in (4, N, N + 1, 3 * N):
-        expected = matrix(name, n) @ v[:, :, :n]
-        found = attend(shape, v[:, :, :n], Positions.of_length(n))
-        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
-
-
-def test_calibration_holds_up_to_its_length() -> None:
-    with pytest.raises(InputError, match=rf"calibrated for {4 * N} tokens, not for {4 * N + 1}"):
-        attend(made("calibrated"), values(0, 1, 1, 4 * N + 1, 4), Positions.of_length(4 * N + 1))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -254,10 +207,6 @@ def test_alibi_has_one_slope_per_head() -> None:
     for head in range(8):
         np.testing.assert_allclose(bias[head].numpy()[lag >= 0], -(2.0 ** -(head + 1) * lag)[lag >= 0], rtol=1e-6)
     assert bool((bias[:, lag < 0] == LOW).all())
-
-
-def test_nothing_to_shape() -> None:
-    assert torch_shape((), N) is None
 
 
 # --- built networks ---------------------------------------------------------------------------------------------------
@@ -338,73 +287,6 @@ def test_padded_batches_give_what_single_sequences_give(name: str) -> None:
         torch.testing.assert_close(hidden[b, keep[b]], single, **tolerance)
 
 
-@every_table
-def test_nothing_enters_the_state_dict(name: str) -> None:
-    model = build(TABLES[name](), seed=0)
-    plain = build(sp.scheme("xavier")(replace_positions(model.parametrization.architecture)), seed=0)
-    assert model.state_dict().keys() == plain.state_dict().keys()
-    assert not list(model.buffers())
-
-
-def replace_positions(a: Architecture) -> Architecture:
-    return a.replace(positions="none") if a.positions == "alibi" else a
-
-
-@every_table
-def test_copies_and_the_meta_device_keep_the_shape(name: str) -> None:
-    p = scored(TABLES[name]())
-    tokens = ids(2, 2, 12)
-    model = build(p, seed=0)
-    expected = model(tokens).hidden
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(tokens).hidden, expected)
-    with torch.device("meta"):
-        empty = Transformer(p, 0, torch.float32)
-    assert empty(tokens.to("meta")).hidden.is_meta
-    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
-    assert torch.equal(empty(tokens).hidden, expected)
-
-
-@every_table
-def test_checkpointing_and_the_whole_give_the_same_gradients(name: str) -> None:
-    p = scored(TABLES[name]())
-    tokens = ids(3, 2, 12)
-    model = build(p, seed=0)
-
-    def gradients() -> list[Tensor]:
-        model.zero_grad()
-        model(tokens, targets=tokens).loss.backward()
-        return [w.grad.clone() for w in model.parameters() if w.grad is not None]
-
-    expected = gradients()
-    for sublayer in model.sublayers():
-        branch = sublayer.branch.function
-        forward = type(branch).forward.__get__(branch)
-        branch.forward = lambda *args, f=forward: checkpoint(f, *args, use_reentrant=False)
-    for mine, other in zip(gradients(), expected, strict=True):
-        assert torch.equal(mine, other)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@every_table
-def test_autocast_and_half_precision_models_stay_near(name: str, dtype: torch.dtype) -> None:
-    p = scored(TABLES[name]())
-    tokens = ids(4, 2, 12)
-    keep = torch.ones(2, 12, dtype=torch.bool)
-    keep[0, :5] = False
-    model = build(p, seed=0)
-    with torch.no_grad():
-        expected = model(tokens, keep=keep).hidden
-        with torch.autocast("cpu", dtype):
-            cast = model(tokens, keep=keep).hidden
-        half = model.to(dtype)(tokens, keep=keep).hidden
-    assert half.dtype == dtype
-    for found in (cast, half):
-        error = (found.float() - expected)[keep].square().mean().sqrt() / expected[keep].square().mean().sqrt()
-        # seven products of matrices, each rounded to 2^-9 or 2^-12 relative, and the stream in between
-        assert float(error) < (0.06 if dtype == torch.bfloat16 else 0.01)
-
-
 class Graphs:
     """A backend that counts graphs."""
 
@@ -456,19 +338,6 @@ def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str,
 
 
 # --- description and prediction ---------------------------------------------------------------------------------------
-
-
-@every_table
-def test_a_built_model_is_read_back(name: str) -> None:
-    p = TABLES[name]()
-    read = read_parametrization(build(p, seed=0, dtype=torch.float64))
-    assert read.shaping == p.shaping
-    for column in ("shape_in", "shape_out", "shape_gain", "value_skip", "attention_gain", "skip", "branch"):
-        np.testing.assert_array_equal(read.columns()[column], p.columns()[column])
-    for role in ("value", "output"):  # orthogonal: their root mean square is exact
-        if p.distribution[role] == "orthogonal":
-            np.testing.assert_allclose(read.weights[role], p.weights[role], rtol=1e-6)
-    assert not read.weights["query"].any() or name == "alibi"
 
 
 @every_table

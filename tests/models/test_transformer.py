@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -179,11 +177,6 @@ def test_padding_does_not_change_real_tokens(kind: Any) -> None:
     assert torch.isfinite(padded).all()
 
 
-def test_left_padding_gives_finite_numbers() -> None:
-    keep = torch.arange(8).expand(2, -1) >= torch.tensor([[0], [3]])
-    assert torch.isfinite(build(table(kind="decoder"), seed=0)(TOKENS, keep=keep).logits).all()
-
-
 def test_score_scale_and_qk_norm() -> None:
     p = table(qk_norm=True)
     model, larger = build(p, seed=0), build(p.with_columns(weight__query=9 * p.weights["query"]), seed=0)
@@ -198,13 +191,6 @@ def test_score_scale_and_qk_norm() -> None:
         rtol=1e-4,
         atol=1e-4,
     )
-
-
-def test_dropout_only_in_training_mode() -> None:
-    model = build(table(dropout=0.5), seed=0)
-    assert not torch.equal(model(TOKENS).logits, model(TOKENS).logits)
-    model.eval()
-    assert torch.equal(model(TOKENS).logits, model(TOKENS).logits)
 
 
 # --- the two ends -----------------------------------------------------------------------------------------------------
@@ -231,18 +217,6 @@ def test_sinusoidal_table_has_its_root_mean_square_and_shifts_by_rotation() -> N
     torch.testing.assert_close(stream[0], 0.3 * sinusoidal_table(8, 16))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_head_is_the_token_table(tied: bool) -> None:
-    model = build(table(tied_embeddings=tied), seed=0)
-    assert (model.head.weight is model.encoder.embedding.token.weight) is tied
-
-
-def test_both_stacks_share_the_token_table() -> None:
-    model = build(table(kind="encoder-decoder"), seed=0)
-    assert model.encoder.embedding.token is model.decoder.embedding.token
-    assert model.encoder.embedding.position is not model.decoder.embedding.position
-
-
 def test_loss_is_the_mean_over_positions_with_a_target() -> None:
     model = build(table(), seed=0)
     targets = torch.where(TOKENS > 4, TOKENS, -1)
@@ -252,24 +226,7 @@ def test_loss_is_the_mean_over_positions_with_a_target() -> None:
     torch.testing.assert_close(out.loss, expected)
 
 
-def test_class_head_and_no_head() -> None:
-    out = build(table(head="classes", n_classes=7), seed=0)(TOKENS, targets=torch.tensor([1, 6]))
-    assert out.logits.shape == (2, 7) and torch.isfinite(out.loss)
-    bare = build(table(head="none"), seed=0)(TOKENS)
-    assert bare.logits is None and bare.loss is None and bare.hidden.shape == (2, 8, 16)
-
-
 # --- numbers of the table that are no weights -------------------------------------------------------------------------
-
-
-def test_fixed_multipliers_are_no_tensors() -> None:
-    p = table().with_columns(skip=0.9, branch=0.3)
-    model = build(p, seed=0)
-    names = set(model.state_dict())
-    assert names == set(build(table(), seed=0).state_dict())
-    assert list(model.buffers()) == []
-    empty = model.to(device="meta").to_empty(device="cpu")
-    assert all((s.skip, s.multiplier) == (0.9, 0.3) for s in empty.sublayers())
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("scalar", (1,)), ("channel", (16,))])
@@ -281,19 +238,6 @@ def test_trainable_multipliers_are_parameters(kind: Any, shape: tuple[int, ...])
     assert extra == {f"encoder.sublayers.{i}.multiplier" for i in range(4)}
     model(TOKENS, targets=TOKENS).loss.backward()
     assert all(s.multiplier.shape == shape and s.multiplier.grad.abs().sum() > 0 for s in model.sublayers())
-
-
-@pytest.mark.parametrize(("kind", "shape"), [("scalar", (1,)), ("channel", (16,))])
-def test_trainable_skips_are_parameters(kind: Any, shape: tuple[int, ...]) -> None:
-    plain = table(parallel=True).with_columns(skip=0.7)
-    model, fixed = build(replace(plain, skip_trainable=kind), seed=0), build(plain, seed=0)
-    assert torch.equal(model(TOKENS).logits, fixed(TOKENS).logits)
-    extra = set(model.state_dict()) - set(fixed.state_dict())
-    assert extra == {f"encoder.sublayers.{i}.skip" for i in (0, 2)}  # the layer has one skip, its attention's
-    model(TOKENS, targets=TOKENS).loss.backward()
-    for sublayer in model.sublayers()[::2]:
-        assert sublayer.skip.shape == shape and sublayer.skip.grad.abs().sum() > 0
-    assert "skip=trainable" in repr(model)
 
 
 def test_trainable_attention_scalars_are_parameters() -> None:
@@ -312,34 +256,6 @@ def test_trainable_attention_scalars_are_parameters() -> None:
         assert isinstance(function.value_skip, nn.Parameter) is bool(kind == 0)  # a query across has no own value
 
 
-def test_it_can_be_pickled_and_copied() -> None:
-    for name in ("relu2", "quick_gelu", "identity"):
-        model = build(table(activation=name), seed=0)
-        for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-            assert torch.equal(other(TOKENS).logits, model(TOKENS).logits)
-
-
-def test_it_trains() -> None:
-    model = build(table(dropout=0.1), seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        loss = model(TOKENS, targets=TOKENS).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-
-
-def test_bfloat16() -> None:
-    p = table(kind="decoder", positions="rotary", norm="rmsnorm")
-    out = build(p, seed=0, dtype=torch.bfloat16)(TOKENS, targets=TOKENS)
-    expected = build(p, seed=0)(TOKENS, targets=TOKENS)
-    assert out.logits.dtype == torch.bfloat16 and out.loss.dtype == torch.float32
-    assert out.loss.item() == pytest.approx(expected.loss.item(), rel=0.02)
-
-
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
@@ -352,17 +268,6 @@ def test_activation_is_that_of_the_theory(name: str) -> None:
     (slope,) = torch.autograd.grad(y.sum(), x)
     np.testing.assert_allclose(y.detach(), registered.function(x.detach().numpy()), atol=1e-12)
     np.testing.assert_allclose(slope, registered.derivative(x.detach().numpy()), atol=1e-12)
-
-
-def test_registered_activation_needs_no_second_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "ACTIVATIONS", dict(activations.ACTIVATIONS))
-    activations.register("softsign", lambda x: x / (1 + np.abs(x)), lambda x: 1 / (1 + np.abs(x)) ** 2)
-    x = torch.linspace(-3, 3, 7, requires_grad=True)
-    y = torch_activation("softsign")(x)
-    torch.testing.assert_close(y, nn.functional.softsign(x))
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(nn.functional.softsign(x).sum(), x)[0]
-    )
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -423,11 +328,6 @@ def test_it_reads_as_the_table_it_was_built_from(form: str) -> None:
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
-
-
-def test_refuses_a_sweep() -> None:
-    with pytest.raises(InputError, match="sweep of shape"):
-        build(Parametrization.sweep([table(), table()]))
 
 
 def test_refuses_wrong_inputs() -> None:

@@ -11,7 +11,6 @@ import torch
 
 import signalprop as sp
 from monitored import gpt2, hooks, sequences
-from signalprop.errors import InputError
 
 lightning = pytest.importorskip("lightning", reason="Lightning is not installed", exc_type=ImportError)
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -84,33 +83,8 @@ def test_training_is_the_same_to_the_bit(accumulate: int, tmp_path: Path) -> Non
     assert hooks(watched.net) == 0
 
 
-def test_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = lightning.pytorch.loggers.TensorBoardLogger(str(tmp_path))
-    fit(tmp_path, [sp.LightningSignalCallback("net", every=5)], logger)
-    events = EventAccumulator(logger.log_dir)
-    events.Reload()
-    assert [event.step for event in events.Scalars("signal/layer_2/variance")] == [1, 5, 10]
-
-
 def test_an_error_leaves_no_hooks(tmp_path: Path) -> None:
     module = Module(breaks=True)
     with pytest.raises(RuntimeError, match="training broke"):
         fit(tmp_path, [sp.LightningSignalCallback(every=5)], module=module)
     assert hooks(module.net) == 0
-
-
-def test_a_model_that_cannot_be_told(tmp_path: Path) -> None:
-    module = Module()
-    module.second = gpt2()
-    with pytest.raises(InputError, match=r"holds 2 models of known families; give model=.*net, second"):
-        fit(tmp_path, [sp.LightningSignalCallback()], module=module)
-    with pytest.raises(InputError, match="model='third'"):
-        fit(tmp_path, [sp.LightningSignalCallback("third")], module=module)
-
-
-def test_bad_options(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="every is 0"):
-        fit(tmp_path, [sp.LightningSignalCallback(every=0)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from monitored import VOCABULARY, gpt2, hooks, sequences
+from monitored import gpt2, hooks, sequences
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -18,7 +18,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import integration_utils
 
 import signalprop as sp
-from signalprop.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 DATA = [{"input_ids": ids, "labels": ids} for ids in sequences(64)]
@@ -135,16 +134,6 @@ def test_the_loggers_of_transformers_get_the_numbers(name: str, tmp_path: Path) 
     assert list(seen) == [1, 5, 10]
 
 
-def test_a_step_that_is_logged_and_sampled_logs_its_loss(tmp_path: Path) -> None:
-    bare = trainer(tmp_path, logging_steps=5)
-    bare.train()
-    watched = trainer(tmp_path, logging_steps=5)
-    watched.add_callback(sp.SignalCallback(watched, every=5))
-    watched.train()
-    assert losses(watched) == losses(bare)
-    assert [step for step, _ in losses(bare)] == [5, 10]
-
-
 def test_a_run_that_is_resumed(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 6}
     whole = trainer(tmp_path / "whole")
@@ -159,43 +148,6 @@ def test_a_run_that_is_resumed(tmp_path: Path) -> None:
     assert list(signals(second)) == [1, 5, 7, 10]  # up to 6 from the checkpoint's history
     assert same(whole, second)
     assert signals(first)[10] == pytest.approx(signals(second)[10])
-
-
-def test_an_error_in_a_step_leaves_no_hooks(tmp_path: Path) -> None:
-    class Breaks(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __len__(self) -> int:
-            return 64
-
-        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-            return {"input_ids": DATA[0]["input_ids"], "labels": torch.full_like(DATA[0]["labels"], VOCABULARY + 7)}
-
-    watched = trainer(tmp_path, data=Breaks())
-    watched.add_callback(sp.SignalCallback(watched, every=1))
-    with pytest.raises(IndexError, match="out of bounds"):
-        watched.train()
-    assert hooks(watched.model) == 0
-    assert "training_step" not in vars(watched)
-
-
-def test_a_trainer_with_a_step_of_its_own(tmp_path: Path) -> None:
-    watched = trainer(tmp_path)
-    calls = []
-    inner = watched.training_step
-    watched.training_step = lambda *args, **kwargs: calls.append(1) or inner(*args, **kwargs)
-    own = watched.training_step
-    watched.add_callback(sp.SignalCallback(watched, every=5))
-    watched.train()
-    assert len(calls) == 11 and watched.training_step is own
-    assert list(signals(watched)) == [1, 5, 10]
-
-
-def test_a_model_that_the_trainer_makes_itself(tmp_path: Path) -> None:
-    bare = trainer(tmp_path)
-    watched = Trainer(model_init=lambda: gpt2(), args=bare.args, train_dataset=DATA)
-    callback = sp.SignalCallback(watched, every=5)
-    watched.add_callback(callback)
-    watched.train()
-    assert list(signals(watched)) == [1, 5, 10]
 
 
 def test_a_learning_rate_that_jumps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -227,8 +179,3 @@ def test_compiled(tmp_path: Path) -> None:
     assert losses(watched) == losses(bare) and same(bare, watched)
     assert list(signals(watched)) == [1, 3, 6]
     torch._dynamo.reset()
-
-
-def test_bad_options(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="every is 0"):
-        sp.SignalCallback(trainer(tmp_path), every=0)

@@ -12,19 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.transformer import surroundings
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
-from signalprop.theory.bounds import growth_exponent, growth_fit, nearness, variance_range
+from signalprop.theory.bounds import growth_fit, nearness, variance_range
 from signalprop.theory.network import predict_moments
 from strategies import architectures, schemes, statistics, table_or_none
 
@@ -111,30 +109,6 @@ def test_closed_forms_and_growth_of_the_130m_shape(
     assert fit.best == law
     for value, wanted in zip((fit.linear, fit.logarithmic, fit.exponential), fits, strict=True):
         assert wanted is None or value == pytest.approx(wanted, abs=0.01)
-
-
-def test_growth_fits_know_their_own_laws() -> None:
-    x = np.arange(1.0, 30)
-    laws = {
-        "linear": 3 + 2 * x,
-        "logarithmic": 1 + np.log(x),
-        "quadratic": (1 + 0.2 * x) ** 2,
-        "exponential": np.exp(0.3 * x),
-    }
-    for name, y in laws.items():
-        assert growth_fit(y).best == name and getattr(growth_fit(y), name) == pytest.approx(1)
-    for bad in ([1.0, 2.0], [1.0, 0.0, 2.0], [1.0, math.inf, 2.0], [[1.0, 2.0, 3.0]]):
-        with pytest.raises(InputError, match="three or more layers"):
-            growth_fit(bad)
-
-
-@given(st.floats(-3, 3), st.floats(1e-6, 1e6), st.integers(3, 60))
-def test_exponents_of_powers(p: float, scale: float, n: int) -> None:
-    """The exponent is the power's, and the first quarter has no say."""
-    y = scale * np.arange(1.0, n + 1) ** p
-    assert growth_exponent(y) == pytest.approx(p, abs=1e-9)
-    y[: n // 4] = scale
-    assert growth_exponent(y) == pytest.approx(p, abs=1e-9) and growth_fit(y).exponent == growth_exponent(y)
 
 
 # --- nearness to the identity --------------------------------------------------------------------------------------
@@ -231,69 +205,12 @@ def test_post_norms_without_branches_are_projections(norm: str, directions: int)
     np.testing.assert_allclose(measured, wanted, rtol=0.1)
 
 
-def test_skip_multipliers_count_as_distance() -> None:
-    p = small({"n_layers": 3}, "xavier", {}).with_columns(branch=0.0, skip=0.9)
-    found = nearness(p, predict_moments(p, WHITE))
-    np.testing.assert_allclose(found.identity_distance, 1 - 0.81, rtol=1e-12)
-    np.testing.assert_allclose(found.log_gain, np.log(0.9) * np.array([6, 4, 2]), rtol=1e-12)
-
-
-def test_the_plain_product_of_gains_is_that_of_single_sublayers() -> None:
-    """4.11, polynomial in depth; feed-forwards keep gradients white, attention does not, and then gains more."""
-    p = small({"n_layers": 40, "activation": "relu", "kind": "encoder"}, "xavier", {})
-    only = p.with_columns(branch=(kind_named("feed_forward").of(p)).astype(float))
-    found = nearness(only, predict_moments(only, WHITE))
-    np.testing.assert_allclose(found.log_gain, found.log_plain_gain, rtol=1e-12)
-    v = predict_moments(only, WHITE).forward["stream_in"].variance[1::2]
-    increment = v[1] - v[0]  # ReLU: variance and squared Jacobian are the same
-    np.testing.assert_allclose(found.log_gain[0], np.log1p(increment / v).sum() / 2, rtol=1e-6)
-    both = nearness(p, predict_moments(p, WHITE))
-    assert (both.log_gain[:-1] > both.log_plain_gain[:-1]).all()
-
-
 def test_scaled_norms_are_nearer_to_the_identity_than_plain_ones() -> None:
     """10.5: the opposite of the paper's motivation, at every depth; 4 times at layer 12, 7 times at 48."""
     plain, lns = (nearness(p, predict_moments(p, UNIFORM)) for p in (llama(48), llama(48, name="lns")))
     ratio = plain.identity_distance / lns.identity_distance
     assert ratio[0] == pytest.approx(1) and (np.diff(ratio) > 0).all()
     assert ratio[11] == pytest.approx(4, rel=0.15) and ratio[47] == pytest.approx(7, rel=0.2)
-
-
-def test_encoder_decoders_have_a_gain_per_stack() -> None:
-    a = Architecture(kind="encoder-decoder", n_layers=3, n_decoder_layers=2, d_model=64, seq_len=16, target_len=8)
-    for placement in ("pre", "post", "sandwich"):
-        p = scheme("xavier")(a.replace(norm_placement=placement))
-        profile = predict(p, fidelity="moments")
-        found = nearness(p, profile)
-        assert found.identity_distance.shape == (5,) and (found.identity_distance > 0).all()
-        alone = scheme("xavier")(Architecture(n_layers=3, d_model=64, seq_len=16, norm_placement=placement))
-        of_encoder = nearness(alone, predict_moments(alone, InputStatistics(**_stream(profile))))
-        np.testing.assert_allclose(found.log_gain[:3], of_encoder.log_gain, rtol=1e-6)
-        np.testing.assert_allclose(found.identity_distance[:3], of_encoder.identity_distance, rtol=1e-6)
-
-
-def _stream(profile: Profile) -> dict[str, Any]:
-    return {
-        "kind": "stream",
-        "variance": profile.input["variance"],
-        "token_correlation": profile.input["token_correlation"],
-    }
-
-
-def test_sweeps_are_their_members() -> None:
-    p = small({"n_layers": 4}, "xavier", {})
-    sweep = Parametrization.sweep([p.with_columns(branch=b) for b in (0.1, 0.5, 1.0)])
-    together, bounds = (
-        nearness(sweep, predict_moments(sweep, WHITE)),
-        variance_range(sweep, predict_moments(sweep, WHITE)),
-    )
-    for k, b in enumerate((0.1, 0.5, 1.0)):
-        one = p.with_columns(branch=b)
-        profile = predict_moments(one, WHITE)
-        for name, value in vars(nearness(one, profile)).items():
-            np.testing.assert_allclose(getattr(together, name)[k], value, rtol=1e-9)
-        for both, alone in zip(bounds, variance_range(one, profile), strict=True):
-            np.testing.assert_allclose(both[k], alone, rtol=1e-9)
 
 
 def check_statistics(profile: Profile) -> None:
@@ -325,19 +242,6 @@ def test_extreme_tables_have_them(data: st.DataObject) -> None:
     check_statistics(predict(p, data.draw(statistics(a)), fidelity="moments"))
 
 
-def test_predictions_without_them() -> None:
-    p = small({"n_layers": 2}, "xavier", {})
-    assert {"identity_distance", "log_gain"} <= predict(p, WHITE, fidelity="kernel").statistics.keys()
-    sweep = Parametrization.sweep([p, p])
-    shaped = scheme("e-spa")(p.architecture)
-    for profile in (predict(p, WHITE, backward=False), predict(sweep, WHITE), predict(shaped, WHITE)):
-        assert "identity_distance" not in profile.statistics
-    with pytest.raises(InputError, match="attention here is e-spa"):
-        nearness(shaped, predict(shaped, WHITE))
-    with pytest.raises(InputError, match="the profile has 4 sublayers, the parametrization 6"):
-        nearness(small({"n_layers": 3}, "xavier", {}), predict(p, WHITE))
-
-
 # --- the range of variances ----------------------------------------------------------------------------------------
 
 
@@ -349,17 +253,3 @@ def test_variances_lie_within_their_range() -> None:
         found = profile.forward["stream_out"].log_variance[1::2]
         assert (found <= high + 1e-9).all() and (low < high).all()
         np.testing.assert_allclose(found, low, atol=0.1)
-
-
-def test_a_post_norm_sets_the_variance() -> None:
-    p = small({"n_layers": 3, "norm_placement": "post"}, "xavier", {})
-    profile = predict(p, WHITE)
-    low, high = variance_range(p, profile)
-    np.testing.assert_array_equal(low, profile.forward["stream_out"].log_variance[1::2])
-    np.testing.assert_array_equal(low, high)
-
-
-def test_there_is_no_range_for_other_placements() -> None:
-    p = small({"n_layers": 2}, "sandwich", {})
-    with pytest.raises(InputError, match="for norm placement pre or post; this network has sandwich"):
-        variance_range(p, predict(p, WHITE))

@@ -127,10 +127,3 @@ def test_large_tied_logits_keep_the_token_that_is_read() -> None:
     assert 1 / (1 + np.exp(float(_log_sum(s, classes - 1)) - raised)) > 0.5 and np.mean(raised > sampled) > 0.5
     small = np.logaddexp.reduce(logits / 16, axis=1).mean()
     assert float(_log_sum(1.0, classes - 1)) == pytest.approx(small, rel=0.01)
-
-
-def test_a_prediction_says_where_a_few_words_decide_the_softmax() -> None:
-    def said(scale: float) -> bool:
-        return any(line.startswith("logits have variance 256: ") for line in predict(with_table({}, 1.0, scale)).notes)
-
-    assert said(1.0) and not said(1 / 16)

@@ -17,7 +17,6 @@ from signalprop.network.several import Streams
 from signalprop.report.tables import profile_table
 from signalprop.results.between_streams import alike
 from signalprop.results.cost import count_parameters, train_flops
-from signalprop.theory.gates import gates_of
 
 WORDS = 100
 INPUTS = sp.InputStatistics(token_correlation=1 / WORDS, target_correlation=1 / WORDS)
@@ -119,15 +118,6 @@ def test_siamese_streams_are_those_of_the_paper() -> None:
         left_back(a, x)
 
 
-def test_small_gates_average_the_streams() -> None:
-    s = Streams(n=4, gate_scale=0.1)
-    gates, std = gates_of(s, 1024), s.logit_std(1024)
-    assert std == pytest.approx(0.1 * 0.02 * 64)
-    assert gates.mix[-1] == pytest.approx(std**2 * 3 / 16, rel=0.03)
-    assert gates.write[-1] == pytest.approx(4 * std**2 / 16 * 3, rel=0.03)
-    assert gates.mix[0] == pytest.approx(0.0, abs=1e-3)
-
-
 def test_gates_are_those_of_deepseek() -> None:
     modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
     config = modeling.DeepseekV4Config(hidden_size=128, hc_mult=4, rms_norm_eps=1e-5, hc_eps=0.0)
@@ -183,14 +173,3 @@ def test_on_the_command_line() -> None:
     assert changed == {"streams": {"n": 3, "mixing": "hyper"}, "settings": {"experts": {"top_k": 1}}}
     assert changes(["streams=no", "streams.n=2"]) == {"streams": {"n": 2}}
     assert sp.Architecture.preset("tgs", streams=changed["streams"]).streams == Streams(n=3, mixing="hyper")
-
-
-def test_strong_gates_carry_a_note() -> None:
-    notes = [sp.predict(network({"gate_scale": scale}), INPUTS, backward=False).notes for scale in (1.0, 10.0)]
-    assert [any("standard deviation 4.53" in note for note in of) for of in notes] == [False, True]
-
-
-def test_what_is_derived_for_one_stream_says_so() -> None:
-    table = sp.scheme("xavier")(network(4))
-    with pytest.raises(InputError, match="residual stream"):
-        sp.apply(sp.build(table, seed=0), "deepscalelm")

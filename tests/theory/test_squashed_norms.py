@@ -20,7 +20,6 @@ SMALL = Architecture(
     kind="decoder", n_layers=3, d_model=256, n_heads=4, d_ff=512, norm="dyt", positions="none", bias=False,
     activation="silu", gated=True, vocab_size=500, seq_len=32, tied_embeddings=False,
 )  # fmt: skip
-STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.2, target_correlation=0.2)
 
 
 @pytest.mark.parametrize(("name", "function"), [("tanh", np.tanh), ("erf", np.vectorize(math.erf))])
@@ -56,16 +55,6 @@ def test_predicted_is_what_built_networks_measure(norm: str, slope: float, schem
     assert Parametrization.from_json(p.to_json()) == p
 
 
-def test_encoders_by_moments_too() -> None:
-    a = SMALL.replace(kind="encoder")
-    p = sp.scheme("xavier")(a)
-    moments, kernel = (sp.predict(p, STREAM, fidelity=fidelity) for fidelity in ("moments", "kernel"))
-    for one, other in ((moments.forward, kernel.forward), (moments.gradient, kernel.gradient)):
-        assert one is not None and other is not None
-        for point in ("stream_in", "branch"):
-            assert one[point].log_variance == pytest.approx(other[point].log_variance, abs=0.02)
-
-
 def deep(n_layers: int, norm: str) -> tuple[float, float]:
     """(variance at the top, ln of the gradient's variance first over last) of a pre-norm encoder with ReLU.
 
@@ -93,10 +82,3 @@ def test_the_gradient_grows_like_the_exponential_of_the_square_root_of_the_depth
 def test_what_is_not_derived_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(sp.InputError, match="norm 'dyt' is derived before branches"):
         SMALL.replace(**changes)
-
-
-def test_a_slope_is_a_unit_of_the_stream() -> None:
-    p = sp.scheme("xavier")(SMALL)
-    moved = p.with_columns(norm_slope=0.25)
-    difference = sp.equivalent(p, moved).difference
-    assert difference is not None and difference.what == "slope by the size that it reads"
