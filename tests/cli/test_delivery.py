@@ -94,15 +94,3 @@ def test_a_verdict_is_said_beside_what_could_not_be_written(
     ended = command(*asked)
     assert ended.status == 1 and len(ended.err.splitlines()[-2:]) == 2
     assert "the disk is full" in ended.err.splitlines()[-2] and "are wrong" in ended.err.splitlines()[-1]
-
-
-def test_kernel_reads_what_all_networks_need_before_it_traces_one(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from signalprop.kernels import trace
-
-    def traced(*_: Any, **__: Any) -> None:
-        raise AssertionError("the work has begun")
-
-    monkeypatch.setattr(trace, "trace", traced)
-    refused("kernel", "gpt2 xavier layers=6", "gpt2 xavier layers=2", "--d-model", "32", "--seq-len", "8", "--at", "5")

@@ -237,10 +237,6 @@ class TestNothingIsThrownAway:
         err = refused("diagnose", root / "llama", *SMALL, "--remove", "--json", tmp_path / "o.json", "--against", named)
         assert "signal:" not in err and not (tmp_path / "o.json").exists()
 
-    @pytest.mark.parametrize("more", [["--cast", "fp4"], ["--greedy", "3"], ["--task", "none.jsonl"]])
-    def test_so_is_the_first(self, refused: Refused, root: Path, more: list[str]) -> None:
-        assert "signal:" not in refused("diagnose", root / "llama", *SMALL, *more, "--against", root / "other")
-
     def test_a_picture_that_fails_costs_nothing_else(
         self, command: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -282,14 +278,6 @@ class TestMistakes:
     )
     def test_one_line(self, refused: Refused, root: Path, arguments: list[str], message: str) -> None:
         assert message in refused("diagnose", *(a.format(root=root) for a in arguments))
-
-    def test_stored_ones_have_no_model(self, refused: Refused, command: Command, root: Path, tmp_path: Path) -> None:
-        stored = tmp_path / "stored.json"
-        command("diagnose", str(root / "llama"), *SMALL, "--json", str(stored))
-        for more in (["--remove"], ["--cast", "int8"], ["--greedy", "1"]):
-            assert "is a stored diagnosis" in refused("diagnose", stored, *more)
-        (tmp_path / "no.json").write_text("{}", encoding="utf-8")
-        assert "this is not a diagnosis" in refused("diagnose", tmp_path / "no.json")
 
 
 class TestTasks:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from commandline import Command
-from signalprop import Architecture, InputStatistics, attention_only, scheme, trace
+from signalprop import Architecture, InputStatistics, scheme, trace
 from signalprop.data.batches import default_statistics
 from signalprop.kernels.gallery import figure_7
 from signalprop.kernels.shaping import uniform_kernel
@@ -70,20 +70,6 @@ def test_schemes_multiply_what_has_none(command: Command) -> None:
     assert found["configurations"][2]["options"]["std"] == 0.05
 
 
-def test_options_of_a_scheme_come_before_fields_of_the_architecture(command: Command) -> None:
-    found = result_of(command, "gpt2 value-skipinit norm=true", "gpt2 xavier norm=none", *SMALL, "--no-gradient")
-    with_norm, without = found["configurations"]
-    assert with_norm["options"]["norm"] is True
-    assert without["architecture"]["norm_placement"] == "none"
-
-
-def test_attention_only(command: Command) -> None:
-    (item,) = result_of(command, "gpt2 xavier", *SMALL, "--attention-only", "--repeats", "0")["configurations"]
-    a = Architecture.preset("gpt2", n_layers=3, d_model=32, seq_len=12, vocab_size=200)
-    series = trace(attention_only(scheme("xavier")(a)), inputs=with_repeats(a, 0.0)).forward
-    np.testing.assert_allclose(item["forward"]["mean_cosine"], series.mean_cosine, rtol=1e-12)
-
-
 def test_inputs(command: Command, tmp_path: Path) -> None:
     arguments = ["tgs xavier", *SMALL, "--no-gradient"]
     sampled = [
@@ -103,15 +89,6 @@ def test_inputs(command: Command, tmp_path: Path) -> None:
     (item,) = result_of(command, "tgs xavier", "--layers", "2", "--input", str(tmp_path / "k.npy"))["configurations"]
     assert item["n_tokens"] == 9
     assert item["forward"]["mean_cosine"][0] == pytest.approx(0.3)
-
-
-def test_finished_parametrizations(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "table.json"
-    table = scheme("fixed")(Architecture.preset("gpt2", n_layers=2, d_model=32, seq_len=10))
-    table.save(file)
-    (item,) = result_of(command, str(file), "--scheme", "xavier")["configurations"]
-    assert (item["scheme"], item["n_tokens"]) == ("fixed", 10)
-    np.testing.assert_allclose(item["forward"]["mean_cosine"], trace(table).forward.mean_cosine, rtol=1e-12)
 
 
 def test_tables_pictures_and_matrices(command: Command, tmp_path: Path) -> None:

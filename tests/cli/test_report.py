@@ -110,11 +110,3 @@ class TestOtherCommands:
         assert "exclude each other" in refused(*run, "--report", "a.html", "--no-report")
         assert "there is no directory" in refused(*run, "--report", str(tmp_path / "no" / "a.html"))
         assert "needs the name of a file" in refused(*run, "--report", "-")
-
-    def test_kernel_draws_heat_maps_when_asked(self, command: Command, tmp_path: Path) -> None:
-        page = tmp_path / "k.html"
-        status, _, err = command("kernel", "tgs", *TINY, "--report", str(page))
-        assert status == 0 and f"report: {page}\n" in err
-        assert sections_of(page) == ["kernels"]
-        kinds = [block["type"] for block in data_of(page)["sections"][0]["blocks"]]  # type: ignore[index]
-        assert kinds.count("heatmap") == 2

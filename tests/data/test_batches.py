@@ -11,15 +11,11 @@ import pytest
 from signalprop.data.batches import (
     MASK,
     UNKNOWN,
-    Batch,
     default_batch,
-    default_statistics,
     default_text,
     image_batch,
-    load_frames,
     load_text,
     mask_tokens,
-    speech_features,
     text_batch,
     windows,
     word_ids,
@@ -159,14 +155,6 @@ class TestBatches:
             text_batch(model(**changes), ids, size, seed)
         assert "\n" not in str(caught.value)
 
-    def test_a_batch_is_tokens_patches_or_frames(self) -> None:
-        with pytest.raises(InputError, match="tokens, patches or frames"):
-            Batch(tokens=None, targets=np.zeros(1, np.int64))
-        with pytest.raises(InputError, match="tokens, patches or frames"):
-            Batch(tokens=np.zeros((1, 2), np.int64), frames=np.zeros((1, 2, 3)), targets=np.zeros(1, np.int64))
-        with pytest.raises(InputError, match="frames has no padding"):
-            Batch(None, np.zeros(1, np.int64), frames=np.zeros((1, 2, 3)), keep=np.ones((1, 1), bool))
-
 
 def speech(**changes: Any) -> Architecture:
     fields = {"kind": "encoder-decoder", "input": "frames", "frame_dim": 9, "seq_len": 12, "target_len": 7}
@@ -174,14 +162,6 @@ def speech(**changes: Any) -> Architecture:
 
 
 class TestSpeech:
-    def test_features_look_like_normalised_filter_banks(self) -> None:
-        x = speech_features((20, 1000, 40), seed=0)
-        np.testing.assert_allclose(x.mean(1), 0, atol=1e-12)
-        np.testing.assert_allclose(x.std(1), 1, rtol=1e-9)
-        assert np.mean(x[:, 1:] * x[:, :-1]) == pytest.approx(0.9, abs=0.02)
-        assert np.mean(x[:, :, 1:] * x[:, :, :-1]) == pytest.approx(0.8, abs=0.02)
-        assert np.isfinite(speech_features((1, 1, 1), 0)).all()
-
     def test_the_decoder_reads_the_text(self) -> None:
         batch = text_batch(speech(), IDS, 5, seed=0, source="ids")
         assert batch.tokens is None and batch.frames is not None and batch.decoder_tokens is not None
@@ -194,14 +174,6 @@ class TestSpeech:
         x = batch.statistics(speech())
         assert (x.kind, x.mean, x.variance) == ("frames", pytest.approx(0, abs=1e-12), pytest.approx(1))
         assert x.decoder is not None and x.decoder.token_correlation == collision_probability(batch.decoder_tokens)
-
-    def test_frames_of_a_file(self, tmp_path: Path) -> None:
-        frames = np.random.default_rng(0).standard_normal((2, 24, 9))
-        np.save(tmp_path / "x.npy", frames)
-        batch = default_batch(speech(vocab_size=50), frames=tmp_path / "x.npy", batch_size=6)
-        assert batch.frames is not None and {row.tobytes() for row in batch.frames} == {row.tobytes() for row in frames}
-        np.save(tmp_path / "one.npy", frames[0])
-        assert load_frames(tmp_path / "one.npy").shape == (1, 24, 9)
 
 
 class TestImages:
@@ -239,11 +211,3 @@ class TestImages:
         with pytest.raises(InputError, match="square") as caught:
             image_batch(digits(**changes), 2, seed=0)
         assert "\n" not in str(caught.value)
-
-
-def test_statistics_without_data() -> None:
-    assert default_statistics(model()).loss_fraction == 0.15
-    assert default_statistics(model(kind="decoder")).loss_fraction == 1.0
-    assert default_statistics(model(head="classes")).loss_fraction == 1 / 12
-    white = default_statistics(digits())
-    assert (white.kind, white.token_correlation, white.loss_fraction) == ("patches", 0.0, 1 / 17)

@@ -14,9 +14,8 @@ import torch
 import transformers
 from torch import Tensor
 
-import signalprop as sp
 from gguf_file import write_gguf
-from signalprop.diagnosis.loading import load, read_model
+from signalprop.diagnosis.loading import load
 from signalprop.errors import InputError, MissingExtra
 
 IDS = torch.arange(12)[None] % 50
@@ -46,27 +45,12 @@ class TestDirectories:
         assert found.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
         assert torch.equal(logits(load(str(folder / "config.json")).model), logits(llama))
 
-    @pytest.mark.parametrize("name", ["float64", "bfloat16", "float16", "float32"])
-    def test_types(self, folder: Path, name: Any) -> None:
-        assert {p.dtype for p in load(folder, dtype=name).model.parameters()} == {getattr(torch, name)}
-
     def test_auto_is_the_type_of_the_checkpoint(self, tmp_path: Path, llama: Any) -> None:
         llama.to(torch.bfloat16).save_pretrained(tmp_path / "half")
         assert next(load(tmp_path / "half", dtype="auto").model.parameters()).dtype == torch.bfloat16
         assert next(load(tmp_path / "half").model.parameters()).dtype == torch.float32
         with pytest.raises(InputError, match="dtype is 'fp8'; expected one of float32"):
             load(tmp_path / "half", dtype="fp8")  # type: ignore[arg-type]
-
-    def test_a_scheme_is_carried(self, tmp_path: Path, llama: Any) -> None:
-        sp.apply(llama, "deepnorm", initialize=False)
-        sp.save(llama, tmp_path / "deep")
-        found = load(tmp_path / "deep")
-        assert torch.equal(logits(found.model), logits(llama)) and found.notes == ()
-
-    def test_random_init_depends_on_the_seed_alone(self, folder: Path, llama: Any) -> None:
-        one, two, other = (read_model(folder, random_init=True, seed=seed) for seed in (1, 1, 2))
-        assert torch.equal(logits(one), logits(two))
-        assert not torch.equal(logits(one), logits(other)) and not torch.equal(logits(one), logits(llama))
 
     @pytest.mark.parametrize("source", ["/nothing/here", "./nothing", "a/b/c", "nothing/config.json"])
     def test_nothing_there(self, source: str) -> None:

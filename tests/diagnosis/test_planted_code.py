@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 import signalprop as sp
 from applied import seal
@@ -300,19 +299,3 @@ def test_what_lies_beside_a_gguf_file_is_not_read(made: Callable[[str], Path], l
     assert after.tokenizer is not None and before.tokenizer is not None
     assert after.tokenizer("the Union").input_ids == before.tokenizer("the Union").input_ids
     assert after.tokenizer.bos_token == before.tokenizer.bos_token
-
-
-def test_transformers_never_asks(made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where it forgets what it was told; afterwards it is as it was."""
-    module = transformers.dynamic_module_utils
-    kept = module.TIME_OUT_REMOTE_CODE
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
-
-    class Forgetful:
-        @staticmethod
-        def from_pretrained(place: Path, **_: Any) -> Any:
-            return module.resolve_trust_remote_code(None, str(place), False, True)
-
-    with pytest.raises(ValueError, match="custom code"):
-        checkpoint_loading.pretrained(Forgetful, made("plain"))
-    assert module.TIME_OUT_REMOTE_CODE == kept > 0

@@ -226,22 +226,6 @@ class TestRefused:
         with pytest.raises(InputError, match="names them by path in a list"):
             prune(own, named, (0,))
 
-    def test_an_own_model(self, tmp_path: Path) -> None:
-        own = own_model.own_model()
-        named = replace(mapping_of(own), layers=[f"blocks.{i}" for i in range(3)])
-        left = prune(own, named, (1,))
-        assert len(left.blocks) == 2 and left.blocks[1].up.weight is own.blocks[2].up.weight
-        with pytest.raises(InputError, match="has no checkpoint form that transformers reads"):
-            save_pruned(own, named, (1,), tmp_path / "own")
-
-    def test_a_directory_that_holds_something(self, tmp_path: Path) -> None:
-        (tmp_path / "kept").touch()
-        model = tiny("llama", N)
-        with pytest.raises(InputError, match="exists and is not empty"):
-            save_pruned(model, mapping_of(model), (1,), tmp_path)
-        with pytest.raises(InputError, match="cannot write"):
-            save_pruned(model, mapping_of(model), (1,), tmp_path / "kept" / "pruned")
-
     def test_everything_is_put_back_after_an_error(self) -> None:
         model = tiny("qwen2", N)
         before, config = logits_of(model, text_batch(model)), copy.deepcopy(model.config.to_dict())

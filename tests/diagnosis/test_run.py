@@ -73,13 +73,6 @@ class TestSections:
         assert json.loads(json.dumps(found.to_json())) == found.to_json()
         assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))) == found
 
-    def test_without_a_head(self) -> None:
-        from models.test_families import theirs
-
-        found = diagnosed(theirs("bert-bare").float(), remove=0)
-        assert found.loss is None and found.removal is None and found.identity is not None
-        assert any("no finite loss" in note for note in found.notes)
-
     def test_an_own_model(self) -> None:
         """Without Mapping.layers there is the signal alone; with it, everything."""
         own = own_model.own_model()
@@ -244,24 +237,6 @@ class TestWords:
         few = removal.model_copy(update={"single": removal.single[:9]})
         (note,) = said(healthy(), removal=few)
         assert note.severity == "note" and "layer 8: removing it changes the loss by +0.005 nats" in note.text
-
-    def test_no_layer_counts(self) -> None:
-        """Idle layers are a finding where others are not idle."""
-        removal = Removal(
-            single=tuple(
-                Removed(
-                    layers=(k,),
-                    loss=Estimate(value=4.5),
-                    increase=Estimate(value=0.007 * k - 0.02, standard_error=0.01),
-                )
-                for k in range(12)
-            )
-        )
-        (verdict,) = said(healthy(), removal=removal)
-        assert (verdict.kind, verdict.severity) == ("no layer counts", "note")
-        assert (
-            "rises by at most 0.057 nats per token (of 3)" in verdict.text and "start of its training" in verdict.cause
-        )
 
     def test_casts_in_one_verdict_per_format(self) -> None:
         def row(form: str, of: Any, scaled: bool, increase: float | None) -> Cast:

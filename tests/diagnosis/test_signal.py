@@ -189,14 +189,6 @@ class TestAttention:
                 wanted = values.transpose(0, 1)[:, keep].mean(-1)
                 np.testing.assert_allclose(got, wanted, rtol=2e-4)
 
-    def test_many_rows_are_taken_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = tiny("llama", 2)
-        whole = observed(model, gradient_sequences=0)
-        monkeypatch.setattr("signalprop.diagnosis.heads._SCORES", 4 * LENGTH * 5)
-        parts = observed(model, gradient_sequences=0)
-        for a, b in zip(whole, parts, strict=True):
-            assert a.entropy == pytest.approx(b.entropy, rel=1e-6) and a.score_std == pytest.approx(b.score_std)
-
     @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "t5", "bart", "opt"])
     def test_shares_of_heads_by_ablation(self, family: str) -> None:
         """What a head adds is what the output map makes of the head alone."""
@@ -247,10 +239,6 @@ class TestEdges:
             observe(model, [], mapping_of(model))
         with pytest.raises(InputError, match=r"sequences of 4 tokens have none after the first 4.*smaller skip_first"):
             observed(model, text_batch(model, 1, 4), skip_first=4)
-
-    def test_without_a_loss(self) -> None:
-        model = theirs("bert-bare").float()
-        assert all(s.gradient is None and s.variance for s in observed(model))
 
     def test_padding_that_is_not_finite_is_nobody_s_concern(self) -> None:
         """A sequence's padding may hold anything."""

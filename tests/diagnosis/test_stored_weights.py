@@ -179,19 +179,6 @@ def test_experts_as_checkpoints_name_them(
     assert found.initialisation.error <= found.initialisation.tolerance
 
 
-def test_fused_maps_and_trained_weights(tmp_path: Path) -> None:
-    model = tiny("gpt2", 2, 0, vocab_size=300, initializer_range=0.02)
-    model.save_pretrained(tmp_path / "fresh")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(2)
-    model.save_pretrained(tmp_path / "trained")
-    fresh, trained = (read_weights(tmp_path / name) for name in ("fresh", "trained"))
-    assert {"query, key, value", "output", "up", "down"} <= {role.role for role in fresh.roles}
-    assert fresh.initialisation is not None and fresh.initialisation.fresh and "gpt2" in fresh.initialisation.schemes
-    assert trained.initialisation is not None and not trained.initialisation.fresh
-
-
 def test_changes_from_another_checkpoint(llama: Path, tmp_path: Path) -> None:
     name = "model.layers.2.mlp.up_proj.weight"
 
@@ -238,11 +225,6 @@ class TestSeries:
         assert WeightSeries.from_json(json.loads(json.dumps(found.to_json()))) == found
         text = series_text(found)
         assert "2 left 0.8 to 1.25 times" in text and "the first layer 2 value" in text
-
-    def test_checkpoints_of_other_models_are_refused(self, steps: list[str], tmp_path: Path) -> None:
-        written(tmp_path, other=torch.ones(4, 4))
-        with pytest.raises(InputError, match=r"no tensor is in all of .*; give checkpoints of one training"):
-            read_series([steps[0], tmp_path])
 
     def test_command(self, steps: list[str], command: Command, tmp_path: Path) -> None:
         files = {name: str(tmp_path / name) for name in ("series.json", "series.png", "series.html")}

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import signalprop as sp
 from signalprop.attachment.families import mapping_of
 from signalprop.data import texts as readers
 from signalprop.data.batches import load_text
@@ -126,13 +124,6 @@ class TestBatches:
         assert batch.frames is not None and batch.frames.shape == (2, 12, 5) and batch.tokens is None
         assert batch.decoder_tokens.tolist() == [[7, *ids[:3]], [7, *ids[4:7]]]
 
-    @pytest.mark.parametrize("a", [DECODER, ENCODER])
-    def test_a_class_head(self, a: Architecture, tmp_path: Path) -> None:
-        path = written(tmp_path / "a.txt", "x" * 5000)
-        batch = next(token_batches(path, Framed(), 20, 200, architecture=a.replace(head="classes", n_classes=3)))
-        assert batch.targets.shape == (200,) and set(batch.targets.tolist()) == {0, 1, 2}
-        assert not (batch.tokens == 4).any()  # nothing is masked
-
     def test_a_text_shorter_than_one_sequence(self, tmp_path: Path) -> None:
         path = written(tmp_path / "a.txt", "abcdef")
         ids = [ord(c) + 6 for c in "abcdef"]
@@ -204,20 +195,6 @@ class TestLoss:
         assert (batches[0].targets >= 0).all()  # the batch itself is as it was
         with pytest.raises(InputError, match="ask for no token"):
             loss(llama, batches, skip_first=48)
-
-    def test_masked_and_translated(self, tokenizer: Any) -> None:
-        torch.manual_seed(0)
-        size = {"vocab_size": 400, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-        bert = transformers.BertForMaskedLM(transformers.BertConfig(**size, intermediate_size=32)).eval()
-        batches = list(token_batches(None, Framed(), 40, 2, 4, architecture=mapping_of(bert).architecture))
-        asked = sum(int((batch.targets >= 0).sum()) for batch in batches)
-        found = loss(bert, batches)
-        assert found.tokens == asked and found.mean == pytest.approx(np.log(400), rel=0.05)
-        built = sp.build(sp.scheme("xavier")(DECODER), seed=0)
-        assert loss(built, token_batches(None, tokenizer, 40, 2, 4, architecture=DECODER)).tokens == 160
-        bare = transformers.BertModel(transformers.BertConfig(**size, intermediate_size=32))
-        with pytest.raises(InputError, match="BertModel gives no logits for tokens"):
-            loss(bare, token_batches(None, Framed(), 40, 2, 4, architecture=mapping_of(bare).architecture))
 
     @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=2, max_size=30))
     @settings(max_examples=100, deadline=None)

@@ -238,20 +238,6 @@ def test_details_of_gemma4() -> None:
     assert everywhere.seq_len == 131072 and list(everywhere.settings) == ["global_attention"]
 
 
-def test_details_of_decoders() -> None:
-    opt = Architecture.from_hf(config("opt", do_layer_norm_before=False, enable_bias=False))
-    assert (opt.placements[0], opt.has_final_norm, opt.bias, opt.embedding_dropout) == ("post", False, False, 0.0)
-    assert not Architecture.from_hf(config("opt", _remove_final_layer_norm=True)).has_final_norm
-    phi = Architecture.from_hf(config("phi", partial_rotary_factor=0.4, num_key_value_heads=8))
-    assert (phi.rotary_fraction, phi.n_kv_heads, phi.shared_norm, phi.has_head_bias) == (0.4, 8, True, True)
-    grouped = Architecture.from_hf(config("falcon", new_decoder_architecture=True, num_kv_heads=71, hidden_dropout=0.2))
-    assert (grouped.n_kv_heads, grouped.parallel, grouped.shared_norm, grouped.dropout) == (71, True, False, 0.2)
-    one = Architecture.from_hf(config("falcon", new_decoder_architecture=True, num_ln_in_parallel_attn=1))
-    assert one.shared_norm
-    plain = Architecture.from_hf(config("falcon", multi_query=False, parallel_attn=False))
-    assert (plain.n_kv_heads, plain.parallel, plain.shared_norm) == (71, False, False)
-
-
 def test_details_of_speech() -> None:
     whisper = Architecture.from_hf(config("whisper", num_mel_bins=128))
     assert (whisper.frame_dim, whisper.n_frames, whisper.positions_of(decoder=True)) == (128, 3000, "learned")
@@ -262,15 +248,6 @@ def test_details_of_speech() -> None:
     assert Architecture.from_hf(config("speech_to_text", scale_embedding=False)).embedding_scale == 1.0
     longer = Architecture.from_hf(config("whisper"), seq_len=750)
     assert (longer.seq_len, longer.target_len) == (750, 448)
-
-
-def test_changes() -> None:
-    a = Architecture.from_hf(config("gpt2"), seq_len=64, dropout=0.0, n_heads=None)
-    assert (a.seq_len, a.dropout, a.attention_dropout, a.embedding_dropout, a.n_heads) == (64, 0.0, 0.0, 0.0, 12)
-    t5 = Architecture.from_hf(config("t5"), seq_len=64)
-    assert (t5.seq_len, t5.target_len) == (64, 64)
-    wide = Architecture.from_hf(config("gpt2", n_inner=1536), d_model=1536)
-    assert (wide.d_ff, wide.n_heads, wide.d_head) == (3072, 24, 64)
 
 
 _GEMMA4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}

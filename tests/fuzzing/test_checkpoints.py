@@ -215,11 +215,6 @@ class TestElsewhere:
         (folder / "model.safetensors.index.json").write_text(json.dumps(found))
         read_model(folder)
 
-    def test_links_that_stay(self, folder: Path) -> None:
-        (folder / "model.safetensors").rename(folder / "blob")
-        (folder / "model.safetensors").symlink_to("blob")
-        read_model(folder)
-
     def test_links_of_the_hubs_cache(self, folder: Path) -> None:
         snapshot, blobs = folder.parent / "m" / "snapshots" / "abc", folder.parent / "m" / "blobs"
         snapshot.parent.mkdir(parents=True)
@@ -246,14 +241,6 @@ class TestElsewhere:
         change(folder / "tokenizer_config.json", **{entry: [value] if entry.endswith("s") else value})
         refused_by_all(folder, "outside of its directory")
 
-    def test_names_of_where_it_was_made(self, folder: Path) -> None:
-        """Old checkpoints have such paths, which lead nowhere."""
-        change(folder / "config.json", _name_or_path="/etc/passwd")
-        change(
-            folder / "tokenizer_config.json", special_tokens_map_file="/home/somebody/.cache/none", name_or_path="/etc"
-        )
-        load(folder)
-
     def test_a_companion_is_not_copied_from_elsewhere(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "key").write_text("secret")
         (folder / "vocab.txt").symlink_to(tmp_path / "key")
@@ -277,11 +264,6 @@ class TestCode:
             load(folder)
         assert not marker.exists()
 
-    def test_names_that_steer_the_terminal(self, folder: Path) -> None:
-        token = {"content": "[PAD]", "\x1b[2J": 1, "__type": "AddedToken"}
-        change(folder / "tokenizer_config.json", added_tokens_decoder={"0": token})
-        refused_by_all(folder, "a name that cannot be printed")
-
 
 class TestRuns:
     """What a run that goes on reads of a checkpoint."""
@@ -304,11 +286,6 @@ class TestRuns:
         change(target / MARKER, files={name: {"bytes": 0, "sha256": "x"}})
         problem = problem_of(target)
         assert problem is not None and ("which is not in it" in problem or "damaged" in problem)
-
-    def test_the_tokenizer_of_a_cache(self) -> None:
-        for text in ("", "{}", "[" * 5000, '{"version": "1.0"}'):
-            with pytest.raises(InputError, match="the cached tokenizer is damaged"):
-                tokenizers.restore(text)
 
 
 def test_pretrained_models_of_recipes(folder: Path) -> None:

@@ -148,28 +148,6 @@ class TestWhatFuzzingFound:
         (root / "result.json").write_text(json.dumps(RESULT | {"train_loss": loss}))
         assert render(document(list(read(root).items())))
 
-    @pytest.mark.parametrize("fidelity", ["moments", "kernel"])
-    def test_a_head_that_hears_nothing(self, fidelity: Any) -> None:
-        data = TABLE.to_json()
-        data["head"]["final_norm_gain"] = 0.0
-        found = sp.predict(sp.Parametrization.from_json(data), fidelity=fidelity)
-        assert found.gradient is not None and np.isfinite(found.gradient["stream_in"].log_variance).all()
-
-    def test_an_embedding_norm_of_next_to_nothing(self) -> None:
-        data = table_of("xavier", n_layers=2, embedding_norm=True).to_json()
-        data["embedding"]["norm_gain"] = 1e-200
-        found = sp.predict(sp.Parametrization.from_json(data), fidelity="moments")
-        assert found.gradient is not None and not np.isnan(found.gradient["stream_in"].log_variance).any()
-
-    def test_a_skip_of_next_to_nothing(self, tmp_path: Path) -> None:
-        data = TABLE.to_json()
-        data["sublayers"][0]["skip"] = 1e-320
-        file = tmp_path / "a.json"
-        file.write_text(json.dumps(data))
-        result = commanded("predict", file)
-        check_command(result)
-        assert result.status == 0
-
     def test_an_error_near_the_largest_double(self) -> None:
         data = as_measured(PROFILE).to_json()
         for row in data["sublayers"]:
@@ -225,9 +203,3 @@ class TestYaml:
         file.write_text(text)
         with pytest.raises(InputError, match=says):
             load_recipe(file)
-
-    def test_bases_by_other_paths_to_themselves(self, tmp_path: Path) -> None:
-        (tmp_path / "sub").mkdir()
-        (tmp_path / "a.yaml").write_text("base: sub/../a.yaml\n")
-        with pytest.raises(InputError, match="based on one another"):
-            load_recipe(tmp_path / "a.yaml")

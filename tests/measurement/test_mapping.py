@@ -206,11 +206,6 @@ class TestMappingsThatDoNotFit:
         with pytest.raises(InputError, match="layer 1 feed-forward: its branch is the module of another point"):
             measure(model, own_batch(), mapping=replace(mapping, sublayers=items))
 
-    def test_no_arguments_for_a_batch(self) -> None:
-        model = Own("pre")
-        with pytest.raises(InputError, match="no `arguments` to make the model's inputs from a Batch"):
-            measure(model, own_batch(), mapping=replace(model.signalprop_mapping(), arguments=None))
-
     def test_a_tensor_of_another_shape(self) -> None:
         model = Own("pre")
         with pytest.raises(

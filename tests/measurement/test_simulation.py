@@ -221,19 +221,6 @@ def test_seeds_give_error_bars_and_the_same_numbers_again() -> None:
     assert profile.gradient["stream_out"].variance[-1] == pytest.approx(1.0)
 
 
-def test_without_backward_and_without_dropout() -> None:
-    a = architecture("pre", dropout=0.3)
-    p, batch = scheme("xavier")(a), batch_of(a)
-    profile = simulate(p, batch=batch, n_seeds=1, backward=False, train_mode=False, dtype=torch.float64)
-    assert profile.gradient is None and profile.gradient_scale is None
-    model = build(p, seed=0, dtype=torch.float64).eval()
-    streams: list[Tensor] = []
-    model.sublayers()[-1].register_forward_hook(lambda _, __, out: streams.append(out.detach()))
-    model(**batch_tensors(batch))
-    expected = tensor_moments(streams[0].numpy()).variance
-    assert profile.forward["stream_out"].variance[-1] == pytest.approx(expected, rel=1e-10)
-
-
 def test_stream_statistics_are_met() -> None:
     a = architecture("pre", d_model=128, seq_len=64, n_layers=1)
     inputs = InputStatistics("stream", 0.4, mean=0.5, variance=2.0, target_correlation=0.6, loss_fraction=0.5)

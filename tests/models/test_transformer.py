@@ -20,7 +20,6 @@ from signalprop.models import build
 from signalprop.models.activations import TORCH_FUNCTIONS, torch_activation
 from signalprop.models.ends import sinusoidal_table
 from signalprop.models.surroundings import Surroundings
-from signalprop.models.transformer import batch_tensors
 from signalprop.models.weights import draw
 from signalprop.network import activations
 from signalprop.network.architecture import Architecture
@@ -133,16 +132,6 @@ def test_value_skip_adds_a_tokens_own_value(kind: Any, gain: float) -> None:
     torch.testing.assert_close(function(x, around), 0.8 * own + gain * plain(x, around))
 
 
-def test_value_skip_needs_a_value_of_the_querys_own() -> None:
-    p = table(kind="encoder-decoder")
-    cross = kind_named("cross_attention").of(p)
-    with pytest.raises(InputError, match=r"value_skip of sublayer 5 is 0\.5; expected 0 in cross-attention"):
-        build(p.with_columns(value_skip=np.where(cross, 0.5, 0.0)))
-    without = build(p.with_columns(attention_gain=np.where(cross, 0.0, 1.0)), seed=0)
-    one = without(TOKENS, decoder_tokens=TOKENS[:, :5]).logits  # a source of another length, and nothing reads it
-    torch.testing.assert_close(one, without(TOKENS[:, :6], decoder_tokens=TOKENS[:, :5]).logits)
-
-
 def test_parallel_sublayers_read_the_same_stream_and_the_skip_counts_once() -> None:
     p = table(parallel=True, n_layers=1).with_columns(skip=0.5, branch=[2.0, 3.0])
     model = build(p, seed=0, dtype=torch.float64)
@@ -196,17 +185,6 @@ def test_score_scale_and_qk_norm() -> None:
 # --- the two ends -----------------------------------------------------------------------------------------------------
 
 
-def test_embeddings_add_scale_and_norm() -> None:
-    a = Architecture(**{**SMALL, "n_segments": 2, "embedding_norm": True, "embedding_scale": 3.0, "dropout": 0.0})
-    p = replace(
-        scheme("xavier")(a), embedding=Embedding(token=1.0, position=2.0, segment=0.5, scale=3.0, norm_gain=0.4)
-    )
-    e = build(p, seed=0, dtype=torch.float64).encoder.embedding
-    segments = (torch.arange(8) > 4).long().expand(2, -1)
-    total = 3.0 * (e.token.weight[TOKENS] + e.position.weight[:8] + e.segment.weight[segments])
-    torch.testing.assert_close(e(TOKENS, segments), 0.4 * nn.functional.layer_norm(total, (16,), eps=a.norm_eps))
-
-
 def test_sinusoidal_table_has_its_root_mean_square_and_shifts_by_rotation() -> None:
     rows = sinusoidal_table(50, 64).double()
     assert float(rows.square().mean()) == pytest.approx(1.0, abs=1e-6)
@@ -215,15 +193,6 @@ def test_sinusoidal_table_has_its_root_mean_square_and_shifts_by_rotation() -> N
     p = table(positions="sinusoidal")
     stream = build(replace(p, embedding=Embedding(token=0.0, position=0.3)), seed=0).encoder.embedding(TOKENS)
     torch.testing.assert_close(stream[0], 0.3 * sinusoidal_table(8, 16))
-
-
-def test_loss_is_the_mean_over_positions_with_a_target() -> None:
-    model = build(table(), seed=0)
-    targets = torch.where(TOKENS > 4, TOKENS, -1)
-    out = model(TOKENS, targets=targets)
-    rows = out.logits.log_softmax(-1)[targets >= 0]
-    expected = -rows[torch.arange(len(rows)), targets[targets >= 0]].mean()
-    torch.testing.assert_close(out.loss, expected)
 
 
 # --- numbers of the table that are no weights -------------------------------------------------------------------------
@@ -338,10 +307,3 @@ def test_refuses_wrong_inputs() -> None:
         model(TOKENS[0])
     with pytest.raises(InputError, match="needs decoder_tokens"):
         build(table(kind="encoder-decoder"), seed=0)(TOKENS)
-
-
-def test_batch_tensors_are_the_arguments() -> None:
-    batch = Batch(TOKENS.numpy()[:, ::-1], TOKENS.numpy())
-    arguments = batch_tensors(batch)
-    assert set(arguments) == {"inputs", "segments", "keep", "decoder_tokens", "targets"}
-    assert torch.equal(arguments["inputs"], TOKENS.flip(1)) and arguments["keep"] is None

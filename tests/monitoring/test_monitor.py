@@ -289,27 +289,6 @@ def test_files_and_writers(tmp_path: Path) -> None:
         assert all(name.startswith("probe/") for name in line)
 
 
-def test_logs_that_fail_do_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Full:
-        def add_scalar(self, *_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-    model, seen, path = gpt2(), Seen(), tmp_path / "folder" / "signal.jsonl"
-    path.parent.mkdir()
-    monitor = SignalMonitor(model, every=1, writer=Full(), jsonl=path, log=seen)
-    path.unlink()
-    path.parent.rmdir()
-    with monitor:
-        train(model, 2, monitor)
-        path.parent.mkdir()
-        train(model, 1, monitor)
-    assert sorted(seen) == [1, 2, 3]
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3]
-    said = [record.getMessage() for record in caplog.records]
-    assert sum("the writer failed (OSError: [Errno 28]" in line for line in said) == 1
-    assert sum("not written to" in line for line in said) == 1 and len(said) == 2
-
-
 # --- warnings ----------------------------------------------------------------------------------------------------
 
 
@@ -357,20 +336,6 @@ def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
     assert seen[4] == {"signal/not_finite_layer": 2.0}
     assert seen[6] == {"signal/not_finite_layer": 0.0}  # by then the optimizer has written NaN everywhere
     assert caplog.text.count("not finite") == 1
-
-
-def test_the_start_can_be_given() -> None:
-    """A resumed run is held against the weights that the training began with."""
-    start = read_parametrization(gpt2(4))
-    model = gpt2(4)
-    with torch.no_grad():
-        for layer in model.transformer.h:
-            layer.mlp.c_proj.weight.mul_(3000)
-            layer.attn.c_proj.weight.mul_(3000)
-    for given, departs in ((None, False), (start, True)):
-        with SignalMonitor(model, start=given) as monitor:
-            train(model, 1, monitor)
-        assert any(w.quantity == "variance" for w in monitor.warnings) is departs
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from signalprop.network.inputs import (
     collision_probability,
     from_patches,
     from_tokens,
-    measured,
     segment_correlation,
     tensor_moments,
     zipf,
@@ -144,24 +143,6 @@ class TestTensors:
             for i, j in itertools.permutations(np.flatnonzero(keep[b]), 2)
         ]
         assert m.token_correlation == pytest.approx(np.mean(products) / real.var())
-
-    @pytest.mark.parametrize(
-        "values",
-        [
-            np.ones((2, 3)),
-            np.ones((0, 3, 4)),
-            [[["a"]]],
-            [[[1.0, np.nan]]],
-            [[[np.inf]]],
-            [[[1e200]]],
-            [[[1.0], [1.0, 2.0]]],
-        ],
-        ids=str,
-    )
-    def test_bad_tensors(self, values: Any) -> None:
-        with pytest.raises(InputError) as caught:
-            measured(values)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,15 +85,6 @@ def trainable(model: nn.Module) -> int:
     return sum(q.requires_grad for q in model.parameters())
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_tied_embeddings_stay_tied(scheme: str) -> None:
-    model = applied_model("gpt2", scheme)
-    for changed in (model, copy.deepcopy(model), model.to(torch.bfloat16), model.float().half(), model.float()):
-        assert changed.lm_head.weight is changed.transformer.wte.weight
-    model.tie_weights()
-    assert model.lm_head.weight is model.transformer.wte.weight
-
-
 ADAPTED = {"gpt2": ["c_fc"], "llama": ["q_proj", "up_proj"], "bert": ["query", "value", "intermediate.dense"]}
 CARRIERS = {"gpt2": ["mlp.c_proj"], "llama": ["o_proj"], "bert": ["attention.output.dense"]}
 
@@ -153,49 +142,6 @@ class TestLora:
         unmerged = logits_of(model)
         assert not torch.allclose(unmerged, expected, rtol=1e-3)
         assert torch.allclose(logits_of(model.merge_and_unload()), unmerged, atol=1e-5 * largest)
-
-
-class Sequences(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = torch.randint(3, VOCABULARY, (9,), generator=torch.Generator().manual_seed(index))
-        return {"input_ids": ids, "labels": ids}
-
-
-@pytest.mark.filterwarnings("ignore")  # the libraries' own
-class TestTrainer:
-    @staticmethod
-    def trained(model: nn.Module, folder: Path, optimizer: Any = None) -> Any:
-        pytest.importorskip("accelerate")
-        transformers = pytest.importorskip("transformers")
-        arguments = transformers.TrainingArguments(
-            output_dir=str(folder), max_steps=3, per_device_train_batch_size=2, learning_rate=0.01, weight_decay=0.1,
-            max_grad_norm=1e9, lr_scheduler_type="constant", seed=0, report_to=[], use_cpu=True, disable_tqdm=True,
-            save_strategy="no", logging_strategy="no", optim="adamw_torch",
-        )  # fmt: skip
-        given = {} if optimizer is None else {"optimizers": (optimizer, None)}
-        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Sequences(), **given)
-        trainer.train()
-        return trainer
-
-    @pytest.mark.parametrize(("family", "scheme"), [("gpt2", "layerscale"), ("bert", "value-skipinit")])
-    def test_weight_decay_is_kept_from_multipliers(self, family: str, scheme: str, tmp_path: Path) -> None:
-        model = applied_model(family, scheme).train()
-        twin = copy.deepcopy(model)
-
-        def decayed(trainer: Any, of: nn.Module) -> set[str]:
-            names = {id(q): name for name, q in of.named_parameters()}
-            groups = [group for group in trainer.optimizer.param_groups if group["weight_decay"] > 0]
-            return {names[id(q)].rpartition(".")[2] for group in groups for q in group["params"]}
-
-        added = {name.rpartition(".")[2] for name in model.signalprop_record.added}
-        assert added
-        assert added <= decayed(self.trained(model, tmp_path), model)  # its rule knows biases and norms only
-        groups = parameter_groups(twin, lr=0.01, weight_decay=0.1)
-        trainer = self.trained(twin, tmp_path, torch.optim.AdamW(groups, lr=0.01))
-        assert decayed(trainer, twin) == {"weight"}
 
 
 def test_threads_of_data_parallel_are_refused() -> None:

@@ -135,19 +135,6 @@ def test_generation_with_a_cache_is_the_full_forward(options: dict[str, Any], pi
         close(torch.cat(parts, 1), whole)
 
 
-@torch.no_grad()
-def test_generate_gives_the_same_tokens_however_it_runs() -> None:
-    model = shaped()
-    prompt, settings = IDS[:, :5], {"max_new_tokens": 8, "do_sample": False}
-    tokens = model.generate(prompt, **settings)
-    assert tokens.shape == (2, 13)
-    assert torch.equal(model.generate(prompt, use_cache=False, **settings), tokens)
-    assert torch.equal(model.generate(prompt, cache_implementation="static", **settings), tokens)
-    padded = torch.cat([torch.zeros_like(prompt[:, :3]), prompt], 1)
-    keep = (padded != 0).long()
-    assert torch.equal(model.generate(padded, attention_mask=keep, **settings)[:, 3:], tokens)
-
-
 @pytest.mark.parametrize("scheme", ["e-spa", "u-spa"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 @torch.no_grad()
@@ -283,17 +270,6 @@ def test_gradient_checkpointing_is_exact(name: str, scheme: str) -> None:
         found = gradients()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[n], expected[n]) for n in found)
-
-
-def test_from_the_meta_device() -> None:
-    expected = vanilla("gpt2")
-    sp.apply(expected, "e-spa", seed=3, repeats=0.2)
-    with torch.device("meta"):
-        model = vanilla("gpt2")
-        sp.apply(model, "e-spa", repeats=0.2)
-    model.to_empty(device="cpu")
-    sp.initialize(model, seed=3)
-    assert torch.equal(model.eval()(input_ids=IDS).logits, expected.eval()(input_ids=IDS).logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -442,15 +418,6 @@ def test_check_finds_what_is_wrong(damage: Any) -> None:
     assert name in {row.name for row in sp.check(model, table).wrong}
 
 
-def test_check_finds_a_lost_activation() -> None:
-    model = vanilla("gpt2")
-    table = sp.apply(model, "e-spa", seed=0)
-    restore(next(m for m in model.modules() if isinstance(m, Activating)))
-    (row,) = sp.check(model, table).wrong
-    assert (row.name, row.layer) == ("activation", 0)
-    assert "transformed(gelu_tanh" in row.note
-
-
 @pytest.mark.parametrize(("name", "scheme", "options"), EVERY)
 def test_cannot_fold_and_not_absorb(name: str, scheme: str, options: dict[str, Any]) -> None:
     model = vanilla(name)
@@ -461,17 +428,6 @@ def test_cannot_fold_and_not_absorb(name: str, scheme: str, options: dict[str, A
     with pytest.raises(InputError, match="cannot be folded into weights"):
         sp.fold(model)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
-def test_cannot_fold_another_activation() -> None:
-    model = vanilla("gpt2")
-    architecture = Architecture.from_hf(model)
-    table = sp.scheme("huggingface")(architecture)
-    sp.apply(
-        model, replace(table, architecture=architecture.replace(activation="transformed(gelu_tanh, 1, 0.1, 0, 2)"))
-    )
-    with pytest.raises(InputError, match=r"layer 0 feed-forward.*its activation was changed"):
-        sp.fold(model)
 
 
 @pytest.mark.parametrize(("name", "scheme", "options"), [
@@ -560,22 +516,6 @@ def test_an_activation_that_is_no_module() -> None:
         sp.apply(model, "e-spa", seed=0)
     assert not any(isinstance(m, (Shaped, Activating)) for m in model.modules())
     sp.apply(model, "e-spa", seed=0, activation="keep")
-
-
-def test_another_activation_is_another_network() -> None:
-    model = vanilla("gpt2")
-    architecture = Architecture.from_hf(model).replace(activation="relu")
-    for activation in ("relu", "leaky_relu(0.3)", "transformed(silu, 1, 0, 0, 1)"):
-        table = sp.scheme("e-spa", activation="keep")(architecture.replace(activation=activation))
-        with pytest.raises(InputError, match="activation is"):
-            sp.apply(model, table)
-
-
-def test_tat_on_a_relu_model() -> None:
-    model = vanilla("gpt2", activation_function="relu")
-    table = sp.apply(model, "u-spa", activation="tat", seed=0)
-    assert table.architecture.activation.startswith(("leaky_relu(", "transformed(leaky_relu("))
-    assert next(m for m in model.modules() if isinstance(m, Activating)).name == table.architecture.activation
 
 
 def test_own_models_have_no_interface() -> None:

@@ -25,7 +25,7 @@ from signalprop.kernels.trace import trace
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.report import findings, kernel_tables
+from signalprop.report import findings
 from signalprop.report.html import blocks, document, read, render
 from signalprop.report.html.page import embedded
 from signalprop.results.comparison import compare
@@ -160,16 +160,6 @@ class TestKernels:
         (curve,) = block_of(content, "kernel-cosine")["series"]
         assert curve["y"] == pytest.approx(found.forward.mean_cosine, rel=1e-7)
 
-    def test_numbers_and_matrices_come_from_two_files(self, tmp_path: Path) -> None:
-        found = trace(table_of("xavier"), at=[0, 6])
-        write_json(tmp_path / "k.json", kernel_tables.to_json({"net": found}, "signalprop/kernel/1"))
-        np.savez(tmp_path / "k.npz", **{f"net/forward/{depth}": k for depth, k in found.kernels.items()})
-        items = [item for name in ("k.json", "k.npz") for item in read(tmp_path / name).items()]
-        content = document(items)
-        assert section_of(content, "kernels")["groups"] == ["net"]
-        in_memory = block_of(document({"net": found}), "kernel-map-0-forward")
-        assert block_of(content, "kernel-map-0-forward")["frames"] == in_memory["frames"]
-
 
 class TestGroups:
     def test_twins_are_told_apart_by_their_names(self) -> None:
@@ -178,13 +168,6 @@ class TestGroups:
             "xavier",
             "xavier (b)",
         ]
-
-    def test_caveats_stand_at_their_charts(self) -> None:
-        p = Profile.from_json({**predicted("xavier").to_json(), "notes": ["the gradient is rough", "all is rough"]})
-        content = document({"p": p})
-        assert content["notes"] == []
-        assert block_of(content, "gradient-variance")["caption"].endswith("The gradient is rough.")
-        assert block_of(content, "forward-variance")["caption"] == "All is rough."
 
 
 class TestSummary:
@@ -210,14 +193,6 @@ class TestSummary:
         assert (first["severity"], first["title"], first["texts"]) == ("fault", "dead heads", ["t", "likely cause: c"])
         assert first["cure"] == "a"
         assert second["severity"] == "good"
-
-    def test_of_a_comparison_the_agreement_comes_first(self) -> None:
-        p = predicted("xavier", n_layers=96, norm_placement="post")
-        first, second = document({"c": compare(p, as_measured(p))})["findings"]
-        assert (first["title"], first["severity"]) == ("prediction and measurement agree", "good")
-        assert "gradient variance 3.30 %" in first["texts"][0] and second["severity"] == "warning"
-        (first, _) = document({"c": compare(p, as_measured(predicted("noci", n_layers=96)))})["findings"]
-        assert first["title"] == "prediction and measurement differ"
 
     def test_a_diagnosis_names_the_one_layer_to_look_at(self) -> None:
         layers = tuple({"layer": k, "stack": "decoder", "variance": 1.0} for k in range(3))

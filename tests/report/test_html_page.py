@@ -156,35 +156,6 @@ class TestCurves:
         press(opened, "signal", "measured")
         assert drawn(opened, "token-correlation") == before
 
-    @pytest.mark.slow
-    def test_the_scale_changes_the_axis(self, opened: Page) -> None:
-        before = drawn(opened, "gradient-variance")
-        kind = "document.querySelector('#gradient-variance .plot')._fullLayout.yaxis.type"
-        start = opened.run(kind)
-        other = {"log": "linear", "linear": "log"}[start]
-        index = {"linear": 1, "log": 2}
-        opened.click(f"#gradient-variance .scales button:nth-child({index[other]})")
-        assert opened.run(kind) == other
-        assert drawn(opened, "gradient-variance") == before
-        opened.click(f"#gradient-variance .scales button:nth-child({index[start]})")
-        assert opened.run(kind) == start
-
-    @pytest.mark.slow
-    def test_arrow_keys_read_the_numbers(self, opened: Page, profiles: dict[str, Profile]) -> None:
-        drawn(opened, "token-correlation")
-        opened.run("document.querySelector('#token-correlation .plot').focus()")
-        said = "document.querySelector('#token-correlation .reading').textContent"
-        r = profiles["xavier"].forward["stream_out"].token_correlation
-        for step, place in ((0, "layer 0, attention: "), (1, "layer 0, feed-forward: ")):
-            opened.key("ArrowRight")
-            text = opened.run(said)
-            assert text.startswith(place)
-            assert float(text.split("xavier, predicted ")[1].split(";")[0]) == pytest.approx(r[step], rel=1e-4)
-        opened.key("End")
-        assert opened.run(said).startswith("layer 5, feed-forward: ")
-        opened.key("Home")
-        assert opened.run(said).startswith("layer 0, attention: ")
-
 
 @pytest.mark.slow
 class TestSliders:

@@ -9,12 +9,10 @@ import pytest
 from numpy.typing import ArrayLike
 
 from signalprop.network.architecture import Architecture
-from signalprop.prediction import predict
 from signalprop.report import findings, tables
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
-from signalprop.schemes import scheme
 
 
 def profile(
@@ -71,25 +69,6 @@ def test_profile_table() -> None:
     assert "±" not in tables.profile_table(measured, errors=False)
 
 
-def test_what_is_left_out_is_said() -> None:
-    table = tables.profile_table(predict(scheme("xavier")(Architecture.preset("tgs", n_layers=48)))).splitlines()
-    assert len(table) == 15 and table[-1] == "(36 of 48 layers left out; --all prints them)"
-    assert [line.split()[0] for line in table[2:14]] == [
-        "0",
-        "4",
-        "9",
-        "13",
-        "17",
-        "21",
-        "26",
-        "30",
-        "34",
-        "38",
-        "43",
-        "47",
-    ]
-
-
 def test_comparison_tables() -> None:
     comparison = compare(profile(gradient=2.0), profile(out=4.0, gradient=1.0, errors=True))
     row = tables.comparison_table(comparison).splitlines()[2].split()
@@ -101,16 +80,6 @@ def test_comparison_tables() -> None:
     assert agreement[6].split() == [
         "gradient", "variance", "-", "69.31", "%", "69.31", "%", "+69.3", "%", "3.00", "%", "-",
     ]  # fmt: skip
-
-
-def test_summary() -> None:
-    lines = findings.summary(profile(gradient=[3.0, 1.0], errors=True))
-    assert lines == [
-        "source              measured (moments, 4 seeds)",
-        "stream, first/last  variance 1.000 -> 2.000, token correlation 0.2000 -> 0.2500",
-        "gradient ratio      3.000 (first over last, variance)",
-        "sensitivity         mean 1.000, median 1.000 (branch over stream variance, times sublayers)",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -137,22 +137,3 @@ def test_bad_input_is_a_line_and_goes_away(page: Page) -> None:
     assert page.run("document.getElementById('problem').hidden")
     assert_drawn(page, Settings(n_heads=8), "xavier")
     assert page.messages == [], "a refusal is no error of the page"
-
-
-@pytest.mark.slow
-def test_the_keyboard_alone_suffices(page: Page) -> None:
-    page.run("document.getElementById('controls').elements.n_layers.previousSibling.focus()")
-    page.key("ArrowRight")
-    settle(page)
-    assert page.run("document.getElementById('controls').elements.n_layers.value") == "64"
-    assert page.run("document.activeElement.getAttribute('aria-valuetext')") == "64"
-    assert_drawn(page, Settings(n_layers=64), "xavier")
-    page.run("document.getElementById('pin').focus()")
-    page.key("Enter", "\r")
-    settle(page)
-    assert page.run("document.querySelectorAll('#pins li').length") == 2
-    page.run("document.querySelector('#token-correlation .plot').focus()")
-    page.key("End")
-    r = predicted(Settings(n_layers=64)).profile.forward["stream_out"].token_correlation[-1]
-    said = page.run("document.querySelector('#token-correlation .reading').textContent")
-    assert float(said.split("(now) ")[1].split(";")[0]) == pytest.approx(r, rel=1e-4)

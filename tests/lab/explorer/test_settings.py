@@ -91,21 +91,6 @@ class TestShown:
         assert charts["token-correlation"] == pytest.approx(stream.token_correlation, rel=1e-7)
         assert charts["sensitivity"] == pytest.approx(p.layer_sensitivities, rel=1e-7)
 
-    def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
-        s = Settings(kind="decoder", n_layers=400, fidelity="auto", norm_placement="none")
-        with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
-            predicted(s)
-        longest = int(str(refused.value).partition("at most ")[2].split()[0])
-        assert 2 * 400 * longest**2 <= 6_500_000 < 2 * 400 * (longest + 1) ** 2
-        assert predicted(s.model_copy(update={"fidelity": "moments"})).profile.fidelity == "moments"
-
-    def test_a_draft_has_the_names_of_what_follows(self) -> None:
-        s = Settings(kind="decoder", n_layers=24, d_model=64, seq_len=48, fidelity="auto")
-        pin = s.model_copy(update={"n_layers": 2})
-        draft, final = (shown(s, [pin], draft=draft) for draft in (True, False))
-        assert draft["section"]["groups"] == final["section"]["groups"]
-        assert (draft["pending"], final["pending"]) == (True, False)
-
     def test_the_report_holds_every_curve_and_table(self) -> None:
         pytest.importorskip("plotly")
         text = report(EXAMPLES[0], [EXAMPLES[1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import warnings
@@ -21,7 +20,6 @@ from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.network.activations import ACTIVATIONS
 from signalprop.report.html import blocks
-from signalprop.schemes import SCHEMES
 from signalprop.theory.network import predict_moments
 from signalprop_lab.explorer.curves import shown
 from signalprop_lab.explorer.settings import Settings, address, of_preset
@@ -107,19 +105,6 @@ def compared(found: dict[str, Any], s: Settings) -> float:
     return float(max(each.max() for each in differences))
 
 
-def test_controls_offer_what_is_there_and_say_what_is_not(page: Page) -> None:
-    names = set(page.run("schemes.names"))
-
-    def offered(control: str) -> set[str]:
-        choices = f"document.getElementById('controls').elements.{control}.options"
-        return set(page.run(f"[...{choices}].map((choice) => choice.value)"))
-
-    assert offered("scheme") == names
-    assert offered("activation") == set(page.run("closedForm.activations"))
-    hint = page.run("document.getElementById('fidelity-hint').textContent")
-    assert [name for name in SCHEMES if name not in names and name not in hint] == []
-
-
 def test_numbers_are_pythons(page: Page) -> None:
     rng = random.Random(0)
     several = [drawn(rng, scheme) for scheme in page.run("schemes.names")]
@@ -178,21 +163,3 @@ def test_it_needs_no_network_and_follows_controls_and_address(page: Page, file: 
     settle(page)
     assert page.run("document.getElementById('command').textContent").startswith("signalprop predict gpt2")
     assert page.messages == []
-
-
-def test_on_paper_every_chart_stands_in_its_box_one_under_the_other(page: Page) -> None:
-    page.size(740, 1000)  # a letter less its margins
-    page.run("dispatchEvent(new Event('beforeprint'))")
-    page.call("Emulation.setEmulatedMedia", media="print")
-    edges = "((box) => [box.left, box.right, box.top, box.bottom])"
-    boxes = page.run(
-        "[...document.querySelectorAll('#charts > figure')].map((figure) =>"
-        f" [figure, figure.querySelector('.main-svg')].map((e) => {edges}(e.getBoundingClientRect())))"
-    )
-    page.call("Emulation.setEmulatedMedia", media="")
-    page.run("dispatchEvent(new Event('afterprint'))")
-    assert len(boxes) == 4
-    for (left, right, top, bottom), (first, last, upper, lower) in boxes:
-        assert left <= first < last <= right <= 740
-        assert top <= upper < lower <= bottom
-    assert all(above[0][3] <= below[0][2] for above, below in itertools.pairwise(boxes))

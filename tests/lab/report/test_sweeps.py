@@ -13,7 +13,7 @@ from reported import write_run
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
 from signalprop.report.html import document, read
-from signalprop_lab.report.sweeps import Swept, of_results
+from signalprop_lab.report.sweeps import of_results
 from signalprop_lab.training import tables
 from signalprop_lab.training.cells import summaries
 
@@ -170,11 +170,6 @@ class TestRuns:
 
 
 class TestReading:
-    def test_the_directory_and_its_results_are_one(self, root: Path) -> None:
-        (a,), (b,) = read(root).values(), read(root / "results.json").values()
-        assert isinstance(a, Swept) and isinstance(b, Swept)
-        assert (a.store, a.best.keys()) == (b.store, b.best.keys())
-
     @pytest.mark.parametrize(
         "damage",
         [

@@ -6,9 +6,7 @@ import os
 import random
 import shutil
 import signal
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -141,31 +139,6 @@ class TestNoRoom:
 
 class TestLogs:
     """What only watches a run does not end it."""
-
-    def test_tensorboard_s_folder_is_removed(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out = tmp_path / "run"
-        pytest.importorskip("tensorboard")
-        threads: list[Any] = []
-        removed_after = (4, 12)
-        before, threading.excepthook = threading.excepthook, threads.append
-
-        def remove(step: int, loss: float) -> bool:
-            if step in removed_after:
-                assert list((out / "tensorboard").glob("events*"))
-                shutil.rmtree(out / "tensorboard")
-            return True
-
-        try:
-            result = train(parse(recipe_of(folder)), out, keep_going=remove, progress=False)
-        finally:
-            threading.excepthook = before
-        assert result.status == "finished" and not threads
-        said = capsys.readouterr().err
-        assert said.count("the run goes on") == 1 and f"cannot write {out / 'tensorboard'}" in said
-        assert same_course(folder / "whole", out)
-        assert list((out / "tensorboard").glob("events*"))  # of what was logged later
 
     def test_lines_that_cannot_be_written_for_a_while(
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -229,17 +229,6 @@ def test_the_table_says_what_was_tuned(tuned) -> None:
     assert [cell.strip() for cell in rates[3].split("|")[1:-1]] == [THREE, "4.0000", "failed", "failed"]
 
 
-def test_the_page_has_it_all(tuned) -> None:
-    text = page(store_of(*tuned))
-    assert text.startswith("# Four | parabolas\n")
-    for part in ("## The claim", "## What was run", "## Result", "## Verdict", "## Every learning rate", "0123456789"):
-        assert part in text
-    assert "Scaled ends lower: **confirmed**" in text
-    assert f"{FOUR}: no run trains: **confirmed** ({FOUR}: 2 of 2 diverged)" in text
-    assert "None" not in text and "nan" not in text
-    assert "1 pruned" in text
-
-
 def test_csv_and_parquet_hold_every_run(tuned) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     grid, entries = tuned
@@ -267,29 +256,6 @@ def test_a_page_is_made_of_what_is_stored(tuned, tmp_path) -> None:
     (tmp_path / "other.json").write_text('{"schema": "signalprop/else/1"}')
     with pytest.raises(InputError, match="not the results of a sweep"):
         write_results_page(tmp_path / "other.json", tmp_path / "other.md")
-
-
-def test_all_pages_and_their_index(tuned, tmp_path, monkeypatch) -> None:
-    from benchmarks import results
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "results.json").write_text(json.dumps(store_of(*tuned)))
-    monkeypatch.setattr("sys.argv", ["results", "run"])
-    results.main()
-    (results.FOLDER / "else.json").write_text('{"schema": "signalprop/else/1"}')
-    (results.FOLDER / "else.md").write_text(
-        "# Else\n\n## Verdict\n\n- a: **confirmed** (1)\n- b: **open**\n- c: **open**\n"
-    )
-    monkeypatch.setattr("sys.argv", ["results"])
-    results.main()
-    assert sorted(file.name for file in results.FOLDER.glob("*.md")) == ["else.md", "index.md", "parabolas.md"]
-    listed = (results.FOLDER / "index.md").read_text()
-    assert "(parabolas.md)" in listed
-    assert "| [Else](else.md)" in listed and "1 of 3 confirmed, 2 of 3 open" in listed
-    now = listed.partition("## What we know now")[2]
-    assert "- [Else](else.md): a\n" in now and "**Not decided**: 2 open." in now
-    assert len(listed.splitlines()) <= 60
 
 
 def test_when_networks_leave_the_plateau() -> None:

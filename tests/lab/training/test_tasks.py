@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import WhisperFeatureExtractor
 
 from preparing import documents_of, lines, recipe, text_of
-from signalprop.data.batches import image_batch
 from signalprop.errors import InputError
-from signalprop.network.architecture import Architecture
 from signalprop_lab.training import examples
 from signalprop_lab.training import position as position_module
 from signalprop_lab.training import tokenized as tokenized_module
@@ -43,7 +40,7 @@ from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Tokenizer
 from signalprop_lab.training.sides import document_sides
-from signalprop_lab.training.speech import log_mel, spectra, synthetic_frames
+from signalprop_lab.training.speech import log_mel
 from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.tokenizers import ids_of, serialized, train
 
@@ -153,22 +150,6 @@ def test_chance_is_the_cross_entropy_of_the_training_frequencies(corpus: Path, c
     assert three.chance(np.array([0, -100, 2])) == pytest.approx(-(math.log(2.5 / 4.5) + math.log(0.5 / 4.5)) / 2)
 
 
-def test_pretrained_tokenizers(corpus: Path, cache: Path, tmp_path: Path) -> None:
-    own = train(Tokenizer(kind="bpe", vocab_size=280), lambda: documents_of(5))
-    own.save_pretrained(tmp_path / "one")
-    settings = {"kind": "pretrained", "path": str(tmp_path / "one")}
-    prepared = prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
-    text = document_sides(Data(source=str(corpus))).train[0]
-    assert example(prepared, 0)["tokens"].tolist() == next(ids_of(own, [text]))[:16].tolist()
-    train(Tokenizer(kind="bpe", vocab_size=290), lambda: documents_of(5)).save_pretrained(tmp_path / "one")
-    assert prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16)).facts["vocab_size"] == 290
-    own.mask_token = None
-    own.save_pretrained(tmp_path / "two")
-    settings["path"] = str(tmp_path / "two")
-    with pytest.raises(InputError, match="has no mask token, which masked-lm reads"):
-        prepare(recipe("masked-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
-
-
 STREAMS = [
     ("a.jsonl", "masked-lm"), ("texts", "causal-lm"), ("a.tsv", "causal-lm"), ("pairs.tsv", "translation"),
     ("a.jsonl", "sequence-classification"), ("saved", "image-classification"),
@@ -274,27 +255,6 @@ def test_a_cache_that_cannot_be_written(corpus: Path, tmp_path: Path) -> None:
 
 
 # --- images ------------------------------------------------------------------------------------------------
-
-
-def test_digits_have_the_patches_of_image_batch(cache: Path) -> None:
-    """Up to the mean and deviation, which are those of the training images here."""
-    shape = {"class_token": True}
-    prepared = prepare(recipe("image-classification", cache, shape, source="digits", image_size=16, channels=3))
-    facts = {"input": "patches", "patch_dim": 48, "seq_len": 17, "n_classes": 10, "head": "classes"}
-    assert prepared.facts == facts and prepared.unit == ("images", 1)
-    batch = image_batch(Architecture(n_layers=1, d_model=16, class_token=True, **facts), 200, 0)
-    assert batch.patches is not None
-    found = {(int(e["labels"]), *_ranks(e["patches"])) for e in [example(prepared, i) for i in range(1707)]}
-    expected = {(int(y), *_ranks(x)) for x, y in zip(batch.patches, batch.targets, strict=True)}
-    assert len(expected & found) > 0.85 * len(expected)
-    pixels = np.stack([example(prepared, i)["patches"] for i in range(1707)])
-    assert abs(pixels.mean()) < 1e-5 and abs(pixels.std() - 1) < 1e-5
-    assert prepared.chance(labels_in(validation(prepared))) == pytest.approx(math.log(10), abs=0.02)
-
-
-def _ranks(patches: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """An image of at most 17 grey values, whatever their scale."""
-    return tuple(np.unique(np.round(patches, 3), return_inverse=True)[1].ravel().tolist())
 
 
 def test_patches_row_by_row_and_channel_by_channel() -> None:
@@ -415,30 +375,6 @@ def test_speech_is_the_same_from_every_kind_of_source(table: str, tmp_path: Path
         assert e["frames"].shape == (40, 20)
         assert e["frames"][: len(expected)] == pytest.approx(expected, abs=0.05)
         assert not e["frames"][len(expected) :].any()
-
-
-def test_bad_speech(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.tsv").write_text("s0\thigh\ns1\tlow\n")
-    with pytest.raises(InputError, match=r": row 1 names the sound 's0'; there is no such file"):
-        speech(tmp_path, cache)
-    (tmp_path / "s0.wav").write_bytes(b"no sound")
-    with pytest.raises(InputError, match=r"cannot read the sound .*s0\.wav"):
-        speech(tmp_path, cache)
-    with pytest.raises(InputError, match=r"model\.architecture\.kind is encoder; speech-to-text needs encoder-decoder"):
-        prepare(recipe("speech-to-text", cache, source="synthetic-speech"))
-
-
-def test_synthetic_speech_can_be_understood() -> None:
-    """The nearest spectrum of a frame says which byte is spoken."""
-    text = "we, the people"
-    frames = synthetic_frames(text, 40, 3)
-    assert 3 * len(text) <= len(frames) <= 6 * len(text)
-    heard = ((frames[:, None] - spectra(40) / math.hypot(1, 0.5)) ** 2).sum(2).argmin(1)
-    spoken = [chr(heard[0])] + [chr(b) for a, b in pairwise(heard) if a != b]
-    assert "".join(spoken) == text.replace("pp", "p")
-    assert np.array_equal(frames, synthetic_frames(text, 40, 3))
-    assert not np.array_equal(frames[:3], synthetic_frames(text, 40, 4)[:3])
-    assert abs(frames.var() - 1) < 0.2
 
 
 # --- translation and classification ------------------------------------------------------------------------
