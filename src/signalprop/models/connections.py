@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.models.multipliers import times
-from signalprop.models.sublayers import Sublayer
+from signalprop.models.residual import Sublayer
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import draw
 from signalprop.network.architecture import Architecture

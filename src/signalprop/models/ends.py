@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.models.activations import torch_activation
-from signalprop.models.sublayers import make_norm
+from signalprop.models.residual import make_norm
 from signalprop.models.weights import Convolution, Linear, Table, draw
 from signalprop.network.parametrization import Parametrization
 

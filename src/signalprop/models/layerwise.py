@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.models.connections import entered, left
 from signalprop.models.ends import Embeddings, Head, answering
+from signalprop.models.residual import Sublayer
 from signalprop.models.shaping import TorchShape
-from signalprop.models.sublayers import Sublayer, make_sublayer
+from signalprop.models.sublayers import make_sublayer
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed

@@ -18,8 +18,9 @@ from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
 from signalprop.models.connections import entered, left
 from signalprop.models.ends import Embeddings, Head, RelativeBias, answering
+from signalprop.models.residual import Sublayer, make_norm
 from signalprop.models.shaping import TorchShape
-from signalprop.models.sublayers import Sublayer, make_norm, make_sublayer, torch_shapes
+from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.surroundings import Surroundings, rotation_table
 from signalprop.models.token_positions import Positions
 from signalprop.network.architecture import ADDED, Architecture

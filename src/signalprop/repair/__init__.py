@@ -13,7 +13,8 @@ from signalprop.repair.folds import fold  # noqa: E402
 from signalprop.repair.groups import parameter_groups  # noqa: E402
 from signalprop.repair.initialisation import initialize  # noqa: E402
 from signalprop.repair.installation import apply  # noqa: E402
-from signalprop.repair.saved_models import load, save  # noqa: E402
+from signalprop.repair.saved_models import load  # noqa: E402
+from signalprop.repair.saving import save  # noqa: E402
 
 __all__ = [
     "Check",

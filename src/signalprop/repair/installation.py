@@ -24,10 +24,11 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.absorbed import absorbed_factors, multiply_weights
+from signalprop.repair.applied import applied_mixin
 from signalprop.repair.initialisation import draw_table, draw_weights, ties
 from signalprop.repair.module_swaps import splice
 from signalprop.repair.plan import Plan, make_plan, own_multipliers
-from signalprop.repair.record import Record, applied_mixin, record_of
+from signalprop.repair.record import Record, record_of
 from signalprop.repair.sites import confirm
 from signalprop.repair.surgery import Surgeon
 from signalprop.repair.tiny_pass import on_meta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -14,9 +15,10 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import ROLE, kind_of
-from signalprop.network.layout import stacks_of
+from signalprop.network.layout import Layout, stacks_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import Embedding, Parametrization, Trainable, layout
+from signalprop.network.parametrization import PLACEMENTS, Embedding, Parametrization, Trainable, layout
+from signalprop.network.residual import step, through
 from signalprop.schemes.base import Scheme, fill, layers_of_stack, register
 from signalprop.schemes.options import Positive, within
 from signalprop.schemes.vanilla import small_logits_head, unit_embedding
@@ -154,30 +156,55 @@ def input_correlations(architecture: Architecture, inputs: InputStatistics | Non
 
     a = architecture
     statistics = inputs or default_statistics(a)
-    keep = 1 - a.dropout
-    up, _ = feed_forward_std(a)
-    s = a.d_model * up**2
-    embedding = unit_embedding(a)
-    rows = layout(a)
-    out = np.ones(len(rows.kind))
-    encoder_output = 0.0
-    r = float(embed(a, embedding, statistics).token_correlation)
-    borders = [members.start for _, members in stacks_of(rows)][1:]
-    for i in range(len(rows.kind)):
-        if i in borders:
-            encoder_output = r
-            r = float(embed(a, embedding, statistics.decoder or statistics, decoder=True).token_correlation)
-        kind = kind_of(rows, i)
+    rows, embedding = layout(a), unit_embedding(a)
+    algebra = _Correlations(a, rows, beta2)
+    for _, members in stacks_of(rows):
+        decoder = members.start > 0
+        starts = embed(a, embedding, statistics.decoder or statistics if decoder else statistics, decoder=decoder)
+        algebra.memory = through(
+            members,
+            repeat(False, len(members)),  # the rule takes parallel branches one after the other
+            lambda i, r, onto: step(algebra, i, PLACEMENTS[rows.placement[i]], r, onto),
+            float(starts.token_correlation),
+        )
+    return algebra.read_by
+
+
+class _Correlations:
+    """The algebra of `signalprop.network.residual` on token correlations, where stream and branches have variance 1.
+
+    Attributes:
+        memory: of the encoder's output. read_by: of what the attention of every sublayer reads, 1 elsewhere.
+    """
+
+    def __init__(self, a: Architecture, rows: Layout, beta2: FloatArray) -> None:
+        self.a, self.rows, self.beta2, self.memory = a, rows, beta2, 0.0
+        self.inner = a.d_model * feed_forward_std(a)[0] ** 2
+        self.read_by = np.ones(len(rows.kind))
+
+    def read(self, i: int, r: float) -> float:
+        return r
+
+    read_normed = read
+
+    def output(self, i: int, r: float) -> float:
+        kind = kind_of(self.rows, i)
         if kind.activates:
-            q = dual(a.activation, s, r)
-            branch = float(q.covariance_moment / q.second_moment) * (r if a.gated else 1.0)
-        else:
-            branch = 1.0 if kind.reads_memory else attention_gate(a, r)[1]
-            out[i] = encoder_output if kind.reads_memory else r
-            if out[i] < _SMALLEST_CORRELATION:
-                raise InputError(
-                    f"the token correlation at sublayer {i} is {out[i]:.3g} and DeepScaleLM divides by it; give "
-                    "statistics of real input, in which tokens are alike, or use deepscalelm-simple"
-                )
-        r = float((1 - beta2[i]) * r + beta2[i] * keep * branch)
-    return out
+            q = dual(self.a.activation, self.inner, r)
+            return float(q.covariance_moment / q.second_moment) * (r if self.a.gated else 1.0)
+        self.read_by[i] = self.memory if kind.reads_memory else r
+        if self.read_by[i] < _SMALLEST_CORRELATION:
+            raise InputError(
+                f"the token correlation at sublayer {i} is {self.read_by[i]:.3g} and DeepScaleLM divides by it; give "
+                "statistics of real input, in which tokens are alike, or use deepscalelm-simple"
+            )
+        return 1.0 if kind.reads_memory else attention_gate(self.a, r)[1]
+
+    def skipped(self, i: int, r: float) -> float:
+        return float((1 - self.beta2[i]) * r)
+
+    def plus(self, i: int, kept: float, output: float) -> float:
+        return float(kept + self.beta2[i] * (1 - self.a.dropout) * output)
+
+    def norm_sum(self, i: int, total: float) -> float:
+        return total

@@ -20,7 +20,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import STREAM_COVARIANCE, over_their_mean
 from signalprop.theory.gates import gates_of
 from signalprop.theory.logs import correlation, log, safe_exp
-from signalprop.theory.network import Ahead, Back, Gradient, Output, Read, Share, Stream
+from signalprop.theory.passes import Ahead, Back, Gradient, Output, Read, Share, Stream
 
 
 class Connections(Protocol):
