@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from own_model import D, OwnGPT
 from signalprop.attachment import Mapping
+from signalprop.data.batches import Batch
 from signalprop.measurement import Probe
 from signalprop.monitoring import SignalMonitor, roll_call
 
@@ -64,6 +65,7 @@ class Stage(nn.Module):
         return replace(
             found, sublayers=rows, final_norm=None, embedding=replace(found.embedding, **names),
             head=replace(found.head, weight="whole.head"), layers=("blocks.0",),
+            arguments=lambda batch: {"x": torch.as_tensor(batch.tokens)},
         )  # fmt: skip
 
 
@@ -85,21 +87,40 @@ def profiled(model: nn.Module, called: Any, ids: Tensor, **options: Any) -> dict
     return profile.to_json()
 
 
-def monitored(model: nn.Module, mapping: Mapping, ids: Tensor, has_it: bool) -> dict[str, Any]:
-    """What a monitor says in a step, where this process has one; the step is made in any case."""
+def monitored(
+    model: nn.Module, ids: Tensor, *, has_it: bool = True, steps: int = 1, call: Any = None, **options: Any
+) -> dict[str, Any]:
+    """What a monitor says and logs of some steps, where this process has one; the steps are made in any case.
+
+    Args:
+        call: makes a step's gradients, and returns its loss.
+    """
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("signalprop.monitoring").addHandler(handler)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
     numbers: dict[str, float] | None = {}
-    with SignalMonitor(model, mapping=mapping) if has_it else nullcontext() as monitor:
-        loss = loss_of(model(ids), ids)
-        loss.backward()
-        if monitor is not None:
-            numbers = monitor.step(loss)
-    loss_of(model(ids), ids).backward()  # where a process that waits for the others would be missed
+    with SignalMonitor(model, every=1, **options) if has_it else nullcontext() as monitor:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            if call is not None:
+                loss = call()
+            else:
+                loss = loss_of(model(ids), ids)
+                loss.backward()
+            if monitor is not None:
+                numbers = monitor.step(loss)
+            optimizer.step()
+        table = None if monitor is None or monitor._movement is None else monitor._movement._table()
     logging.getLogger("signalprop.monitoring").removeHandler(handler)
-    return {"said": said, "numbers": numbers}
+    return {"said": said, "numbers": numbers, "table": None if table is None else [part.tolist() for part in table]}
+
+
+def whole_batch() -> Batch:
+    """All sequences, for scores."""
+    ids = IDS.numpy()
+    return Batch(tokens=ids, targets=ids)
 
 
 def routes(rank: int, size: int) -> dict[str, Any]:
@@ -123,18 +144,22 @@ def routes(rank: int, size: int) -> dict[str, Any]:
     mapping = replace(sharded.signalprop_mapping(), layers=("blocks.0", "blocks.1"))
     out["fsdp"] = profiled(sharded, sharded, mine, mapping=mapping, data_group=everyone)
 
-    for name, has_it in (("monitors", True), ("monitor alone", rank == 0)):
-        out[name] = monitored(sharded, mapping, mine, has_it)
+    common: dict[str, Any] = {"mapping": mapping, "data_group": everyone}
+    out["monitored fsdp"] = monitored(sharded, mine, steps=3, **common)
+    alone = {"has_it": rank == 0, "steps": 2, "mapping": mapping}
 
     split = own()
     mesh = init_device_mesh("cpu", (size,))
     for block in split.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     out["tp"] = profiled(split, torch.compile(split, backend="eager"), IDS, compiled=True)
+    mapping = replace(split.signalprop_mapping(), layers=("blocks.0", "blocks.1"))
+    out["monitored tp"] = monitored(split, IDS, steps=3, mapping=mapping, batch=whole_batch())
 
     part = own(Tokenwise)
     part.offset = rank * IDS.shape[1] // size
     out["tokens"] = profiled(part, part, IDS.chunk(size, 1)[rank], tokens_group=everyone)
+    out["monitored tokens"] = monitored(part, IDS.chunk(size, 1)[rank], tokens_group=everyone)
 
     stage = Stage(own(), rank)
     pipe = PipelineStage(stage, rank, size, torch.device("cpu"))
@@ -143,9 +168,15 @@ def routes(rank: int, size: int) -> dict[str, Any]:
         schedule.step(IDS) if rank == 0 else schedule.step(target=IDS)
         profile = probe.profile(loss_scale=2.0)  # the schedule adds up the losses of its micro-batches
     assert profile is not None
-    stages: list[Any] = [None] * size
-    dist.all_gather_object(stages, profile.to_json())
-    out["stages"] = stages
+    watched = monitored(
+        stage, IDS, mapping=stage.mapping(), compiled=True, logs=True,
+        call=lambda: schedule.step(IDS) if rank == 0 else schedule.step(target=IDS),
+    )  # fmt: skip
+    for name, mine_of in (("stages", profile.to_json()), ("monitored stages", watched)):
+        stages: list[Any] = [None] * size
+        dist.all_gather_object(stages, mine_of)
+        out[name] = stages
+    out["monitor alone"] = monitored(sharded, mine, **alone)  # last: monitors are known by their number
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -229,14 +230,51 @@ def test_processes_together_find_what_one_finds(processes: dict[str, Any], route
     same_numbers(Profile.from_json(processes[route]), Profile.from_json(expected), rel=5e-6)
 
 
+def same_logs(found: dict[str, Any], expected: dict[str, Any], rel: float = 2e-5) -> None:
+    """What two monitors logged."""
+    assert found["said"] == expected["said"]
+    assert found["numbers"] == {name: pytest.approx(v, rel=rel, abs=1e-6) for name, v in expected["numbers"].items()}
+
+
 @pytest.mark.slow
-def test_a_sharded_model_has_bands_where_every_process_has_the_monitor_and_else_says_so(processes) -> None:
-    together, alone = processes["monitors"], processes["monitor alone"]
-    assert not together["said"] and "signal/outside" in together["numbers"]
+@pytest.mark.parametrize("route", ["fsdp", "tp", "tokens"])
+def test_monitors_of_several_processes_log_what_one_logs(processes: dict[str, Any], route: str) -> None:
+    """Scores, updates and the ring among it, where parameters are sharded."""
+    model = watched_processes.own(watched_processes.Tokenwise if route == "tokens" else OwnGPT)
+    options: dict[str, Any] = {"skip_first": 0}
+    if route != "tokens":
+        options = {"steps": 3, "batch": watched_processes.whole_batch()}
+    mapping = dataclasses.replace(model.signalprop_mapping(), layers=("blocks.0", "blocks.1"))
+    expected = watched_processes.monitored(model, watched_processes.IDS, mapping=mapping, **options)
+    found = processes[f"monitored {route}"]
+    same_logs(found, expected)
+    if route == "tokens":
+        return
+    assert {"signal/layer_0/lowest_entropy", "signal/layer_1/update", "signal/outside"} <= found["numbers"].keys()
+    for table, other in zip(found["table"], expected["table"], strict=True):
+        np.testing.assert_allclose(table, other, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_sharded_model_without_a_monitor_on_every_process_says_so(processes: dict[str, Any]) -> None:
+    together, alone = processes["monitored fsdp"], processes["monitor alone"]
     assert [line.partition(";")[0] for line in alone["said"]] == [
-        "no bands: the parameters are sharded over 2 processes, and not all of them have the monitor"
+        "no bands, scores and updates: the parameters are sharded over 2 processes, and not all of them have the "
+        "monitor"
     ]
-    assert alone["numbers"].keys() <= together["numbers"].keys() and "signal/layer_1/variance" in alone["numbers"]
+    assert alone["numbers"].keys() < together["numbers"].keys() and "signal/layer_1/variance" in alone["numbers"]
+
+
+@pytest.mark.slow
+def test_every_stage_of_a_pipeline_logs_its_own_layer(processes: dict[str, Any]) -> None:
+    model = watched_processes.own()
+    whole = watched_processes.monitored(model, watched_processes.IDS)["numbers"]
+    for rank, logged in enumerate(processes["monitored stages"]):
+        numbers = logged["numbers"]
+        assert logged["said"] == [] and numbers["signal/outside"] == 0
+        for quantity in ("variance", "token_correlation", "branch_share"):
+            expected = whole[f"signal/layer_{rank}/{quantity}"]
+            assert numbers[f"signal/layer_0/{quantity}"] == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.slow

@@ -8,5 +8,6 @@ require("torch", "models")
 
 from signalprop.monitoring.bands import Band, Departure  # noqa: E402
 from signalprop.monitoring.monitor import SignalMonitor  # noqa: E402
+from signalprop.monitoring.places import Place  # noqa: E402
 
-__all__ = ["Band", "Departure", "SignalMonitor"]
+__all__ = ["Band", "Departure", "Place", "SignalMonitor"]

@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.diagnosis.layers import groups
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.monitoring.places import Place, named
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import layout
+from signalprop.network.layout import layer_ends, layout
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
-from signalprop.results.text import ranges
-from signalprop.theory.bounds import nearness, variance_range
+from signalprop.theory.bounds import nearness, sublayer_variance_range
 
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).
 _KERNEL_TOKENS = 128
@@ -34,6 +33,7 @@ TOLERANCES = {
     "score_std": 5.0,
     "largest_score": 10.0,
     "attention_entropy": 50.0,
+    "lowest_entropy": 1000.0,
     "update": 1e4,
     "expert_load": 100.0,
 }
@@ -45,6 +45,7 @@ WORDS = {
     "score_std": "deviation of attention scores in",
     "largest_score": "largest attention score in",
     "attention_entropy": "attention entropy (1: equal weights) in",
+    "lowest_entropy": "entropy of the head with the least (1: equal weights) in",
     "update": "update over weights of",
     "expert_load": "load of the expert with the least (1: an equal share) in",
 }
@@ -52,20 +53,20 @@ WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Lowest and highest expected value (`low`, `high`) of every layer; -inf and inf where none is predicted."""
+    """Lowest and highest expected value (`low`, `high`) by sublayer or layer; -inf and inf where none is predicted."""
 
     low: FloatArray
     high: FloatArray
 
     @typed
     def outside(self, values: FloatArray) -> Any:
-        """Which layers' values are outside; NaN, a value that was not measured, is not."""
+        """Which values are outside; NaN, a value that was not measured, is not."""
         return (values < self.low) | (values > self.high)
 
     @typed
-    def words(self, layer: int) -> str:
-        """The band of a layer in words."""
-        low, high = self.low[layer], self.high[layer]
+    def words(self, index: int) -> str:
+        """The band of one of them in words."""
+        low, high = self.low[index], self.high[index]
         if high == np.inf:
             return f"at least {low:.3g}"
         return f"at most {high:.3g}" if low == -np.inf or low < -1 else f"{low:.3g} to {high:.3g}"
@@ -73,20 +74,30 @@ class Band:
 
 @dataclass(frozen=True)
 class Departure:
-    """Layers whose signal has left its band, or is not finite.
+    """Sublayers whose signal has left its band, or is not finite, or moved first where the loss or a gradient jumped.
 
     Attributes:
-        step: number of the optimizer step, from 1. quantity: of `WORDS`, or `finite`, or `loss`.
-        layers: those that left now, from 0, the encoder's first. layer: the worst of them (-1: none); value: its value.
+        step: number of the optimizer step, from 1. quantity: of `WORDS`, or `finite`, `loss` or `gradient_norm`.
+        places: that left now, in the order of the signal. place: the worst of them (None: none); value: its value.
         text: all of it in one line.
     """
 
     step: int
     quantity: str
-    layers: tuple[int, ...]
-    layer: int
+    places: tuple[Place, ...]
+    place: Place | None
     value: float
     text: str
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those of the places, from 0, the encoder's first."""
+        return tuple(dict.fromkeys(place.layer for place in self.places))
+
+    @property
+    def layer(self) -> int:
+        """The worst; -1: none."""
+        return -1 if self.place is None else self.place.layer
 
 
 def limits(
@@ -99,12 +110,14 @@ def limits(
 
     score_std: scores of standard deviation s = sqrt(2 log n) over n keys are where a softmax of random scores begins to
     look at a few of them (the freezing of the random energy model, Giorlandino and Goldt 2025); largest_score: the
-    largest of n such scores, s sqrt(2 log n) = 2 log n. attention_entropy: against equal weights. update: against the
-    layer that moved most, and none as far as its own size. expert_load: against an equal share.
+    largest of n such scores, s sqrt(2 log n) = 2 log n. attention_entropy, lowest_entropy: against equal weights, of
+    the mean of the heads and of the head with the least. update: against the sublayer that moved most, and none as far
+    as its own size. expert_load: against an equal share.
 
     Args:
         tokens: that attention can look at. first: what the first sample measured: scores may be three times as large as
-            there, where its entropy was inside (trained models with large biases).
+            there, where its entropy was inside (trained models with large biases), and the least entropy of a head half
+            of what it was there.
     """
     factors = {**TOLERANCES, **tolerances}
     extreme = 2 * np.log(max(tokens, 2))
@@ -113,6 +126,7 @@ def limits(
         "score_std": (-np.inf, np.sqrt(extreme) * factors["score_std"]),
         "largest_score": (-np.inf, extreme * factors["largest_score"]),
         "attention_entropy": (1 / factors["attention_entropy"], np.inf),
+        "lowest_entropy": (1 / factors["lowest_entropy"], np.inf),
         "update": (most / factors["update"], max(1.0, factors["update"] * 1e-4)),
         "expert_load": (1 / factors["expert_load"], np.inf),
     }
@@ -126,6 +140,9 @@ def limits(
         healthy = ~out["attention_entropy"].outside(known["attention_entropy"])
         for name in {"score_std", "largest_score"} & out.keys():
             out[name] = Band(out[name].low, np.fmax(out[name].high, np.where(healthy, 3 * known[name], np.nan)))
+    if "lowest_entropy" in known and "lowest_entropy" in out:
+        band = out["lowest_entropy"]
+        out["lowest_entropy"] = Band(np.fmin(band.low, known["lowest_entropy"] / 2), band.high)
     return out
 
 
@@ -137,12 +154,16 @@ def bands(
     seq_len: int | None = None,
     target_len: int | None = None,
 ) -> dict[str, Band]:
-    """The band of every quantity after every layer, for random weights of the sizes that a Parametrization holds.
+    """The band of every quantity, for random weights of the sizes that a Parametrization holds.
 
-    variance: from branches uncorrelated with the stream to branches aligned with it (`variance_range`), widened by the
-    tolerance on both sides; where that has no bounds (other norm placements), the prediction itself, widened. gradient,
-    relative to the last layer's: from conserved to predicted, widened. jacobian, |J - I|: the prediction, widened.
-    token_correlation r: tokens may not grow alike, so 1 - r may not be below the predicted one over the tolerance.
+    Of variance and token correlation after every sublayer, of the others after every layer: inside the first layer the
+    gradient of healthy trainings goes further than that.
+
+    variance: from branches uncorrelated with the stream to branches aligned with it (`sublayer_variance_range`),
+    widened by the tolerance on both sides; where that has no bounds (other norm placements), the prediction itself,
+    widened. gradient, relative to the last layer's: from conserved to predicted, widened. token_correlation r: tokens
+    may not grow alike, so 1 - r may not be below the predicted one over the tolerance. jacobian, |J - I|: the
+    prediction, widened.
 
     Fidelity `moments`, a few milliseconds at any length: right to some ten percent, which the tolerance covers.
 
@@ -160,10 +181,10 @@ def bands(
     p = replace(p, architecture=a.replace(**lengths))
     profile = _predicted(p, inputs)
     p = replace(p, architecture=profile.architecture)
-    ends = [group[-1] for group in groups(layout(p.architecture))]
-    low = high = profile.forward["stream_out"].log_variance[ends]
+    stream, ends = profile.forward["stream_out"], layer_ends(layout(p.architecture))
+    low = high = stream.log_variance
     try:
-        least, most = variance_range(p, profile)
+        least, most = sublayer_variance_range(p, profile)
         low, high = np.minimum(low, least), np.maximum(high, most)
     except InputError:
         pass  # sandwich, res-post or shaped attention: the prediction alone
@@ -173,8 +194,7 @@ def bands(
         out = {
             "variance": Band(np.exp(low - margin), np.exp(high + margin)),
             "token_correlation": Band(
-                np.full(len(ends), -np.inf),
-                1 - (1 - profile.forward["stream_out"].token_correlation[ends]) / factors["token_correlation"],
+                np.full(len(low), -np.inf), 1 - (1 - stream.token_correlation) / factors["token_correlation"]
             ),
         }
         if profile.gradient is not None:
@@ -201,17 +221,19 @@ def _predicted(p: Parametrization, inputs: InputStatistics | None) -> Profile:
 
 
 class Watch:
-    """Holds measured layers against the band of earlier weights and against that of today's; tells each layer once.
+    """Holds what is measured against the band of earlier weights and against that of today's; tells each place once.
 
     The variance may go where the weights of every sample so far that was inside would let it: healthy weights grow a
     hundredfold under Muon. A jump between two samples, and branches that all point one way, leave the bands still.
 
     Args:
-        start: the bands of the weights at the start.
+        start: the bands of the weights at the start. places: where the numbers of a quantity are from; default: one
+            from every layer.
     """
 
-    def __init__(self, start: Mapping[str, Band]) -> None:
+    def __init__(self, start: Mapping[str, Band], places: Mapping[str, Sequence[Place]] | None = None) -> None:
         self.start = dict(start)
+        self.places = places or {}
         self.outside: dict[str, set[int]] = {}
         self._told: dict[str, set[int]] = {}
 
@@ -222,7 +244,7 @@ class Watch:
         now: Mapping[str, Band],
         fixed: Mapping[str, Band] | None = None,
     ) -> list[Departure]:
-        """Layers that are outside a band and were not before, one Departure per quantity.
+        """Places that are outside a band and were not before, one Departure per quantity.
 
         Args:
             now: the bands of today's weights. fixed: those that no weights predict (see `limits`).
@@ -246,27 +268,25 @@ class Watch:
             expected = f"{'earlier weights predict' if bound is None else 'expected'} {start.words(worst)}"
             if today is not None:
                 expected += f", today's {today.words(worst)}"
+            everywhere = self.places.get(quantity, [Place(k) for k in range(len(values))])
+            left = tuple(everywhere[k] for k in new)
+            at = "" if len(left) == 1 else f" at {everywhere[worst]}"
             text = (
-                f"step {step}: {WORDS[quantity]} {named(new)} left the {'predicted ' if bound is None else ''}band: "
-                f"{values[worst]:.3g} at layer {worst}, {expected}"
+                f"step {step}: {WORDS[quantity]} {named(left, everywhere)} left the "
+                f"{'predicted ' if bound is None else ''}band: {values[worst]:.3g}{at}, {expected}"
             )
-            found.append(Departure(step, quantity, tuple(new), worst, float(values[worst]), text))
+            found.append(Departure(step, quantity, left, everywhere[worst], float(values[worst]), text))
         return found
 
 
 def _distance(quantity: str, value: float, start: Band, today: Band | None, k: int) -> float:
-    """How far a value is outside, in units that compare layers: logarithms (of 1 - r for a correlation)."""
+    """How far a value is outside, in units that compare places: logarithms (of 1 - r for a correlation)."""
     if quantity == "token_correlation":
         return value
     with np.errstate(divide="ignore", invalid="ignore"):
         log = float(np.log(value)) if value > 0 else -np.inf
         bands = [band for band in (start, today) if band is not None]
         return max(float(np.fmax(np.log(band.low[k]) - log, log - np.log(band.high[k]))) for band in bands)
-
-
-def named(layers: Sequence[int]) -> str:
-    """`layer 3`, or `layers 0, 3-5`."""
-    return f"layer{'' if len(layers) == 1 else 's'} {ranges(layers)}"
 
 
 def checked(

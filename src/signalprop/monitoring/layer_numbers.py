@@ -19,23 +19,33 @@ from signalprop.watching.passes import Pass
 _GROWTH_LAYERS = 6
 
 
+def per_sublayer(profile: Profile) -> dict[str, list[float | None]]:
+    """Variance and token correlation after every sublayer of a measured Profile."""
+    stream = profile.forward["stream_out"]
+    return {"variance": stream.variance.tolist(), "token_correlation": stream.token_correlation.tolist()}
+
+
 def per_layer(profile: Profile) -> dict[str, list[float | None]]:
     """Variance, token correlation, gradient and branch share of every layer of a measured Profile."""
     members = groups(layout(profile.architecture))
     ends = [group[-1] for group in members]
-    stream = profile.forward["stream_out"]
     met = profile.forward["stream_in"].variance
     with np.errstate(divide="ignore", invalid="ignore"):
         added = profile.sensitivity_ratios * met
         shares = [float(added[group].sum() / met[group[0]]) for group in members]
     out: dict[str, list[float | None]] = {
-        "variance": stream.variance[ends].tolist(),
-        "token_correlation": stream.token_correlation[ends].tolist(),
-        "branch_share": list(shares),
+        quantity: [values[k] for k in ends] for quantity, values in per_sublayer(profile).items()
     }
     if profile.gradient is not None:
         out["gradient"] = profile.gradient["stream_out"].variance[ends].tolist()
-    return out
+    return {**out, "branch_share": list(shares)}
+
+
+def steepest(profile: Profile, *, grows: bool) -> int:
+    """The sublayer through which the gradient grows most on its way back, or shrinks most."""
+    assert profile.gradient is not None
+    grown = profile.gradient["stream_in"].log_variance - profile.gradient["stream_out"].log_variance
+    return int(np.nanargmax(grown) if grows else np.nanargmin(grown))
 
 
 def summary(profile: Profile, layers: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
@@ -56,8 +66,7 @@ def summary(profile: Profile, layers: Mapping[str, Sequence[float | None]]) -> d
 
 
 def first_not_finite(recorder: Pass, plan: Plan) -> int:
-    """The layer where a signal that is not finite is so first."""
+    """The sublayer where a signal that is not finite is so first."""
     bad = {i for i, values in tables(recorder)[0].items() if not np.isfinite(values).all()}
     sites = zip(plan.stream_in, plan.branch, plan.stream_out, strict=True)
-    row = next(i for i, points in enumerate(sites) if bad & {*points, -1 - i})
-    return next(k for k, group in enumerate(groups(plan.layout)) if row in group)
+    return next(i for i, points in enumerate(sites) if bad & {*points, -1 - i})

@@ -70,8 +70,8 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
         self._loss = loss.detach()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Keep how every layer moves."""
-        if self.monitor is not None and trainer.is_global_zero:
+        """Keep how every sublayer moves."""
+        if self.monitor is not None:
             self.monitor.record(trainer.global_step + 1, self._loss)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

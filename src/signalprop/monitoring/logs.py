@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from signalprop.errors import InputError
-from signalprop.monitoring.bands import Departure, named
+from signalprop.monitoring.bands import Departure
+from signalprop.monitoring.jumps import Jump
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -72,14 +73,22 @@ class Logs:
                 file.close()
 
     def tell(self, found: Sequence[Departure]) -> None:
-        """Warn of departures, of each once."""
+        """Warn of departures; of what is not finite once: when weights are NaN, so is every later signal."""
         for item in found:
-            # once weights are NaN, so is every later signal
-            key = {"finite": "finite", "loss": item.text}.get(item.quantity, f"{item.quantity} {named(item.layers)}")
-            if key not in self._said:
-                self._said.add(key)
-                self.warnings.append(item)
-                LOGGER.warning(item.text)
+            if item.quantity == "finite":
+                if "finite" in self._said:
+                    continue
+                self._said.add("finite")
+            self.warnings.append(item)
+            LOGGER.warning(item.text)
+
+    def tell_jumps(self, jumps: Sequence[Jump]) -> None:
+        """Warn of what jumped, and write the steps before it."""
+        for jump in jumps:
+            places = () if jump.place is None else (jump.place,)
+            self.tell([Departure(jump.step, jump.what, places, jump.place, jump.value, jump.text)])
+            if self._path is not None:
+                self.write_line({"step": jump.step, "jump": jump.to_json(), "warnings": [jump.text]}, jump.step)
 
     def say_once(self, text: str, key: str = "") -> None:
         """Warn, unless something of this key (default: the text) has been said."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,15 +25,16 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
-from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands, checked, limits
-from signalprop.monitoring.layer_numbers import first_not_finite, per_layer, summary
+from signalprop.monitoring.bands import TOLERANCES, Departure, checked
+from signalprop.monitoring.checks import Checks
+from signalprop.monitoring.jumps import Jump
+from signalprop.monitoring.layer_numbers import first_not_finite, per_layer, per_sublayer, summary
 from signalprop.monitoring.logs import Log, Logs, opened
-from signalprop.monitoring.movement import Jump, movement_of
+from signalprop.monitoring.movement import Movement, movement_of
+from signalprop.monitoring.places import sublayers_of
 from signalprop.monitoring.requests import REQUESTS, Layers, measured_on, random_states_kept
-from signalprop.monitoring.roll_call import RollCall, is_other_rank, is_sharded, ranks_of
-from signalprop.network.inputs import InputStatistics
+from signalprop.monitoring.roll_call import RollCall, is_other_rank, mesh_of, together
 from signalprop.network.parametrization import Parametrization
-from signalprop.results.profile import Profile
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.passes import Pass
 from signalprop.watching.recorders import Recorders
@@ -63,12 +65,13 @@ class SignalMonitor:
     of several passes (gradient accumulation) the first is seen. A compiled model is measured inside its graph, as by a
     `Probe`. What `also` asks for is measured on a fixed batch, in evaluation mode and uncompiled, with random states
     put back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
-    of the groups; parameters that are sharded (FSDP2) are read by all processes together. With groups, and for bands of
-    sharded parameters, every process has to have the monitor; without it on all of them there are no bands, and a
-    warning says so. Names and meanings of the numbers: docs/monitoring.md.
+    of the groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. With groups,
+    and where parameters are sharded, every process has to have the monitor; without it on all of them there are neither
+    bands of sharded parameters nor their movement, and a warning says so. Names and meanings of the numbers:
+    docs/monitoring.md.
 
-    Of every step the loss and each layer's gradient and update are kept for a while. When the loss jumps, a warning
-    names the layer that moved first, and `jsonl` gets those steps.
+    Of every step the loss and each sublayer's gradient and update are kept for a while. When the loss jumps, or the
+    norm of the gradients, a warning names the sublayer that moved first, and `jsonl` gets those steps.
 
     Args:
         model: as for `measure`; compiled and DistributedDataParallel models too.
@@ -86,6 +89,8 @@ class SignalMonitor:
         skip_first: positions that statistics leave out at the start of every sequence of a decoder (there trained ones
             park activations thousands of times larger than all others); none in sequences of up to twice that length.
         compiled, data_group, tokens_group: as for a `Probe`.
+        logs: whether this process logs. Default: rank 0 of the run alone does; give True to one process of every
+            pipeline stage.
         ring: steps that are kept for a loss that jumps; 0: none, and no updates.
         mapping, scheme: as in `measure`. steps_done: steps before this run. prefix: of the numbers' names.
 
@@ -118,6 +123,7 @@ class SignalMonitor:
         compiled: bool | None = None,
         data_group: Any = None,
         tokens_group: Any = None,
+        logs: bool | None = None,
     ) -> None:
         tolerances = checked(every, tolerance, skip_first, steps_done, ring)
         self._asked = also is not None
@@ -127,7 +133,7 @@ class SignalMonitor:
             raise InputError(f"unknown request {unknown[0]!r}; also= takes {', '.join(REQUESTS)}")
         self.every, self.also, self.prefix, self._tolerances = every, also, prefix, tolerances
         self.steps = steps_done
-        self.active = not is_other_rank()
+        self.active = not is_other_rank() if logs is None else logs
         self._roll_call = RollCall.here()
         self._together: bool | None = None
         self._attached = attach(model, mapping)
@@ -161,15 +167,23 @@ class SignalMonitor:
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
             opened(jsonl).close()
         self._recorder: Recorder | TapRecorder | None = None
-        self._watch: Watch | None = None
-        self._first: dict[str, Sequence[float | None]] = {}
-        self._inputs: InputStatistics | None = None
+        self._checks: Checks | None = None
         self._gathered: Parametrization | None = None
         self._sampling: int | None = None
         self._sampled = False
         self._inside = False
         self._experts = ExpertLoad(self._attached)
-        self._movement = movement_of(self._attached, ring) if self.active else None
+        self._ring = ring
+        self._sublayers = sublayers_of(self._attached.layout)
+
+    @cached_property
+    def _mesh(self) -> Any:  # parameters may be sharded after the monitor is made
+        return mesh_of(self._model)
+
+    @cached_property
+    def _movement(self) -> Movement | None:
+        wanted = self.active if self._mesh is None else self._all_here()
+        return movement_of(self._attached, self._ring) if wanted else None
 
     # --- a bare loop -------------------------------------------------------------------------------------------------
 
@@ -208,8 +222,8 @@ class SignalMonitor:
         self.detach()
         self._recorders.close()
         self._sampling = self._recorder = None
-        if self._movement is not None:
-            self._jumped(self._movement.look())
+        if "_movement" in vars(self) and self._movement is not None:
+            self._tell(self._movement.look())
         self._logs.close()
 
     def _attach_if_due(self) -> None:
@@ -220,23 +234,21 @@ class SignalMonitor:
 
     def due(self, step: int) -> bool:
         """Whether the step of that number (from 1) is to be sampled."""
-        return (self.active or bool(self._groups) or is_sharded(self._model)) and (
-            not self._sampled or step % self.every == 0
-        )
+        return (self.active or self._everyone()) and (not self._sampled or step % self.every == 0)
 
     def record(self, step: int, loss: Any = None) -> None:
-        """Keep how every layer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
+        """Keep how every sublayer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
 
         Args:
             loss: of the step, a number or a tensor.
         """
         if self._movement is not None:
-            self._jumped(self._movement.record(step, loss))
+            self._tell(self._movement.record(step, loss))
 
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        if self.active or self._groups:
+        if self.active or self._everyone():
             self._recorder = self._recorders.recorder()
             self._recorder.attach()
             if isinstance(self._recorder, Recorder):  # inside a graph nobody counts
@@ -273,18 +285,19 @@ class SignalMonitor:
         if step is None:
             return None
         self._sampled = True
-        # all processes have to take part in reading parameters that are sharded over them
-        self._gathered = (
-            self._weights() if is_sharded(self._model) and self._tolerances is not None and self._all_here() else None
-        )
         if recorder is None:
             return None
         recorder.finish()
+        self._arguments.keep(self._model, recorder.read())
+        requested: Layers = {}
+        if self._mesh is not None:  # all processes have to take part in reading parameters that are sharded over them
+            here = self._all_here()
+            self._gathered = self._weights() if here and self._tolerances is not None else None
+            requested = self._requested(step) if here else {}
         if not self.active:
             return None
-        self._arguments.keep(self._model, recorder.read())
         try:
-            return self._numbers(recorder, step)
+            return self._numbers(recorder, step, requested)
         except InputError as error:
             self._logs.say_once(f"step {step}: the signal was not measured: {error}")
             return None
@@ -299,15 +312,18 @@ class SignalMonitor:
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _numbers(self, recorder: Pass, step: int) -> dict[str, float]:
+    def _numbers(self, recorder: Pass, step: int, requested: Layers) -> dict[str, float]:
         problem = not_finite(recorder, tables(recorder)[0])
         if problem:
             return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
         profile = profile_of(recorder, scheme=self._scheme, strict=False)
         if profile.gradient is None:
             self._logs.say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
-        with random_states_kept(self._model):
-            layers = per_layer(profile) | self._moved() | self._experts.loads() | self._requested(step)
+        if self._mesh is None:
+            requested = self._requested(step)
+        updates, by_sublayer = ([], []) if self._movement is None else self._movement.update()
+        moved: Layers = {"update": updates} if any(v is not None for v in updates) else {}
+        layers = per_layer(profile) | moved | self._experts.loads() | requested
         out = {
             f"{self.prefix}/layer_{k:0{len(str(len(values) - 1))}d}/{quantity}": float(value)
             for quantity, values in layers.items()
@@ -316,53 +332,43 @@ class SignalMonitor:
         }
         out |= {f"{self.prefix}/{name}": value for name, value in summary(profile, layers).items()}
         if self._tolerances is not None:
-            out[f"{self.prefix}/outside"] = float(self._check(step, profile, layers))
+            if self._checks is None:
+                places = () if self._movement is None else self._movement.places
+                start, inputs = self._given or self._read(), self._arguments.statistics()
+                self._checks = Checks(self._attached, self._tolerances, self._logs, start, inputs, places)
+            weights = self._read() if self._checks.has_bands else None
+            finer = per_sublayer(profile) | ({"update": by_sublayer} if moved else {})
+            out[f"{self.prefix}/outside"] = float(self._checks.outside(step, profile, layers | finer, weights))
         return out
 
     def _requested(self, step: int) -> Layers:
         """What `also` asks for; nothing, and a warning, where it cannot be measured."""
-        if not self.also:
-            return {}
-        if is_sharded(self._model):
-            if self._asked:
-                self._logs.say_once(f"{', '.join(self.also)} not measured: the parameters are sharded over processes")
+        also = self.also if self._mesh is None else tuple(name for name in self.also if name == "attention")
+        if self._asked and also != self.also:
+            others = [name for name in self.also if name not in also]
+            self._logs.say_once(f"{', '.join(others)} not measured: the parameters are sharded over processes")
+        if not also:
             return {}
         try:
-            batch = self._batch or self._arguments.batch()
-            return measured_on(self._model, self._mapping, batch, self.also, self._arguments.skip_first)
+            batch = together(lambda: self._batch or self._arguments.batch(), self._mesh)
+            with random_states_kept(self._model):
+                return measured_on(self._model, self._mapping, batch, also, self._arguments.skip_first, self._mesh)
         except InputError as error:
             if self._asked:
-                self._logs.say_once(f"step {step}: {', '.join(self.also)} not measured: {error}")
+                self._logs.say_once(f"step {step}: {', '.join(also)} not measured: {error}")
             return {}
 
-    def _moved(self) -> Layers:
-        values = [] if self._movement is None else self._movement.update()
-        return {"update": values} if any(v is not None for v in values) else {}
+    def _everyone(self) -> bool:
+        """Whether all processes take part in a sample."""
+        return bool(self._groups) or self._mesh is not None
 
-    def _jumped(self, jumps: Sequence[Jump]) -> None:
-        """Tell of losses that jumped, and write the steps before them."""
-        for jump in jumps:
-            layer, layers = (-1, ()) if jump.layer is None else (jump.layer, (jump.layer,))
-            self._logs.tell([Departure(jump.step, "loss", layers, layer, jump.loss, jump.text)])
-            if self._path is not None:
-                self._logs.write_line({"step": jump.step, "jump": jump.to_json(), "warnings": [jump.text]}, jump.step)
-
-    def _check(self, step: int, profile: Profile, layers: Dictionary[str, Sequence[float | None]]) -> int:
-        """Warn of what has newly left its band; how many numbers are outside."""
-        if self._watch is None:
-            self._inputs = self._arguments.statistics()
-            start = self._given or self._read()
-            self._watch = Watch({} if start is None else self._bands(start, profile))
-        weights = self._read() if self._watch.start else None
-        self._first = self._first or dict(layers)
-        fixed = limits(layers, profile.architecture.seq_len, self._tolerances or {}, self._first)
-        found = self._watch.check(step, layers, {} if weights is None else self._bands(weights, profile), fixed)
-        self._logs.tell(found)
-        return sum(len(held) for held in self._watch.outside.values())
+    def _tell(self, jumps: Sequence[Jump]) -> None:
+        if self.active:
+            self._logs.tell_jumps(jumps)
 
     def _read(self) -> Parametrization | None:
         """What the weights are now, read together where they are sharded."""
-        return self._gathered if is_sharded(self._model) else self._weights()
+        return self._weights() if self._mesh is None else self._gathered
 
     def _weights(self) -> Parametrization | None:
         """What the weights are now; None where they cannot be read, or one is not finite."""
@@ -375,25 +381,17 @@ class SignalMonitor:
     def _all_here(self) -> bool:
         """Whether all processes that hold a part of a sharded parameter have the monitor; else a warning, once."""
         if self._together is None:
-            ranks = ranks_of(self._model)
+            ranks = self._mesh.mesh.flatten().tolist()
             self._together = self._roll_call.complete(ranks)
             if not self._together:
                 self._logs.say_once(
-                    f"no bands: the parameters are sharded over {len(ranks)} processes, and not all of them have the "
-                    "monitor; give it to every one"
+                    f"no bands, scores and updates: the parameters are sharded over {len(ranks)} processes, and not "
+                    "all of them have the monitor; give it to every one"
                 )
         return self._together
 
-    def _bands(self, p: Parametrization, profile: Profile) -> dict[str, Band]:
-        a = profile.architecture
-        try:
-            return bands(p, self._inputs, tolerances=self._tolerances, seq_len=a.seq_len, target_len=a.target_len)
-        except InputError as error:
-            self._logs.say_once(f"no bands: {error}")
-            return {}
-
     def _not_finite(self, recorder: Pass, problem: str, step: int) -> int:
         """The layer where the signal is not finite first, after a warning."""
-        layer = first_not_finite(recorder, self._plan)
-        self._logs.tell([Departure(step, "finite", (layer,), layer, math.nan, f"step {step}: {problem}")])
-        return layer
+        place = self._sublayers[first_not_finite(recorder, self._plan)]
+        self._logs.tell([Departure(step, "finite", (place,), place, math.nan, f"step {step}: {problem}")])
+        return place.layer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +20,25 @@ from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import Positions, groups, run
 from signalprop.diagnosis.removal import removal
-from signalprop.diagnosis.result import LayerSignal, Number
+from signalprop.diagnosis.result import LayerSignal, Number, Numbers
 from signalprop.diagnosis.signal import observe
 from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
+from signalprop.monitoring.roll_call import gathered
+from signalprop.network.moments import FloatArray
 
 Layers = dict[str, list[Number]]
 _OF_SIGNAL = ("rank", "alignment", "outliers")
 REQUESTS = ("attention", *_OF_SIGNAL, "identity", "removal", "casts")
 
 
-def measured_on(model: nn.Module, mapping: Mapping, batch: Batch, names: Sequence[str], skip_first: int) -> Layers:
+def measured_on(
+    model: nn.Module, mapping: Mapping, batch: Batch, names: Sequence[str], skip_first: int, mesh: Any = None
+) -> Layers:
     """The quantities that requests stand for, by name, a number per layer; the model is in evaluation mode meanwhile.
+
+    Args:
+        mesh: processes that parameters are sharded over, which all call this together; for `attention` alone.
 
     Raises:
         InputError: the batch does not fit the model, or as the sections of a diagnosis.
@@ -37,7 +46,7 @@ def measured_on(model: nn.Module, mapping: Mapping, batch: Batch, names: Sequenc
     out: Layers = {}
     with evaluating(model):
         if "attention" in names:
-            out |= _attention(model, mapping, batch, skip_first)
+            out |= _attention(model, mapping, batch, skip_first, mesh)
         if set(names) & set(_OF_SIGNAL):
             signal = observe(model, [batch], mapping, skip_first=skip_first, gradient_sequences=0)
             for name in names:
@@ -57,7 +66,7 @@ def measured_on(model: nn.Module, mapping: Mapping, batch: Batch, names: Sequenc
     return out
 
 
-def _attention(model: nn.Module, mapping: Mapping, batch: Batch, skip_first: int) -> Layers:
+def _attention(model: nn.Module, mapping: Mapping, batch: Batch, skip_first: int, mesh: Any) -> Layers:
     """Scores and entropy of every self-attention, of one pass that looks at nothing else."""
     attached = attach(model, mapping)
     arguments = arguments_of(model, mapping, batch)
@@ -77,14 +86,55 @@ def _attention(model: nn.Module, mapping: Mapping, batch: Batch, skip_first: int
             watch.follow(hooks, i, row, mapping.architecture.n_heads)
     with hooks, torch.no_grad(), watch:
         run(model, arguments)
+    for module in model.modules() if mesh is not None else ():
+        kept: Any = getattr(module, "reshard", None)  # FSDP2 keeps the root's parameters for a backward pass
+        if kept is not None:
+            kept()
     found = [_heads(watch, rows) for rows in groups(attached.layout)]
-    largest = [[v for v in heads.largest_score() if v is not None] for heads in found]
+    columns = [[heads.score_std(), heads.largest_score(), heads.relative_entropy()] for heads in found]
+    return _of_heads(columns, mesh, mapping.architecture.n_heads)
+
+
+def _of_heads(found: Sequence[Sequence[Numbers]], mesh: Any, n_heads: int) -> Layers:
+    """By layer, what its heads say, of deviation, largest score and entropy; each None or NaN where it is not known.
+
+    Args:
+        mesh: processes that each saw all heads of other sequences, or other heads of the same ones.
+    """
+    most = max((len(column) for columns in found for column in columns), default=0)
+    table = torch.full((len(found), 3, most), math.nan)
+    for k, columns in enumerate(found):
+        for i, column in enumerate(columns):
+            table[k, i, : len(column)] = torch.tensor([math.nan if v is None else v for v in column])
+    whole = most == n_heads
+    if mesh is not None and most:
+        parts = gathered(table.to(mesh.device_type), mesh).cpu()
+        squares = torch.stack(
+            [parts[:, :, 0].square().mean(0).sqrt(), parts[:, :, 1].amax(0), parts[:, :, 2].mean(0)], 1
+        )
+        whole = whole or len(parts) * most == n_heads
+        table = squares if most == n_heads else parts.permute(1, 2, 0, 3).flatten(2)
+    std, largest, entropy = table.double().numpy().transpose(1, 0, 2)
     return {
-        "score_std": [_most([v for v in heads.score_std() if v is not None]) for heads in found],
-        "largest_score": [_most(values) for values in largest],
-        "largest_score_head": [float(np.argmax(values)) if values else None for values in largest],
-        "attention_entropy": [_mean([v for v in heads.relative_entropy() if v is not None]) for heads in found],
+        "score_std": [_most(row) for row in std],
+        "largest_score": [_most(row) for row in largest],
+        "largest_score_head": [_which(row, np.nanargmax) if whole else None for row in largest],
+        "attention_entropy": [float(np.nanmean(row)) if _known(row) else None for row in entropy],
+        "lowest_entropy": [float(np.nanmin(row)) if _known(row) else None for row in entropy],
+        "lowest_entropy_head": [_which(row, np.nanargmin) if whole else None for row in entropy],
     }
+
+
+def _known(row: FloatArray) -> bool:
+    return bool(np.isfinite(row).any())
+
+
+def _most(row: FloatArray) -> Number:
+    return float(np.nanmax(row)) if _known(row) else None
+
+
+def _which(row: FloatArray, chosen: Callable[[FloatArray], Any]) -> Number:
+    return float(chosen(row)) if _known(row) else None
 
 
 def _heads(watch: Watch, rows: Sequence[int]) -> HeadSums:
@@ -99,14 +149,6 @@ def _of_signal(name: str, signal: Sequence[LayerSignal]) -> Layers:
     if name == "outliers":
         return {"outlier": [s.outlier for s in signal], "first_variance": [s.first_variance for s in signal]}
     return {}
-
-
-def _most(values: Sequence[float]) -> Number:
-    return max(values, default=None)
-
-
-def _mean(values: Sequence[float]) -> Number:
-    return float(np.mean(values)) if values else None
 
 
 @contextmanager

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from signalprop.errors import InputError
+
+T = TypeVar("T")
 PATIENCE = timedelta(seconds=60)  # a process that is so far behind has no monitor
 _number = count()
 
@@ -56,13 +61,58 @@ def is_other_rank() -> bool:
     return there and dist.get_rank() != 0
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether parameters are sharded over processes (FSDP2), so that none of these can read them alone."""
-    return any(hasattr(p, "full_tensor") for p in model.parameters())
+def mesh_of(model: nn.Module) -> Any:
+    """The processes that parameters are sharded over (FSDP2, tensor parallel), so that none of these can read them
+    alone: the largest of their device meshes; None: there is none."""
+    meshes = [p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")]
+    return max(meshes, key=lambda mesh: mesh.size(), default=None)
 
 
-def ranks_of(model: nn.Module) -> list[int]:
-    """Of the processes that the parameters of a model are sharded over."""
-    sharded: Any = next(p for p in model.parameters() if hasattr(p, "full_tensor"))
-    ranks: list[int] = sharded.device_mesh.mesh.flatten().tolist()
-    return ranks
+def local_part(x: Any) -> Tensor:
+    """What this process holds of a tensor."""
+    return x.to_local() if hasattr(x, "to_local") else x  # type: ignore[no-any-return]
+
+
+def distinct_shards(p: Any) -> int:
+    """In how many parts a parameter is sharded; processes beyond these hold copies."""
+    if not hasattr(p, "device_mesh"):
+        return 1
+    return math.prod(p.device_mesh.size(k) for k, where in enumerate(p.placements) if where.is_shard())
+
+
+def summed(x: Tensor, mesh: Any) -> Tensor:
+    """The sum over all processes of a mesh, which call together; in place."""
+    for k in range(mesh.ndim):
+        dist.all_reduce(x, group=mesh.get_group(k))
+    return x
+
+
+def together(made: Callable[[], T], mesh: Any) -> T:
+    """What a function returns, if it does so in all processes of a mesh, which call together; mesh None: in this one.
+
+    Raises:
+        InputError: it raised one here, or elsewhere.
+    """
+    found: T | InputError
+    try:
+        found = made()
+    except InputError as error:
+        found = error
+    if mesh is not None:
+        good = summed(torch.tensor([float(not isinstance(found, InputError))], device=mesh.device_type), mesh)
+        if good.item() < mesh.size() and not isinstance(found, InputError):
+            found = InputError("another process could not")
+    if isinstance(found, InputError):
+        raise found
+    return found
+
+
+def gathered(x: Tensor, mesh: Any) -> Tensor:
+    """(processes, ...): the tensors of all processes of a mesh, which call together with equal shapes."""
+    x = x[None]
+    for k in reversed(range(mesh.ndim)):
+        group = mesh.get_group(k)
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        x = torch.cat(parts)
+    return x

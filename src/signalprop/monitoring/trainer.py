@@ -42,7 +42,6 @@ class SignalCallback(TrainerCallback):
         self._model = trainer.model
         self.monitor = self._made()
         self._numbers: dict[str, float] | None = None
-        self._loss: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Follow the Trainer to another model (`model_init` makes one for every training)."""
@@ -55,12 +54,11 @@ class SignalCallback(TrainerCallback):
         return SignalMonitor(self._model, **{"compiled": compiled, **self._options})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Have the step's first pass seen, and sampled where it is its turn."""
+        """Have the step's passes seen, and the first sampled where it is its turn."""
         self._see_next(state.global_step + 1)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Read what the pass showed, while the weights are those of the pass."""
-        self.monitor.record(state.global_step + 1, self._loss)
         self._numbers = self.monitor.end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -75,18 +73,28 @@ class SignalCallback(TrainerCallback):
         self.monitor.close()
 
     def _see_next(self, step: int) -> None:
-        """The Trainer tells callbacks nothing of an error in a step, so the hooks live inside the step itself."""
+        """The Trainer tells callbacks nothing of an error in a step, so the hooks live inside the step itself.
+
+        Gradients are looked at after the step's last pass, before the Trainer clips them.
+        """
         held = vars(self._trainer)
         own, inner = "training_step" in held, self._trainer.training_step
+        due = self.monitor.due(step)
 
         def seen(*args: Any, **kwargs: Any) -> Any:
+            nonlocal due
             if own:
                 held["training_step"] = inner
             else:
                 del held["training_step"]
-            with self.monitor.sampling(step) if self.monitor.due(step) else nullcontext():
-                self._loss = inner(*args, **kwargs)
-            return self._loss
+            with self.monitor.sampling(step) if due else nullcontext():
+                loss = inner(*args, **kwargs)
+            due = False
+            if self._trainer.accelerator.sync_gradients:
+                self.monitor.record(step, loss)
+            else:
+                held["training_step"] = seen
+            return loss
 
         held["training_step"] = seen
 

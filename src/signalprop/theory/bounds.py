@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.network.layout import PLACEMENTS, layer_starts
+from signalprop.network.layout import PLACEMENTS, layer_ends, layer_starts
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
@@ -266,13 +266,18 @@ def variance_range(parametrization: Parametrization, profile: Profile) -> tuple[
         InputError: attention is shaped, another placement than pre-norm or post-norm, or the profile is of another
             number of sublayers.
     """
+    low, high = sublayer_variance_range(parametrization, profile)
+    ends = layer_ends(parametrization)
+    return low[..., ends], high[..., ends]
+
+
+def sublayer_variance_range(parametrization: Parametrization, profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """As `variance_range`, after every sublayer: each (..., sublayers)."""
     p = _as_run(parametrization, profile)
     others = sorted({PLACEMENTS[k] for k in set(p.placement.tolist()) - {PRE, POST}})
     if others:
         raise InputError(f"variances have a range for norm placement pre or post; this network has {', '.join(others)}")
-    ends = np.append(layer_starts(p)[1:], p.n_sublayers) - 1
-    low, high = _extremes(p, profile)
-    return low[..., ends], high[..., ends]
+    return _extremes(p, profile)
 
 
 def _extremes(p: Parametrization, profile: Profile) -> tuple[FloatArray, FloatArray]:

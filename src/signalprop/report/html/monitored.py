@@ -26,7 +26,7 @@ _FRAMES, _POINTS = 60, 600  # steps on the slider; points of a curve over steps
 _APART = 2.0  # runs part where a layer's numbers are this many times as large
 _SIGNED = ("token_correlation", "alignment", "cosine", "removal")  # compared by their difference, of a tenth
 _DIFFERENT = 0.1
-_NAMES = ("largest_score_head", "least_loaded_expert")  # whose number it is, not how much
+_NAMES = ("largest_score_head", "lowest_entropy_head", "least_loaded_expert")  # whose number it is, not how much
 _Row = dict[str, list[float | None]]
 
 
@@ -36,7 +36,7 @@ class Monitored:
 
     Attributes:
         steps: that were sampled. layers: (steps, layers) by quantity, NaN where not measured. whole: (steps,) by name.
-        warnings: (step, text). jumps: of the loss, as they were written.
+        warnings: (step, text). jumps: of the loss or the gradients, as they were written.
     """
 
     steps: tuple[int, ...]
@@ -105,6 +105,9 @@ def _is_jump(data: Any) -> bool:
         shapes = [blocks.numbers(ring[name]).shape for name in ("step", "loss")]
         tables = [np.array([blocks.numbers(row) for row in ring[name]]).shape for name in ("gradient_norm", "update")]
     except (TypeError, ValueError, KeyError):
+        return False
+    places = ring.get("place")
+    if places is not None and not (isinstance(places, list) and all(isinstance(one, str) for one in places)):
         return False
     return shapes[0] == shapes[1] and all(len(t) == 2 and t[:1] == shapes[0] for t in tables)
 
@@ -197,9 +200,13 @@ def _before_a_jump(name: str, step: int, jump: Mapping[str, Any]) -> Block:
     with np.errstate(all="ignore"):
         usual = np.nanmedian(np.where(np.isfinite(table), table, np.nan), axis=1, keepdims=True)
         logs = np.clip(np.log10(table / usual), -3, 3)
+    what = "the loss" if jump.get("what", "loss") == "loss" else "the norm of the gradients"
+    places = jump["ring"].get("place")
+    named = "" if not places else f"Sublayers: {'; '.join(f'{k}: {place}' for k, place in enumerate(places[:60]))}."
     return blocks.heat_map(
-        f"jump-{step}-{len(name)}", f"{name}before the loss jumped at step {step}", {"0": logs}, x="step", y="layer",
-        limits=(-3, 3), origin=(jump["ring"]["step"][0], 0), value="log10 of update over its median",
+        f"jump-{step}-{len(name)}", f"{name}before {what} jumped at step {step}", {"0": logs}, x="step",
+        y="sublayer" if places else "layer", limits=(-3, 3), origin=(jump["ring"]["step"][0], 0),
+        value="log10 of update over its median", caption=named,
     )  # fmt: skip
 
 
