@@ -27,7 +27,6 @@ FITTED = (
 )  # fmt: skip
 HELD = {
     "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
-    "olmo2": "layer 0 attention is res-post-norm: it reads the stream without a norm",
     "opt-open": "there is no norm after the last layer",
     "whisper": "convolutions with an activation",
 }
@@ -204,6 +203,58 @@ def test_what_experts_make_inside_of_their_module_is_seen(family: str, implement
         assert "model.layers.1.mlp.experts" in found.left_out["runtimes"]["vllm"]
 
 
+def test_a_tied_head_behind_a_norm_of_its_own() -> None:
+    """The norm that the head reads is multiplied, wherever it stands, not the one after the last layer."""
+    from transformers import MegatronBertConfig, MegatronBertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = MegatronBertForMaskedLM(MegatronBertConfig(vocab_size=99, **sizes)).eval().double()
+    arguments = {"input_ids": torch.arange(24).reshape(2, 12)}
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.output.dense.weight.mul_(1e8)
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments)
+    assert found.stream > 1 and not found.over
+    assert not found.matched and "beside the stream, whose input stays: cls.predictions.transform" in found.epsilon
+    assert model.config.layer_norm_eps == model.cls.predictions.transform.LayerNorm.eps == 1e-12 / found.stream**2
+    assert difference(exact_logits(model, arguments), before) < 1e-9  # the head's norm has the smaller epsilon
+
+
+def test_norms_on_branches_alone() -> None:
+    """Maps that read the stream are multiplied, norms of branches divided; QK-norm and its epsilon go along."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = Olmo2ForCausalLM(Olmo2Config(vocab_size=99, rms_norm_eps=1e-3, **sizes)).eval().double()
+    arguments = {"input_ids": torch.arange(24).reshape(2, 12)}
+    with torch.no_grad():
+        model.model.layers[1].post_feedforward_layernorm.weight.mul_(1e10)
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments)
+    assert found.stream > 1 and not found.over and found.matched and not found.held
+    assert difference(exact_logits(model, arguments), before) < 1e-12
+    assert model.config.rms_norm_eps == 1e-3 / found.stream**2
+
+
+def test_a_first_layer_without_a_norm() -> None:
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = ModernBertForMaskedLM(ModernBertConfig(vocab_size=99, norm_eps=1e-12, pad_token_id=0, **sizes))
+    model, arguments = model.eval().double(), {"input_ids": torch.arange(24).reshape(2, 12)}
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.Wo.weight.mul_(1e8)
+    before = exact_logits(model, arguments)
+    found = fit(model, arguments)
+    assert found.stream > 1 and not found.over and not found.held
+    assert difference(exact_logits(model, arguments), before) < 1e-8  # the epsilon of the head's norm goes along
+
+
 def test_an_output_that_would_be_another_leaves_the_model_as_it_was() -> None:
     model, arguments = overflowing("llama")
     before, eps = exact_logits(model, arguments), model.config.rms_norm_eps
@@ -248,5 +299,5 @@ class TestCommand:
         (tmp_path / "text").write_text("the stream is divided and the function is another " * 30)
         text = ("--text", str(tmp_path / "text"))
         status, _, err = command("fit", str(tmp_path / "model"), *text, "--out", str(tmp_path / "new"))
-        assert status == 2 and "the epsilon of the norms stays at 1e-05 (the configuration has no entry for it)" in err
+        assert status == 2 and "the epsilon of the norms, stays at 1e-05 (the configuration has no entry for it)" in err
         assert not (tmp_path / "new").exists()

@@ -65,7 +65,7 @@ class Band:
 
     @typed
     def words(self, index: int) -> str:
-        """The band of one of them in words."""
+        """The band of value `index` in words."""
         low, high = self.low[index], self.high[index]
         if high == np.inf:
             return f"at least {low:.3g}"

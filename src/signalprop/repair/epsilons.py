@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping as Dictionary
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,16 +18,22 @@ _NAMES = ("eps", "variance_epsilon")
 
 @dataclass(frozen=True)
 class Epsilon:
-    """(module, attribute) of the norms on the stream, the entries (path, key) of the configuration that they take it
-    from, and why it cannot be divided."""
+    """The epsilon of the norms on the stream.
+
+    Attributes:
+        holders: (module, attribute) of these. entries: (path, key) of the configuration that they take it from.
+        beside: (module, attribute) of other norms that take it from there, too, by their path.
+        problem: why it cannot be divided; "".
+    """
 
     holders: tuple[tuple[nn.Module, str], ...]
     entries: tuple[tuple[str, str], ...]
     problem: str
+    beside: Dictionary[str, tuple[nn.Module, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attached: Attached) -> Epsilon:
-        """Of a model: an entry counts where norms on the stream, and nothing else, follow it in a model built anew."""
+        """Of a model: an entry counts where norms on the stream follow it in a model built anew."""
         known = list(norms_of(attached))
         holders = tuple(
             (norm, name) for norm in known for name in _NAMES if isinstance(getattr(norm, name, None), float)
@@ -44,11 +51,21 @@ class Epsilon:
         for path, key in _entries(config, values):
             following = _following(model, path, key)
             if following & wanted:
-                if not following <= wanted:
-                    return cls(holders, (), "norms beside the stream share it")
                 entries.append((path, key))
                 met |= following
-        return cls(holders, tuple(entries), "" if met == wanted else "the configuration has no entry for it")
+        if not wanted <= met:
+            return cls(holders, (), "the configuration has no entry for it")
+        modules = {names[id(module)]: module for module in model.modules()}
+        beside = {
+            path: (modules[path], name) for path in sorted(met - wanted) if path in modules
+            for name in _NAMES if isinstance(getattr(modules[path], name, None), float)
+        }  # fmt: skip
+        return cls(holders, tuple(entries), "", beside)
+
+    @property
+    def exact(self) -> bool:
+        """Whether it can be divided, and no other norm's with it."""
+        return self.movable and not self.beside
 
     @property
     def movable(self) -> bool:
@@ -59,7 +76,7 @@ class Epsilon:
         """Divide the modules' and the configuration's epsilon, where it can be."""
         if not self.movable:
             return
-        for module, name in self.holders:
+        for module, name in (*self.holders, *self.beside.values()):
             setattr(module, name, getattr(module, name) / by)
         for path, key in self.entries:
             config = _at(model.config, path)
@@ -69,6 +86,9 @@ class Epsilon:
         """What became of it."""
         if stream == 1:
             return "unchanged"
+        if self.beside:
+            some = ", ".join(list(self.beside)[:3]) + (" and more" if len(self.beside) > 3 else "")
+            return f"divided by {stream**2:g}, and with it that of norms beside the stream, whose input stays: {some}"
         if self.movable:
             return f"divided by {stream**2:g}: the same function"
         value = next((f" at {getattr(module, name):g}" for module, name in self.holders), "")

@@ -26,7 +26,7 @@ from signalprop.measurement.measuring import arguments_of
 from signalprop.network.kinds import ROLE
 from signalprop.repair.epsilons import Epsilon, norms_of
 from signalprop.repair.initialisation import plain
-from signalprop.repair.largest_activations import Place, inner_maps, largest, norm_of_tied_head, places_of
+from signalprop.repair.largest_activations import Place, inner_maps, largest, norm_of_tied_head, places_of, reads_bare
 from signalprop.repair.left_out import left_out
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
@@ -36,7 +36,6 @@ Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
 FORMATS = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2,
 }  # fmt: skip
-_PRE = ("pre", "sandwich")
 _SAME, _SAME_IN_HALF = 1e-3, 0.1  # relative differences of outputs that rounding may make
 
 
@@ -115,7 +114,8 @@ def fit(
     norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the gain of the norm before it.
     Values and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can
     move (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and
-    so is the stream where norms reset it (post-norm), it is read without one, or its input is computed.
+    so is the stream where norms reset it (post-norm), or its input is computed. Maps that read the stream without a
+    norm (norms on branches alone, ModernBERT's first layer) are multiplied instead.
 
     Args:
         model: in a type that holds its activations (float32).
@@ -157,7 +157,7 @@ def fit(
             epsilon.divide(attached.model, stream**2)
             try:
                 after, now = largest(attached, places, arguments)
-                _require_same(output, now, "" if epsilon.movable else epsilon.in_words(stream))
+                _require_same(output, now, "" if epsilon.exact else epsilon.in_words(stream))
             except InputError:
                 epsilon.divide(attached.model, stream**-2)
                 raise
@@ -173,7 +173,7 @@ def fit(
         inner={attached.rows[i].label: factor for i, factor in inner.items()},
         epsilon=epsilon.in_words(stream),
         held=held,
-        matched=stream == 1 or epsilon.movable,
+        matched=stream == 1 or epsilon.exact,
         gain_rounding=rounding,
         activations=tuple(
             Activation(place.where, place.what, *numbers)
@@ -215,12 +215,9 @@ def _refuse(attached: Attached) -> None:
 def _held_stream(attached: Attached) -> str:
     """Why no weight can divide the stream; "" where weights can."""
     for row in attached.rows:
-        if row.placement not in _PRE:
-            why = {
-                "post": "a norm on the stream resets its scale, so a factor before it changes nothing",
-                "res-post": "it reads the stream without a norm, so a factor on the stream would change it",
-            }.get(row.placement, "it reads the stream without a norm")
-            return f"{row.label} is {row.placement}-norm: {why}"
+        if row.placement == "post":
+            why = "a norm on the stream resets its scale, so a factor before it changes nothing"
+            return f"{row.label} is post-norm: {why}"
     ends = attached.ends
     if ends.final_norm is None:
         return "there is no norm after the last layer, so what reads the stream there would see the factor"
@@ -239,7 +236,7 @@ def _require_same(before: Tensor, after: Tensor, epsilon: str) -> None:
     """
     apart = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
     if apart > (_SAME if before.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF):
-        why = f"the epsilon of the norms {epsilon}; a smaller margin divides by less"
+        why = f"the epsilon of the norms, {epsilon}; a smaller margin divides by less"
         why = why if epsilon else "something reads the stream or the embedding that the mapping does not name"
         raise InputError(f"fitted, the outputs would differ by {apart:.1e} of the largest: {why}; nothing was changed")
 
@@ -299,7 +296,7 @@ class _Fitting:
         return out
 
     def _row(self, row: AttachedRow, inner: float) -> None:
-        down = 1 / self.stream if self.along or row.placement == "pre" else 1.0
+        down = 1 / self.stream if self.along or row.placement in ("pre", "none") else 1.0
         for first, _ in inner_maps(row):
             self._held(first, 1 / inner, 1 / inner, row.label)
         last = [held for role, held in row.weights.items() if ROLE[role].writes]
@@ -307,12 +304,20 @@ class _Fitting:
             raise InputError(f"{row.label}: the mapping names no map that ends the branch; fit needs it")
         for held in last:
             self._held(held, inner * down, down, row.label)
-        if row.placement == "sandwich":
-            self._norm(row.post_norm, 1 / self.stream, row.label)
+        if row.placement in ("sandwich", "res-post"):
+            self._norm(row.post_norm if row.placement == "sandwich" else row.norm, 1 / self.stream, row.label)
+        up = self.stream if reads_bare(row) else 1.0
+        for role in self._reading(row) if up != 1 else ():
+            self._held(row.weights[role], up, 1.0, row.label)
         if self.along:
             for role, norm in (("query", row.query_norm), ("key", row.key_norm)):
                 if norm is not None:
                     self._held(row.weights[role], 1 / self.stream, 1 / self.stream, row.label)
+
+    @staticmethod
+    def _reading(row: AttachedRow) -> list[str]:
+        """The roles that read the stream."""
+        return ["query"] if row.kind.reads_memory else [role for role in row.weights if ROLE[role].reads]
 
     def _ends(self) -> None:
         ends, down = self.attached.ends, 1 / self.stream

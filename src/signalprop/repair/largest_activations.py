@@ -92,7 +92,9 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
             index = getattr(plan, column)[i]
             if index >= 0:
                 yield Place(row.label, what, plan.sites[index], stream=-1)
-        yield Place(row.label, "norm", Site(_module(row.norm), "output"))
+        on_branch = row.placement == "res-post"
+        if on_branch or not reads_bare(row):
+            yield Place(row.label, "norm", Site(_module(row.norm), "output"), stream=-int(on_branch))
         moves = moves_inner(attached, row)
         for role, held in row.weights.items():
             if held.copies and id(held.holder) not in owners:  # a module that holds experts sees none of what they make
@@ -100,7 +102,7 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
             weight = held.holder if held.copies else None
             site, power, inner = Site(_module(owners[id(weight)] if held.copies else held.holder), "output"), 0, None
             if ROLE[role].writes:
-                power = -1 if along or row.placement == "pre" else 0
+                power = -1 if along or row.placement in ("pre", "none") else 0
                 what = {"output": "mixed values", "down": "hidden"}.get(role, f"input of {role}")
                 entry = Site(site.module, "input")
                 yield Place(row.label, what, entry, inner=i if moves else None, weight=weight)
@@ -122,6 +124,12 @@ def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterato
         yield Place("head", "norm", Site(tied, "output"), stream=1)
     if ends.head is not None and isinstance(ends.head.holder, nn.Module):
         yield Place("head", "logits", Site(ends.head.holder, "output"))
+
+
+def reads_bare(row: AttachedRow) -> bool:
+    """Whether the branch reads the stream without a norm."""
+    absent = row.norm is None or isinstance(row.norm, nn.Identity)
+    return row.placement in ("res-post", "none") or (row.placement == "pre" and absent)
 
 
 def moves_inner(attached: Attached, row: AttachedRow) -> bool:
