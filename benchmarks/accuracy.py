@@ -18,7 +18,8 @@ from pathlib import Path
 from benchmarks.accuracy_grid import GROUPS, Cell, grid
 from benchmarks.accuracy_page import page
 from benchmarks.accuracy_rows import row_of
-from benchmarks.accuracy_store import Measured, imprecision, read_store, write_store
+from benchmarks.accuracy_store import read_store, write_store
+from benchmarks.measured import Measured, imprecision
 from signalprop.files.storage import write_text
 from signalprop.results.profile import Profile, average
 

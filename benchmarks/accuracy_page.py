@@ -57,6 +57,12 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def first_of(row: Row) -> tuple[float, float]:
+    """The measured first gradient; every cell of the grid has one."""
+    assert row.measured.first is not None
+    return row.measured.first
+
+
 def of_quantity(rows: Sequence[Row], quantity: str) -> list[tuple[Row, Errors]]:
     """Rows with their errors in a quantity; the forward variance after a post-norm is 1, and says nothing."""
     says = [row for row in rows if row.errors and (quantity != "forward variance" or row.cell.placement != "post")]
@@ -77,7 +83,7 @@ def by_depth(rows: Sequence[Row]) -> list[str]:
     ]
     for depth, placement in sorted({(row.cell.n_layers, row.cell.placement) for row in rows}):
         every = [row for row in rows if (row.cell.n_layers, row.cell.placement) == (depth, placement)]
-        logs = np.array([row.first - row.measured.first[0] for row in every])
+        logs = np.array([row.first - first_of(row)[0] for row in every])
         lines.append(
             f"| {depth} | {placement} | first gradient | {len(every)} | – | – | {percent(np.median(np.abs(logs)))} |"
             f" {100 * np.mean(logs):+.1f} | {mean_square([row.first_z for row in every])} |"
@@ -164,7 +170,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     for row in sorted(
         rows, key=lambda r: (r.cell.preset, r.cell.n_layers, r.cell.d_model, r.cell.placement, r.cell.scheme)
     ):
-        cell, (log_first, first_se) = row.cell, row.measured.first
+        cell, (log_first, first_se) = row.cell, first_of(row)
         shape = ("" if cell.preset == "tgs" else f" ({cell.preset})") + " *" * (not row.errors)
         r2 = "–" if row.r_squared is None else f"{row.r_squared:.4f}"
         lines.append(

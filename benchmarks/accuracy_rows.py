@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.accuracy_grid import TARGETS, Cell
-from benchmarks.accuracy_store import Measured, kept, standard_errors
+from benchmarks.measured import Measured, kept, standard_errors
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
 from signalprop.results.comparison import r_squared, relative_errors, rms, scores
+from signalprop.results.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -67,26 +68,28 @@ def row_of(cell: Cell, measured: Measured) -> Row:
     assert predicted.gradient is not None
     gradient = predicted.gradient["stream_in"]
     first, first_z = float(gradient.log_variance[0]), None
+    assert measured.first is not None
     if gradient.variance_sd is not None and gradient.variance_excess is not None:
         above = first + float(gradient.variance_excess[0]) - measured.first[0]
         first_z = above / (float(gradient.variance_sd[0]) / math.sqrt(measured.networks))
-    row = Row(cell, measured, predicted.fidelity, first, first_z)
-    if measured.forward is None or measured.gradient is None:
-        return row
-    mask = kept(predicted.n_sublayers)
-    stream, gradient = predicted.forward["stream_out"].select(mask), gradient.select(mask)
-    signed = (*relative_errors(stream, measured.forward), relative_errors(gradient, measured.gradient)[0])
-    z = (
-        *scores(stream, measured.forward, measured.networks),
-        scores(gradient, measured.gradient, measured.networks)[0],
-    )
-    ses = standard_errors(measured)
-    errors = {name: _errors(signed[i], z[i], ses[name], target) for i, (name, target) in enumerate(TARGETS.items())}
-    logs = gradient.log_variance, measured.gradient.log_variance
+    errors = errors_of(predicted, measured)
+    logs = None
+    if measured.gradient is not None:
+        logs = gradient.log_variance[kept(predicted.n_sublayers)], measured.gradient.log_variance
     return Row(cell, measured, predicted.fidelity, first, first_z, errors, logs)
 
 
-def _errors(signed: FloatArray, z: FloatArray | None, se: float, target: float) -> Errors:
-    size = np.abs(signed)
-    middle, p95 = float(np.median(size)), float(np.percentile(size, 95))
-    return Errors(middle, p95, float(np.mean(signed)), se, rms(z), target)
+def errors_of(predicted: Profile, measured: Measured) -> dict[str, Errors]:
+    """By quantity, of those that are kept."""
+    assert predicted.gradient is not None
+    mask, n = kept(predicted.n_sublayers), measured.networks
+    stream, gradient = predicted.forward["stream_out"].select(mask), predicted.gradient["stream_in"].select(mask)
+    pairs = ((stream, measured.forward), (stream, measured.forward), (gradient, measured.gradient))
+    ses, out = standard_errors(measured), {}
+    for i, ((name, target), (series, reference)) in enumerate(zip(TARGETS.items(), pairs, strict=True)):
+        if reference is not None:
+            signed, z = relative_errors(series, reference)[i % 2], scores(series, reference, n)[i % 2]
+            size = np.abs(signed)
+            middle, p95 = float(np.median(size)), float(np.percentile(size, 95))
+            out[name] = Errors(middle, p95, float(np.mean(signed)), ses[name], rms(z), target)
+    return out

@@ -1,36 +1,46 @@
 """Predicted against measured signals of models that carry a scheme: every scheme on five Hugging Face families.
 
-    python -m benchmarks.applied_accuracy [--minutes M] [--depths 4,48,192] [--schemes a,b] [--report]
+    python -m benchmarks.applied_accuracy                                     # only predict anew and write the page
+    python -m benchmarks.applied_accuracy --minutes 60 [--depths 4,48,192] [--schemes a,b] [--families a,b]
 
 Every cell applies a scheme to a freshly configured transformers model (width 256, 4 heads, 128 tokens of real text or
-24 x 24 pixels), measures it on two batch rows and `seeds` draws, and compares with `predict`. Results are kept in
-`out/applied_accuracy`, so that a run goes on where the last one stopped; `--report` writes docs/applied-accuracy.md.
+24 x 24 pixels) and measures it on two batch rows and `--seeds` draws. What was measured is kept in
+docs/applied-accuracy.json, cell by cell, and compared with what is predicted now.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 import signalprop as sp
+from benchmarks.accuracy_grid import TARGETS
+from benchmarks.accuracy_rows import errors_of
+from benchmarks.measured import Measured
 from benchmarks.models import hugging_face
 from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
-from signalprop.files.storage import write_json, write_text
+from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.network.inputs import InputStatistics
 from signalprop.repair import apply, initialize
 
 FAMILIES = ("bert", "gpt2", "llama", "vit", "t5")
 DEPTHS = (4, 48, 192)
 WIDTH, HEADS, TOKENS, VOCABULARY = 256, 4, 128, 1000
-RESULTS = Path("out/applied_accuracy")
-REPORT = Path("docs/applied-accuracy.md")
-QUANTITIES = ("forward variance", "forward token correlation", "gradient variance")
+STORE = Path("docs/applied-accuracy.json")
+PAGE = Path("docs/applied-accuracy.md")
+
+
+class Cell(NamedTuple):
+    """One model that carries a scheme."""
+
+    n_layers: int
+    scheme: str
+    family: str
 
 
 def vanilla(family: str, n_layers: int) -> Any:
@@ -57,100 +67,96 @@ def batch_for(family: str, architecture: sp.Architecture) -> Batch:
     return default_batch(architecture.replace(seq_len=TOKENS), batch_size=2)
 
 
-def measured(family: str, scheme: str, n_layers: int, seeds: int) -> dict[str, Any]:
-    """The measured Profile of one cell as JSON, or why the scheme is refused."""
-    model = vanilla(family, n_layers)
+def carrying(cell: Cell) -> tuple[Any, sp.Parametrization, InputStatistics, Batch] | None:
+    """The model, on the meta device, with its table and what it reads; None: the family cannot have the scheme."""
+    model = vanilla(cell.family, cell.n_layers)
     architecture = sp.Architecture.from_hf(model)
-    batch = batch_for(family, architecture)
+    batch = batch_for(cell.family, architecture)
+    statistics = batch.statistics(architecture)
     try:
-        apply(model, scheme, inputs=batch.statistics(architecture))
-    except InputError as error:
-        return {"refused": str(error)}
+        return model, apply(model, cell.scheme, inputs=statistics), statistics, batch
+    except InputError:
+        return None
+
+
+def measure(cell: Cell, seeds: int) -> Measured | None:
+    """Means over so many draws; None where the scheme is refused."""
+    began, found = time.process_time(), carrying(cell)
+    if found is None:
+        return None
+    model, _, _, batch = found
     model.to_empty(device="cpu")
     profiles = []
     for seed in range(seeds):
         initialize(model, seed=seed)
         profiles.append(sp.measure(model.eval(), batch))
-    silent = not any(profile.gradient_scale for profile in profiles)  # Fixup's head starts at zero
-    return {"profile": sp.average(profiles).to_json(), "silent": silent}
+    return Measured.of(sp.average(profiles), time.process_time() - began)
 
 
-def agreements(family: str, scheme: str, n_layers: int, result: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """(median error, standard error of the measurement) by quantity, of a cell that was measured."""
-    model = vanilla(family, n_layers)
-    architecture = sp.Architecture.from_hf(model)
-    statistics = batch_for(family, architecture).statistics(architecture)
-    table = apply(model, scheme, inputs=statistics)
-    comparison = sp.compare(sp.predict(table, statistics), sp.Profile.from_json(result["profile"]))
-    return {
-        agreement.quantity: (agreement.median, agreement.standard_error or 0.0)
-        for agreement in comparison.agreements
-        if not (result["silent"] and agreement.quantity.startswith("gradient"))
-    }
+def read_store() -> dict[Cell, Measured]:
+    """All cells that were measured."""
+    rows = read_json(STORE)["cells"]
+    return {Cell(row["n_layers"], row["scheme"], row["family"]): Measured.from_row(row) for row in rows}
+
+
+def write_store(store: dict[Cell, Measured]) -> None:
+    rows = [cell._asdict() | store[cell].row() for cell in sorted(store)]
+    write_json(STORE, {"schema": "signalprop/applied-accuracy/1", "cells": rows})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=0.0, help="time to measure cells that are not stored")
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)))
     parser.add_argument("--schemes", default=",".join(sorted(sp.SCHEMES)))
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--report", action="store_true")
     given = parser.parse_args()
-    if given.report:
-        write_text(REPORT, report())
-        return
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * given.minutes
-    for depth in map(int, given.depths.split(",")):
-        for scheme in given.schemes.split(","):
-            for family in given.families.split(","):
-                path = RESULTS / f"{scheme}-{family}-{depth}.json"
-                if path.exists():
-                    continue
-                if time.monotonic() > end:
-                    return
-                began = time.monotonic()
-                write_json(path, measured(family, scheme, depth, given.seeds))
-                print(f"{scheme} {family} {depth}: {time.monotonic() - began:.0f} s", flush=True)
+    store, end = read_store() if STORE.exists() else {}, time.monotonic() + 60 * given.minutes
+    wanted = (
+        Cell(int(depth), scheme, family)
+        for depth in given.depths.split(",")
+        for scheme in given.schemes.split(",")
+        for family in given.families.split(",")
+    )
+    for cell in wanted:
+        if time.monotonic() > end:
+            break
+        if cell not in store and (found := measure(cell, given.seeds)) is not None:
+            store[cell] = found
+            write_store(store)
+            print(*cell, f"{found.seconds:.1f} s", flush=True)
+    write_text(PAGE, page(store))
 
 
-HEADER = f"""Generated by `python -m benchmarks.applied_accuracy`. Each cell: median error, over all sublayers, of the
-variance of the stream, of its token correlation (relative, to 0.1 at least) and of the variance of the gradient, in
-percent, between `predict` and a Hugging Face model to which the scheme was applied; in brackets the standard error of
-the measurement over its random networks. Width {WIDTH}, {TOKENS} tokens of real text (ViT: digits in 64 patches); half
-of T5's layers are in its encoder. A dash: the family cannot express the scheme ([families.md](families.md)), or there
-is no gradient at the start."""
+HEADER = f"""Generated by `python -m benchmarks.applied_accuracy`; what was measured is stored in
+`docs/applied-accuracy.json`, predictions are made anew. Each cell: median error, over all sublayers, of the variance of
+the stream, of its token correlation (relative, to 0.1 at least) and of the variance of the gradient, in percent (100
+|ln(predicted / measured)| for variances), between `predict` and a Hugging Face model with the scheme; in
+brackets the standard error of the measurement over its random networks. Width {WIDTH}, {TOKENS} tokens of real text
+(ViT: digits in 64 patches); half of T5's layers are in its encoder. A dash: the family cannot express the scheme
+([families.md](families.md)), or there is no gradient at the start."""
 
 
-def report() -> str:
-    """The page, from the results that are there."""
+def page(store: dict[Cell, Measured]) -> str:
+    """The page, of the depths and schemes of which something is stored."""
     lines = ["# Applied schemes: predicted against measured", "", HEADER]
-    for depth in DEPTHS:
-        found = {
-            tuple(path.stem.rsplit("-", 2)[:2]): json.loads(path.read_text())
-            for path in sorted(RESULTS.glob(f"*-{depth}.json"))
-        }
-        if not found:
-            continue
+    for depth in sorted({cell.n_layers for cell in store}):
         lines += ["", f"## {depth} layers", "", "| scheme | " + " | ".join(FAMILIES) + " |", "| --- |" + " --- |" * 5]
-        for scheme in sorted({key[0] for key in found}):
-            row = [_words(family, scheme, depth, found.get((scheme, family))) for family in FAMILIES]
+        for scheme in sorted({cell.scheme for cell in store if cell.n_layers == depth}):
+            row = [_words(Cell(depth, scheme, family), store) for family in FAMILIES]
             lines.append(f"| {scheme} | " + " | ".join(row) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _words(family: str, scheme: str, depth: int, result: dict[str, Any] | None) -> str:
-    if result is None:
-        return "not run"
-    if "refused" in result:
+def _words(cell: Cell, store: dict[Cell, Measured]) -> str:
+    found = carrying(cell)
+    if found is None:
         return "–"
-    found = agreements(family, scheme, depth, result)
-    parts = []
-    for quantity in QUANTITIES:
-        median, error = found.get(quantity, (np.nan, 0.0))
-        parts.append(f"{100 * median:.1f} ({100 * error:.1f})" if np.isfinite(median) else "–")
+    if cell not in store:
+        return "not run"
+    errors = errors_of(sp.predict(found[1], found[2]), store[cell])
+    parts = [f"{100 * e.median:.1f} ({100 * e.se:.1f})" if (e := errors.get(name)) else "–" for name in TARGETS]
     return ", ".join(parts)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from benchmarks import recursion, timing
+from benchmarks.accuracy_rows import errors_of
+from benchmarks.measured import Measured, standard_errors
 from benchmarks.page import PAGE, RECORDS, SECTIONS, page
 
 from signalprop.files.storage import read_json
+from signalprop.network.architecture import Architecture
+from signalprop.results.profile import Profile, average
+from signalprop.results.series import Series
 
 WRITTEN = [name for name in SECTIONS if (RECORDS / f"{name}.json").is_file()]
 
@@ -78,3 +85,52 @@ def test_predicted_damages_of_casts_rank_layers_better_than_the_error_of_their_w
         assert ranks["damage and divergence"] > ranks["weight error and divergence"]
         ratios = np.divide(found["damage"], found["divergence"])
         assert np.quantile(ratios, 0.05) > 1 / 3 and np.quantile(ratios, 0.95) < 3 and 0.9 < np.median(ratios) < 1.21
+
+
+# --- what is kept of measurements ----------------------------------------------------------------------------------
+
+
+def of_networks(values: np.ndarray) -> Profile:
+    """The mean profile of networks whose ln variances are given, (networks, sublayers)."""
+
+    def one(logs: np.ndarray) -> Profile:
+        series = Series.of(log_variance=logs, token_correlation=np.tanh(logs))
+        points = dict.fromkeys(("stream_in", "branch", "stream_out"), series)
+        layers = Architecture(n_layers=len(logs) // 2, d_model=4, n_heads=1)
+        return Profile(source="simulated", architecture=layers, scheme="xavier", input={"mean": 0.0, "variance": 1.0,
+                       "token_correlation": 0.0}, forward=points, gradient=points, n_seeds=1)  # fmt: skip
+
+    return average([one(logs) for logs in values])
+
+
+def test_means_over_more_networks_are_those_over_all_of_them() -> None:
+    logs = np.random.default_rng(0).normal(0, 0.3, (9, 200))
+    some, others, every = (Measured.of(of_networks(part), 1.0) for part in (logs[:4], logs[4:], logs))
+    found = some.and_more(others)
+    assert found.networks == 9 and found.seconds == 2 and found.gradient is not None and every.gradient is not None
+    assert len(found.gradient.variance) == 64
+    assert np.allclose(found.gradient.variance, every.gradient.variance, rtol=1e-12)
+    assert np.allclose(found.gradient.token_correlation, every.gradient.token_correlation, rtol=1e-12)
+    # the standard error of the whole leaves out how far the two means lie apart, which is scatter too
+    assert found.gradient.variance_se is not None and every.gradient.variance_se is not None
+    ratio = found.gradient.variance_se / every.gradient.variance_se
+    assert np.median(ratio) == pytest.approx(1, abs=0.1)
+
+
+def test_what_is_kept_goes_to_json_and_back() -> None:
+    one = Measured.of(of_networks(np.random.default_rng(1).normal(0, 0.3, (3, 8))), 1.5)
+    again = Measured.from_row(json.loads(json.dumps(one.row())))
+    assert again.networks == 3 and again.seconds == 1.5
+    assert one.gradient is not None and again.gradient is not None and again.first is not None
+    assert again.gradient.log_variance == pytest.approx(one.gradient.log_variance, abs=1e-6)
+    assert again.first == pytest.approx(one.first, rel=1e-4)
+    assert standard_errors(again) == pytest.approx(standard_errors(one), rel=1e-2)
+
+
+def test_a_prediction_that_is_the_measurement_has_no_errors() -> None:
+    profile = of_networks(np.random.default_rng(2).normal(0, 0.3, (3, 8)))
+    kept = Measured.of(profile, 1.0)
+    assert all(errors.p95 == 0 for errors in errors_of(profile, kept).values())
+    twice = replace(kept, gradient=replace(kept.gradient, log_variance=kept.gradient.log_variance - np.log(2)))
+    errors = errors_of(profile, twice)["gradient variance"]
+    assert errors.median == pytest.approx(np.log(2)) and errors.signed == pytest.approx(np.log(2)) and errors.z is None

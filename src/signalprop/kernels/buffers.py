@@ -15,11 +15,11 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 
-_MOST = 6  # a stream, what a branch reads of it and gives, the next stream; and what is seen of them
+_MOST = 6  # of one size: a stream, what a branch reads of it and gives, the next stream; and what is seen of them
 
 
 class _Store(threading.local):
-    kept: list[FloatArray] | None = None
+    kept: dict[int, list[FloatArray]] | None = None
 
 
 _STORE = _Store()
@@ -29,11 +29,14 @@ _count = getattr(sys, "getrefcount", None)
 @contextmanager
 def reused() -> Iterator[None]:
     """Within this, `empty` hands out matrices again; afterwards those that are left are freed."""
-    before, _STORE.kept = _STORE.kept, _STORE.kept or []
+    if _STORE.kept is not None:  # of whoever asked first
+        yield
+        return
+    _STORE.kept = {}
     try:
         yield
     finally:
-        _STORE.kept = before
+        _STORE.kept = None
 
 
 def _references(matrices: list[FloatArray]) -> list[int]:
@@ -46,12 +49,12 @@ _UNUSED = next(iter(_references([np.empty(0)])), 0)  # of a matrix that stands i
 
 def empty(n: int) -> FloatArray:
     """A matrix (n, n) of whatever was in its memory."""
-    kept = _STORE.kept
-    if kept is None:
+    if _STORE.kept is None:
         return np.empty((n, n))
+    kept = _STORE.kept.setdefault(n, [])
     for i, references in enumerate(_references(kept)):
-        if references == _UNUSED and len(kept[i]) == n:
+        if references == _UNUSED:
             return kept[i]
-    del kept[: max(0, len(kept) - _MOST + 1)]  # those that others hold on to, and those of another size
+    del kept[: max(0, len(kept) - _MOST + 1)]  # those that others hold on to
     kept.append(np.empty((n, n)))
     return kept[-1]

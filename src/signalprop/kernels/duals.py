@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.kernels.buffers import empty
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
@@ -21,7 +22,7 @@ from signalprop.network.moments import Array, FloatArray
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5
 _ANGLES = np.linspace(0.0, math.pi, 4097)
-_AT_ONCE = 16384  # entries of a kernel that are computed at a time: they stay in the cache
+_AT_ONCE = 128  # rows and columns of a kernel that are computed at a time: they stay in the cache
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
@@ -110,8 +111,13 @@ def _of_one(name: str, derivative: int, variance: float, correlation: FloatArray
     return _looked_up(_dual_table(name, variance)[derivative], correlation, out)
 
 
+def _like(square: FloatArray) -> FloatArray:
+    """Room for one square."""
+    return empty(_AT_ONCE)[: square.shape[0], : square.shape[1]]
+
+
 def _relu_value(s: float, r: FloatArray) -> FloatArray:
-    out, sine = np.arccos(r), 1 - r
+    out, sine = np.arccos(r, out=_like(r)), np.subtract(1.0, r, out=_like(r))
     np.subtract(math.pi, out, out=out)
     out *= r
     r += 1
@@ -164,7 +170,7 @@ Block = Callable[[NDArray[np.intp], NDArray[np.intp], FloatArray], FloatArray]
 def _symmetric(
     block: Block, correlation: FloatArray, s: FloatArray | None = None, out: FloatArray | None = None
 ) -> FloatArray:
-    """A symmetric matrix, block by block from the diagonal on.
+    """A symmetric matrix, square by square from the diagonal on.
 
     Args:
         s: the variances on which it depends, if any. out: where to put it; may be `correlation`.
@@ -178,14 +184,16 @@ def _symmetric(
         np.fill_diagonal(whole, np.tile(own[:, 0], 2))
         return whole
     out = np.empty(correlation.shape) if out is None else out
-    rows, positions = _AT_ONCE // len(correlation) + 1, np.arange(len(correlation))
-    for start in range(0, len(out), rows):
-        part = slice(start, start + rows)
-        r = np.clip(correlation[part, start:], -1.0, 1.0)
-        found = block(positions[part, None], positions[start:], r)
-        out[part, start:] = found
-        if (beyond := start + len(found)) < len(out):
-            out[beyond:, part] = found[:, len(found) :].T
+    positions = np.arange(len(correlation))
+    parts = [slice(start, start + _AT_ONCE) for start in range(0, len(out), _AT_ONCE)]
+    for k, part in enumerate(parts):
+        for other in parts[k:]:
+            r = correlation[part, other]
+            r = np.clip(r, -1.0, 1.0, out=_like(r))
+            found = block(positions[part, None], positions[other], r)
+            out[part, other] = found
+            if other != part:
+                out[other, part] = found.T
     return out
 
 

@@ -54,9 +54,10 @@ class _Scores(NamedTuple):
 
 
 def _setting(*values: Array, r_value: Array | None = None) -> tuple[Any, _Setting]:
-    if namespace(*values) is np:
-        values = tuple(plain(x) for x in values)
     xp = namespace(*values)
+    if xp is np:
+        values = tuple(plain(x) for x in values)
+        xp = namespace(*values)
     r_query, r_key, r_g, s0, n_queries, n_keys, *rest = values
     r_query, r_g = _possible(r_query, n_queries, xp), _possible(r_g, n_queries, xp)
     r_key = _possible(r_key, n_keys, xp)

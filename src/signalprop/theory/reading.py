@@ -25,7 +25,7 @@ def read_normed(
     """
     if not a.squash and (a.norm == "layernorm" or (isinstance(mean, float) and mean == 0)):  # which takes a mean away
         out, divisor = normed(log_v, log_epsilon)
-        return plain(safe_exp(out) * gain2), r, divisor, divisor * 0.0
+        return safe_exp(out) * gain2, r, divisor, divisor * 0.0
     log_mean2 = log(mean**2)
     log_second = log_add(log_v, log_mean2)
     if a.squash:
