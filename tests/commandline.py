@@ -1,9 +1,14 @@
-"""Types and arguments of the command-line tests."""
+"""Types, arguments and helpers of tests of the command line, and of what is refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
+
+from signalprop.errors import InputError
 
 TINY = ["--layers", "2", "--d-model", "32", "--vocab-size", "200", "--seq-len", "12"]
 
@@ -17,3 +22,18 @@ class Result(NamedTuple):
 
 
 Command = Callable[..., Result]
+
+
+def result_of(command: Command, *arguments: Any) -> Any:
+    """The JSON that a command writes to standard output, which holds nothing else."""
+    status, out, err = command(*arguments, "--json", "-")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def refusal_of(call: Callable[[], Any]) -> str:
+    """The one line with which the library refuses a call."""
+    with pytest.raises(InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    return str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
-from commandline import Command
+from commandline import Command, result_of
 
 Refused = Callable[..., str]
 LLAMA = {
@@ -43,12 +42,6 @@ def outputs(model: nn.Module) -> Tensor:
 def difference(one: nn.Module, other: nn.Module) -> float:
     theirs = outputs(other)
     return float((outputs(one) - theirs).abs().max() / theirs.abs().max())
-
-
-def result_of(command: Command, *arguments: str) -> Any:
-    status, out, err = command(*arguments, "--json", "-")
-    assert status == 0, err
-    return json.loads(out)
 
 
 def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from commandline import TINY, Command
+from commandline import TINY, Command, result_of
 from signalprop import __version__
 from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
@@ -21,13 +20,6 @@ from signalprop.report.html import read
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES, scheme
-
-
-def result_of(command: Command, *arguments: str) -> Any:
-    """The JSON that a command writes to standard output, which holds nothing else."""
-    status, out, err = command(*arguments, "--json", "-")
-    assert status == 0, err
-    return json.loads(out)
 
 
 def test_version_and_help(command: Command) -> None:

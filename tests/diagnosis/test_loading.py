@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from damage import Bomb
 from gguf_file import write_gguf
 from signalprop.diagnosis.loading import load
 from signalprop.errors import InputError, MissingExtra
@@ -89,16 +90,6 @@ class TestIncomplete:
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(InputError, match=r"no weights for model.layers.1.mlp.up_proj.weight and 1 more"):
             load(folder)
-
-
-class Bomb:
-    """What runs when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.marker,)
 
 
 class TestTrust:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.files import storage
 from signalprop.files.storage import read_json, read_text, write_json, write_text
 
@@ -28,13 +28,6 @@ VALUES = [
     {"": {"": [1.5, True]}},
 ]
 ROOT = os.name == "posix" and os.geteuid() == 0
-
-
-def refused(call: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | int]]:
@@ -68,13 +61,13 @@ class TestReading:
     @pytest.mark.parametrize("data", [b"", b" \n\t\n", b"\xef\xbb\xbf"])
     def test_empty(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "a.txt").write_bytes(data)
-        assert "is empty" in refused(lambda: read_text(tmp_path / "a.txt"))
+        assert "is empty" in refusal_of(lambda: read_text(tmp_path / "a.txt"))
 
     def test_missing_directory_and_impossible_paths(self, tmp_path: Path) -> None:
-        assert "No such file" in refused(lambda: read_text(tmp_path / "none.txt"))
-        assert "directory" in refused(lambda: read_text(tmp_path))
-        assert "null" in refused(lambda: read_text("a\0b"))
-        refused(lambda: read_text("two\nlines"))
+        assert "No such file" in refusal_of(lambda: read_text(tmp_path / "none.txt"))
+        assert "directory" in refusal_of(lambda: read_text(tmp_path))
+        assert "null" in refusal_of(lambda: read_text("a\0b"))
+        refusal_of(lambda: read_text("two\nlines"))
 
     @pytest.mark.parametrize(
         "text",
@@ -92,7 +85,7 @@ class TestReading:
     )
     def test_what_is_not_json(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "a.json").write_text(text)
-        assert "a.json" in refused(lambda: read_json(tmp_path / "a.json"))
+        assert "a.json" in refusal_of(lambda: read_json(tmp_path / "a.json"))
 
 
 class TestWriting:
@@ -131,7 +124,7 @@ class TestWriting:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(storage.os, failing, broken)
-        assert "No space left" in refused(lambda: write_text(target, "new"))
+        assert "No space left" in refusal_of(lambda: write_text(target, "new"))
         assert target.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
 
     def test_an_interrupt_midway_leaves_the_old_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,19 +167,19 @@ class TestWriting:
         if number == errno.EINVAL:
             write_text(tmp_path / "a.txt", "x")
         else:
-            assert os.strerror(number) in refused(lambda: write_text(tmp_path / "a.txt", "x"))
+            assert os.strerror(number) in refusal_of(lambda: write_text(tmp_path / "a.txt", "x"))
 
     def test_where_nothing_can_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
-        assert "directory" in refused(lambda: write_text(tmp_path, "x"))
-        assert "No such file" in refused(lambda: write_text(tmp_path / "none" / "a.txt", "x"))
-        refused(lambda: write_text(tmp_path / "file" / "a.txt", "x"))
-        refused(lambda: write_text("a\0b", "x"))
+        assert "directory" in refusal_of(lambda: write_text(tmp_path, "x"))
+        assert "No such file" in refusal_of(lambda: write_text(tmp_path / "none" / "a.txt", "x"))
+        refusal_of(lambda: write_text(tmp_path / "file" / "a.txt", "x"))
+        refusal_of(lambda: write_text("a\0b", "x"))
 
     @pytest.mark.skipif(ROOT, reason="root writes everywhere")
     def test_a_directory_without_permission(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o500)
-        assert "ermission" in refused(lambda: write_text(tmp_path / "a.txt", "x"))
+        assert "ermission" in refusal_of(lambda: write_text(tmp_path / "a.txt", "x"))
 
     def test_permissions_and_links_stay(self, tmp_path: Path) -> None:
         target, link = tmp_path / "a.txt", tmp_path / "link"

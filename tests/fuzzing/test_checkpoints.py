@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import signalprop as sp
-from damage import check_command, commanded, damaged_bytes, examine, files_of, outcome
+from damage import Bomb, check_command, commanded, damaged_bytes, examine, files_of, outcome
 from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
@@ -27,16 +27,6 @@ from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.weight_files import PROCESS, STATE, load_tensors
 
 FEW, MANY = 5, 150
-
-
-class Bomb:
-    """What runs when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.marker,)
 
 
 def make_plain(folder: Path) -> Path:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from damage import as_json, damaged, damaged_bytes, examine_file
+from damage import Bomb, as_json, damaged, damaged_bytes, examine_file
 from signalprop.data.batches import load_frames
 from signalprop.data.texts import pieces
 from signalprop.errors import InputError
@@ -30,16 +30,6 @@ from signalprop_lab.training.sources import Place
 FEW, MANY = 8, 400
 BOOK = "Fellow citizens,\r\nthe union is strong. caf\u00e9 \U0001f600\n".encode() * 3
 ROW = {"text": "one two", "label": "x", "n": 3}
-
-
-class Bomb:
-    """What runs when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.marker,)
 
 
 def exhaust(found: Iterator[Any]) -> None:

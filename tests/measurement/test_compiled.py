@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import watched_processes
 from applied import MODELS, arguments_of, batch_of, vanilla
 from own_model import OwnGPT
+from processes import run_ranks
 from signalprop.errors import InputError
 from signalprop.measurement import Probe, measure
 from signalprop.results.profile import Profile
@@ -207,18 +205,7 @@ def test_what_cannot_be_inside_the_graph_is_said(caplog: pytest.LogCaptureFixtur
 def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes found, by the way that they train together."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", watched_processes.__file__]
-    running = [
-        subprocess.Popen([*command, str(rank), "2", str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=600)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    run_ranks(watched_processes.__file__, folder)
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 

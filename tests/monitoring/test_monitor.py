@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch import nn
 
 import monitored
 from monitored import gpt2, hooks, other, sequences, train
+from processes import run_ranks
 from signalprop import read_parametrization
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import Batch
@@ -247,13 +246,7 @@ def test_frozen_layers_have_no_gradient_and_say_so_once(caplog: pytest.LogCaptur
 
 @pytest.mark.slow
 def test_distributed(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", monitored.__file__]
-    processes = [subprocess.Popen([*command, str(rank), "2", str(tmp_path)]) for rank in range(2)]
-    try:
-        assert [process.wait(300) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(monitored.__file__, tmp_path)
     results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for result in results:
         assert result["losses"]["bare"] == result["losses"]["monitored"]

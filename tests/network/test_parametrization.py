@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import (
     KINDS,
@@ -34,13 +34,6 @@ TINY = Architecture(n_layers=2, d_model=8)
 
 def table(**changes: Any) -> Parametrization:
     return scheme("xavier")(Architecture(**{"n_layers": 2, "d_model": 8, **changes}))
-
-
-def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
-    return str(caught.value)
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -132,20 +125,20 @@ class TestJson:
         p = table(norm_placement="sandwich").with_columns(branch=[0.1, 0.2, 1 / 3, 5e-324])
         p.save(tmp_path / "p.json")
         assert Parametrization.load(tmp_path / "p.json") == p
-        assert "No such file" in refused(lambda: Parametrization.load(tmp_path / "none.json"))
-        assert "cannot write" in refused(lambda: p.save(tmp_path))
+        assert "No such file" in refusal_of(lambda: Parametrization.load(tmp_path / "none.json"))
+        assert "cannot write" in refusal_of(lambda: p.save(tmp_path))
 
     def test_every_truncation_of_a_file_is_refused(self, tmp_path: Path) -> None:
         text = json.dumps(table().to_json())
         for end in range(0, len(text) - 1, 23):
             (tmp_path / "p.json").write_text(text[:end])
-            refused(lambda: Parametrization.load(tmp_path / "p.json"))
+            refusal_of(lambda: Parametrization.load(tmp_path / "p.json"))
 
     @pytest.mark.parametrize("part", DAMAGE)
     def test_damage_gets_one_line(self, part: str) -> None:
         document = copy.deepcopy(table().to_json())
         DAMAGE[part](document)
-        assert part in refused(lambda: Parametrization.from_json(document))
+        assert part in refusal_of(lambda: Parametrization.from_json(document))
 
 
 class TestColumns:
@@ -158,16 +151,16 @@ class TestColumns:
         p = table().with_columns(branch=np.array([[0.5], [0.25], [0.125]]))
         assert p.skip.shape == p.branch.shape == p.weights["query"].shape == (3, 4)
         assert str(p) == "sweep (3,) of xavier"
-        assert "sweep" in refused(p.to_json) and "sweep" in refused(p.table)
+        assert "sweep" in refusal_of(p.to_json) and "sweep" in refusal_of(p.table)
 
     def test_a_sweep_of_tables(self) -> None:
         one, two = table(), scheme("xavier", gain=2.0)(TINY)
         p = Parametrization.sweep([one, two])
         assert np.array_equal(p.weights["up"], np.stack([one.weights["up"], two.weights["up"]]))
-        assert "at least one" in refused(lambda: Parametrization.sweep([]))
-        assert "one architecture" in refused(lambda: Parametrization.sweep([one, table(n_layers=3)]))
+        assert "at least one" in refusal_of(lambda: Parametrization.sweep([]))
+        assert "one architecture" in refusal_of(lambda: Parametrization.sweep([one, table(n_layers=3)]))
         other = replace(one, head=Head(weight=3.0))
-        assert "one embedding and one head" in refused(lambda: Parametrization.sweep([one, other]))
+        assert "one embedding and one head" in refusal_of(lambda: Parametrization.sweep([one, other]))
 
     @pytest.mark.parametrize(
         ("columns", "part"),
@@ -183,7 +176,7 @@ class TestColumns:
         ],
     )
     def test_bad_columns(self, columns: dict[str, Any], part: str) -> None:
-        assert part in refused(lambda: table().with_columns(**columns))
+        assert part in refusal_of(lambda: table().with_columns(**columns))
 
 
 class TestText:
@@ -198,4 +191,4 @@ class TestText:
 
 @pytest.mark.parametrize(("made", "bad"), [(Embedding, {"token": -1.0}), (Head, {"weight": "a"}), (Head, {})])
 def test_bad_ends(made: Any, bad: dict[str, Any]) -> None:
-    refused(lambda: made(**bad))
+    refusal_of(lambda: made(**bad))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +11,7 @@ from torch import nn
 
 import two_processes
 from applied import vanilla
+from processes import run_ranks
 from signalprop.repair import parameter_groups
 from two_processes import CASES, IDS, make, step
 
@@ -28,18 +26,7 @@ pytestmark = pytest.mark.slow  # two processes, a minute; training in two proces
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the two processes found."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", two_processes.__file__]
-    running = [
-        subprocess.Popen([*command, str(rank), "2", str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    run_ranks(two_processes.__file__, folder)
     found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     return found
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from applied import VOCABULARY, vanilla
+from applied import VOCABULARY, trained, vanilla
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
 from signalprop.repair import apply, fold, initialize, parameter_groups
@@ -25,12 +25,7 @@ def applied_model(family: str, scheme: str, **changes: Any) -> nn.Module:
     """In evaluation mode, with trainable multipliers away from their start."""
     model = vanilla(family, 3, **LONG[family] | changes).eval()  # of 2 layers DeepScaleLM has a skip of 0
     apply(model, scheme, seed=3)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, q in model.named_parameters():
-            if name.rpartition(".")[2] in ("multiplier", "skip", "value_skip", "attention_gain"):
-                q.add_(0.3 + 0.1 * torch.randn(q.shape, generator=generator))
-    return model
+    return trained(model)
 
 
 def logits_of(model: nn.Module, ids: Tensor = IDS, **more: Any) -> Tensor:

@@ -11,9 +11,10 @@ from torch import nn
 
 import signalprop as sp
 from measurement.conftest import MODELS, models
+from own_model import Block, OwnGPT, own_model
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
-from signalprop.attachment.mapping import Mapping, SublayerMap, find
+from signalprop.attachment.mapping import Mapping, find
 from signalprop.errors import InputError
 from signalprop.models import build
 from signalprop.network.architecture import Architecture
@@ -91,71 +92,32 @@ def test_reference_models_with_multipliers(placement: str, kind: str) -> None:
         assert [each.placement for each in found] == [placement] * 4
 
 
-class Block(nn.Module):
-    """A pre-norm feed-forward layer that can be wrong in several ways."""
+class Faulty(Block):
+    """The small GPT's layer, wrong in one of several ways."""
 
     def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.fault = fault
-        self.norm, self.up, self.down, self.spare = (
-            nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 16)
-        )  # fmt: skip
-        self.q, self.k, self.v, self.o, self.first = (*(nn.Linear(16, 16) for _ in range(4)), nn.LayerNorm(16))
+        super().__init__(affine=True)
+        self.fault, self.spare = fault, nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x)
-        x = x + self.o(self.v(y) * torch.sigmoid(self.q(y) * self.k(y)))
-        y = x if self.fault == "norm unused" else self.norm(x)
+        x = x + self.attn(self.ln_1(x))
+        y = x if self.fault == "norm unused" else self.ln_2(x)
         y = x if self.fault == "norm dropped" else y
-        y = self.down(torch.relu(self.up(y)))
+        y = self.down(nn.functional.gelu(self.up(y)))
         if self.fault == "scaled":
             y = 0.3 * y
         return x + y + (self.spare(x) if self.fault == "third branch" else 0)
 
 
-class Own(nn.Module):
-    """Two such layers and a final norm."""
-
-    def __init__(self, fault: str = "") -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.final, self.head = nn.Embedding(50, 16), nn.LayerNorm(16), nn.Linear(16, 50)
-        self.layers = nn.ModuleList([Block(""), Block(fault)])
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.table(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits: torch.Tensor = self.head(self.final(x))
-        return logits
-
-    def signalprop_mapping(self) -> Mapping:
-        sublayers = []
-        for i in range(2):
-            place = f"layers.{i}"
-            roles = {"query": "q", "key": "k", "value": "v", "output": "o"}
-            attention = {role: f"{place}.{name}" for role, name in roles.items()}
-            sublayers += [
-                SublayerMap(branch=f"{place}.o", norm=f"{place}.first", weights=attention),
-                SublayerMap(
-                    branch=f"{place}.down",
-                    norm=f"{place}.norm",
-                    weights={"up": f"{place}.up", "down": f"{place}.down"},
-                ),
-            ]
-        return Mapping(
-            architecture=Architecture(
-                kind="encoder", n_layers=2, d_model=16, n_heads=2, d_ff=24, vocab_size=50, seq_len=9, positions="none"
-            ),
-            sublayers=sublayers,
-            final_norm="final",
-            arguments=lambda batch: {"ids": torch.as_tensor(batch.tokens)},
-        )
+def own(fault: str = "") -> OwnGPT:
+    model = own_model(2)
+    model.blocks[1] = Faulty(fault)
+    return model.eval()
 
 
 class TestModelsThatAreNotWhatTheMappingSays:
     def test_the_right_one(self) -> None:
-        model = Own()
+        model = own()
         assert confirm(attach(model, model.signalprop_mapping())) is True
 
     @pytest.mark.parametrize(
@@ -168,10 +130,10 @@ class TestModelsThatAreNotWhatTheMappingSays:
         ],
     )
     def test_a_fault_is_named(self, fault: str, message: str) -> None:
-        model = Own(fault)
+        model = own(fault)
         if fault == "norm unused":  # nothing shows where the stream is, so the mapping says it
             items = list(model.signalprop_mapping().sublayers)
-            items[3] = replace(items[3], reads="layers.1.up")
+            items[3] = replace(items[3], reads="blocks.1.up")
             mapping = replace(model.signalprop_mapping(), sublayers=items)
         else:
             mapping = model.signalprop_mapping()
@@ -181,16 +143,16 @@ class TestModelsThatAreNotWhatTheMappingSays:
     @pytest.mark.parametrize(
         ("row", "changes", "message"),
         [
-            (1, {"carrier": "layers.0.up"}, "layer 0 feed-forward: the branch is not what its carrier outputs"),
-            (2, {"carrier": "layers.0.o"}, "layer 1 attention: its carrier is also that of layer 0 attention"),
-            (3, {"carrier": "layers.1.spare"}, "layer 1 feed-forward: its carrier ran 0 times"),
+            (1, {"carrier": "blocks.0.up"}, "layer 0 feed-forward: the branch is not what its carrier outputs"),
+            (2, {"carrier": "blocks.0.attn.proj"}, "layer 1 attention: its carrier is also that of layer 0 attention"),
+            (3, {"carrier": "blocks.1.spare"}, "layer 1 feed-forward: its carrier ran 0 times"),
             (2, {"weights": {}}, "layer 1 attention: the mapping names no carrier"),
-            (3, {"norm": "layers.1.first"}, "layer 1 attention: the stream after it is not"),
-            (1, {"reads": "layers.1.first"}, "layer 0 attention: the stream after it is not"),
+            (3, {"norm": "blocks.1.ln_1"}, "layer 1 attention: the stream after it is not"),
+            (1, {"reads": "blocks.1.ln_1"}, "layer 0 attention: the stream after it is not"),
         ],
     )
     def test_a_mapping_that_is_wrong(self, row: int, changes: dict[str, Any], message: str) -> None:
-        model = Own()
+        model = own()
         items = list(model.signalprop_mapping().sublayers)
         items[row] = replace(items[row], **changes)
         with pytest.raises(InputError, match=message):
@@ -217,7 +179,7 @@ class TestTheModelIsLeftAsItWas:
         assert all(p.grad is None for p in model.parameters())
 
     def test_after_an_error_too(self) -> None:
-        model = Own().train()
+        model = own().train()
         with pytest.raises(InputError, match=r"the model does not run on a tiny batch \(TypeError: .*give arguments="):
             confirm(attach(model, model.signalprop_mapping()), {"words": torch.zeros(1, 3)})
         assert model.training
@@ -230,7 +192,7 @@ class TestTheModelIsLeftAsItWas:
 
 
 def test_arguments_can_be_given() -> None:
-    model = Own()
+    model = own()
     mapping = replace(model.signalprop_mapping(), arguments=None)
     assert confirm(attach(model, mapping), {"ids": torch.arange(6)[None]}) is True
     with pytest.raises(InputError, match="give arguments="):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import applied
-from applied import VOCABULARY
+from applied import VOCABULARY, trained
 from signalprop.errors import InputError
 from signalprop.hooks import first_tensor
 from signalprop.models.transformer import Transformer
@@ -44,15 +44,6 @@ def applied_model(family: str, scheme: str, seed: int = 3, **changes: Any) -> nn
     model = vanilla(family, **changes)
     apply(model, scheme, seed=seed)
     return trained(model)
-
-
-def trained(model: nn.Module) -> nn.Module:
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, q in model.named_parameters():
-            if name.rpartition(".")[2] in MULTIPLIERS:
-                q.add_(0.3 + 0.1 * torch.randn(q.shape, generator=generator))
-    return model
 
 
 def loss(model: nn.Module) -> Tensor:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
@@ -30,13 +30,6 @@ from strategies import architectures, schemes, statistics, table_or_none
 def prediction(n_layers: int = 2, backward: bool = True, **changes: Any) -> Profile:
     a = Architecture(**{"n_layers": n_layers, "d_model": 8, "seq_len": 16, **changes})
     return predict(scheme("xavier")(a), fidelity="moments", backward=backward)
-
-
-def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-    return str(caught.value)
 
 
 def all_series(profile: Profile) -> list[Series]:
@@ -176,7 +169,7 @@ class TestSeries:
         ids=str,
     )
     def test_bad_numbers(self, fields: dict[str, float]) -> None:
-        refused(lambda: Series.of(**fields))
+        refusal_of(lambda: Series.of(**fields))
 
 
 def test_without_gradient() -> None:
@@ -191,14 +184,14 @@ def test_files(tmp_path: Path) -> None:
     again = Profile.load(tmp_path / "p.json")
     assert again == profile and again.notes == ("one", "two")
     assert again != replace(profile, n_seeds=4) and again != prediction(3) and again != 5
-    assert "cannot write" in refused(lambda: profile.save(tmp_path / "none" / "p.json"))
+    assert "cannot write" in refusal_of(lambda: profile.save(tmp_path / "none" / "p.json"))
 
 
 def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
     text = json.dumps(prediction(1).to_json())
     for end in range(0, len(text) - 1, 41):
         (tmp_path / "p.json").write_text(text[:end])
-        refused(lambda: Profile.load(tmp_path / "p.json"))
+        refusal_of(lambda: Profile.load(tmp_path / "p.json"))
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -235,7 +228,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_damage_gets_one_line(part: str) -> None:
     document = copy.deepcopy(prediction().to_json())
     DAMAGE[part](document)
-    assert part in refused(lambda: Profile.from_json(document))
+    assert part in refusal_of(lambda: Profile.from_json(document))
 
 
 class TestSensitivity:
@@ -283,8 +276,8 @@ class TestAverage:
         assert average(scaled).gradient_scale == 2.0
 
     def test_bad_requests(self) -> None:
-        assert "at least one" in refused(lambda: average([]))
-        assert "different architectures" in refused(lambda: average([prediction(2), prediction(3)]))
+        assert "at least one" in refusal_of(lambda: average([]))
+        assert "different architectures" in refusal_of(lambda: average([prediction(2), prediction(3)]))
 
 
 def test_statistics_of_the_input_reach_the_profile() -> None:

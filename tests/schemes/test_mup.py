@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.models import build
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -33,13 +33,6 @@ def gpt2(d_model: int, n_layers: int = 4, **changes: Any) -> Architecture:
 
 def columns(table: Parametrization, but: tuple[str, ...] = ()) -> dict[str, list[float]]:
     return {name: column.tolist() for name, column in table.columns().items() if name not in but}
-
-
-def refused(call: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 class TestTable8:
@@ -170,12 +163,12 @@ class TestDepth:
     ],
 )
 def test_bad_options(name: str, options: dict[str, Any], part: str) -> None:
-    assert part in refused(lambda: scheme(name, **options))
+    assert part in refusal_of(lambda: scheme(name, **options))
 
 
 def test_a_base_that_places_norms_is_refused() -> None:
     made = scheme("mup", base="deepnorm")
-    assert "both say what norms do" in refused(lambda: made(gpt2(256)))
+    assert "both say what norms do" in refusal_of(lambda: made(gpt2(256)))
 
 
 def sparse(d_model: int, width: int, top_k: int, **settings: Any) -> Architecture:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import PLACEMENTS, ROLES, Parametrization, role_mask
@@ -46,13 +46,6 @@ def predicted(name: str, a: Architecture, inputs: InputStatistics = STREAM, **op
 def gradient(profile: Profile, sublayer: int = 0) -> float:
     assert profile.gradient is not None
     return float(profile.gradient["stream_in"].variance[sublayer])
-
-
-def refused(call: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def placements(table: Parametrization) -> list[str]:
@@ -148,14 +141,14 @@ class TestAdmin:
 
     def test_what_does_not_fit(self) -> None:
         a = Architecture(n_layers=2, d_model=8)
-        assert "holds 3 numbers; the architecture has 4" in refused(lambda: Admin((1.0, 1.0, 1.0))(a))
+        assert "holds 3 numbers; the architecture has 4" in refusal_of(lambda: Admin((1.0, 1.0, 1.0))(a))
         for bad in ("1,2", 3.0, (1.0, -1.0), (math.nan,), (True,), ("1",)):
-            assert "branch_variances" in refused(lambda bad=bad: scheme("admin", branch_variances=bad))
-        assert "expected one of fixed" in refused(lambda: scheme("admin", trainable="yes"))
+            assert "branch_variances" in refusal_of(lambda bad=bad: scheme("admin", branch_variances=bad))
+        assert "expected one of fixed" in refusal_of(lambda: scheme("admin", trainable="yes"))
         with_skips = predict(DeepNorm()(a), backward=False)
-        assert "skip = branch = 1" in refused(lambda: Admin().profiled(with_skips))
+        assert "skip = branch = 1" in refusal_of(lambda: Admin().profiled(with_skips))
         pre = predict(scheme("xavier")(a), backward=False)
-        assert "post-norm" in refused(lambda: Admin().profiled(pre))
+        assert "post-norm" in refusal_of(lambda: Admin().profiled(pre))
 
 
 class TestMixLN:
@@ -244,7 +237,7 @@ class TestBases:
     def test_any_architecture(self, name: str, a: Architecture) -> None:
         if a.parallel and name != "lns":
             if name == "sandwich" or a.n_layers >= 4:
-                assert "parallel" in refused(lambda: scheme(name)(a))
+                assert "parallel" in refusal_of(lambda: scheme(name)(a))
             return
         table = scheme(name)(a)
         assert Parametrization.from_json(json.loads(json.dumps(table.to_json()))) == table

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import ROLES, Parametrization, role_mask
@@ -21,13 +21,6 @@ from signalprop.schemes.vanilla import small_logits_head, unit_embedding
 
 START_AT_ZERO = {("fixup", "output"), ("fixup", "down"), ("e-spa", "query"), ("u-spa", "query")}
 SMALL = Architecture(n_layers=2, d_model=16, seq_len=8, family="bert")
-
-
-def refused(call: Callable[[], Any]) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -79,7 +72,7 @@ def test_options_reach_the_table() -> None:
     ],
 )
 def test_what_does_not_exist(name: Any, options: dict[str, Any], part: str) -> None:
-    assert part in refused(lambda: scheme(name, **options))
+    assert part in refusal_of(lambda: scheme(name, **options))
 
 
 def test_a_new_scheme_is_one_class(registry: None) -> None:
@@ -104,7 +97,7 @@ def test_a_new_scheme_is_one_class(registry: None) -> None:
     assert Parametrization.from_json(table.to_json()) == table
     grown = predict(table, fidelity="moments").forward["stream_out"].variance[-1]
     assert grown < predict(scheme("xavier")(SMALL), fidelity="moments").forward["stream_out"].variance[-1]
-    assert "first" in refused(lambda: scheme("halving", first=0))
+    assert "first" in refusal_of(lambda: scheme("halving", first=0))
 
 
 def test_names_are_unique_but_a_class_may_be_defined_again(registry: None) -> None:
@@ -116,7 +109,7 @@ def test_names_are_unique_but_a_class_may_be_defined_again(registry: None) -> No
     first = SCHEMES["again"]
     define("Again")  # a notebook cell that is run twice
     assert SCHEMES["again"] is not first
-    assert "two schemes named 'again'" in refused(lambda: define("Other"))
+    assert "two schemes named 'again'" in refusal_of(lambda: define("Other"))
 
 
 def test_columns_of_fill() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
@@ -60,10 +60,7 @@ def removed(table: Parametrization) -> bool:
 
 
 def refused(name: str, **options: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        scheme(name, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(lambda: scheme(name, **options))
 
 
 ATTENTION_AND_FEED_FORWARD = ("query", "key", "value", "output", "gate", "up", "down")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.errors import InputError
+from commandline import refusal_of
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
@@ -56,10 +56,7 @@ SPA = ("e-spa", "u-spa")
 
 
 def refused(name: str, a: Architecture = DEEP, **options: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        scheme(name, **options)(a)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refusal_of(lambda: scheme(name, **options)(a))
 
 
 def kernel_profile(name: str, a: Architecture, inputs: InputStatistics = INDEPENDENT, **options: Any) -> Profile:
