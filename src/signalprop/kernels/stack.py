@@ -57,8 +57,9 @@ class Stack:
     """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
 
     Attributes:
-        shapes: how each sublayer's attention is shaped. silent: sublayers that give nothing. across: those that read
-            the encoder's output, `memory`, which whoever runs a decoder sets before.
+        shapes: how each sublayer's attention is shaped. branches: of every sublayer; different: each once. silent:
+            sublayers that give nothing. across: those that read the encoder's output, `memory`, which whoever runs a
+            decoder sets before.
         own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
     """
 
@@ -74,6 +75,7 @@ class Stack:
                 kind, where = kind_of(p, i).part("kernel"), (p, key[0], self.shapes)
                 made[key] = kind.of(*where) if grid is None else kind.on_grid(*where, grid)
         self.branches: list[Any] = [made[key] for key in keys]
+        self.different: list[Any] = list(made.values())
         self.across = rows_where(p, lambda kind: kind.reads_memory).tolist()
         self.silent = [branch.silent(i) for i, branch in enumerate(self.branches)]
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
@@ -98,18 +100,18 @@ class Stack:
 
     def keep_attention(self, keeps: bool) -> None:
         """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
-        for branch in self.branches:
+        for branch in self.different:
             if hasattr(branch, "keeps"):
                 branch.keeps = keeps
 
     @property
     def networks(self) -> int | None:
         """Over how many networks of drawn heads a prediction is the mean; None where nothing is drawn."""
-        return max((getattr(branch, "networks", 0) for branch in self.branches), default=0) or None
+        return max((getattr(branch, "networks", 0) for branch in self.different), default=0) or None
 
     def draw(self, network: int) -> None:
         """From here on the network of that number."""
-        for branch in self.branches:
+        for branch in self.different:
             branch.network = network
 
     # --- forward ---
