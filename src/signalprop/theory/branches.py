@@ -108,10 +108,9 @@ def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
 
 def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
     """Every object once, with its rows."""
-    rows: dict[int, list[int]] = {}
-    for i, branch in enumerate(branches):
-        rows.setdefault(id(branch), []).append(i)
-    return [(branches[members[0]], np.array(members, np.intp)) for members in rows.values()]
+    identity = np.fromiter(map(id, branches), np.int64, len(branches))
+    first = np.sort(np.unique(identity, return_index=True)[1]).tolist()
+    return [(branches[i], np.flatnonzero(identity == identity[i])) for i in first]
 
 
 def _spread(memory: tuple[Array, Array] | None, like: FloatArray) -> tuple[FloatArray, FloatArray] | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.network.activations import activation
-from signalprop.network.kinds import kind_of
+from signalprop.network.kinds import kinds_in, rows_where
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -42,7 +42,7 @@ class Overlaps(NamedTuple):
 
 def not_derived(p: Parametrization) -> str:
     """What the scatter is not derived for, in words; '' where it is."""
-    kinds = {kind_of(p, i).name for i in range(p.n_sublayers)}
+    kinds = {kind.name for kind in kinds_in(p)}
     bare = sorted({PLACEMENTS[code] for code in p.placement.tolist()} & {"sandwich", "res-post"})
     reasons = (
         (p.skip.ndim > 1, "sweeps"),
@@ -104,7 +104,7 @@ class _Response:
         stream = profile.forward["stream_in"].token_correlation
         self.turn = np.where(stream > 0.5, -_STEP, _STEP)
         self.by_v, self.by_r = self.at(_STEP, 0.0), self.at(0.0, self.turn)
-        attends = [kind_of(p, i).attends for i in range(self.n)]
+        attends = rows_where(p, lambda kind: kind.attends)
         self.maps_in_a_row = np.where(attends, 2.0, 1.0)  # wide random maps in a branch: values and output; down
         self.hidden = np.where(attends, 0.0, 1.0)[:, None] * self._hidden()
         shared = stream, self.here.branch[1]
@@ -358,8 +358,8 @@ def _nodes() -> tuple[FloatArray, FloatArray, FloatArray]:
 def _square_dual(y: FloatArray, r: FloatArray) -> FloatArray:
     """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes, (sublayers, nodes)."""
     _, weights, basis = _nodes()
-    coefficients = (y * weights) @ basis
-    left = (y**2 * weights).sum(-1) - (coefficients**2).sum(-1)
-    powers = r[:, None] ** np.arange(_TERMS + 1)
-    total = (coefficients**2 * powers).sum(-1) + left * r ** (_TERMS + 1)
-    return np.asarray(total / np.maximum(coefficients[:, 0] ** 2, 1e-300))
+    squares = ((y * weights) @ basis) ** 2
+    total = y**2 @ weights - squares.sum(-1)  # what the terms leave, as one of the next power
+    for column in squares.T[::-1]:
+        total = total * r + column
+    return np.asarray(total / np.maximum(squares[:, 0], 1e-300))
