@@ -20,8 +20,6 @@ from signalprop.data.batches import load_text
 from signalprop.data.texts import pieces
 from signalprop.errors import InputError
 
-TEXT = load_text()[:8000]
-
 
 def written(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -117,7 +115,7 @@ def test_bad_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match=message) as caught:
             documents(written(tmp_path / "a.txt", content))
         assert "\n" not in str(caught.value)
-    packed = lzma.compress(TEXT.encode())
+    packed = lzma.compress(load_text()[:8000].encode())
     for name, content in (("a.xz", packed[:-40]), ("b.xz", b"none"), ("c.gz", gzip.compress(b"a" * 99)[:-9])):
         with pytest.raises(InputError, match=f"cannot read .*{name}"):
             documents(written(tmp_path / name, content))

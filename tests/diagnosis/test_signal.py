@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny, with_weights
+from measurement.conftest import models
 from models.test_families import NAMES, theirs
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.diagnosis.layers import groups
@@ -211,7 +212,7 @@ class TestAttention:
 
 
 class TestNormFactor:
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", models(NAMES))
     def test_1_in_every_family(self, name: str) -> None:
         """Where branches read norms: the norm of the architecture's kind, by its own weights and epsilon."""
         model = theirs(name).float()

@@ -24,7 +24,6 @@ from signalprop.network.architecture import Architecture
 
 DECODER = Architecture(kind="decoder", n_layers=1, d_model=8, vocab_size=400, positions="rotary", seq_len=64)
 ENCODER = Architecture(n_layers=1, d_model=8, vocab_size=400, seq_len=64, n_segments=2)
-TEXT = load_text()[:8000]
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -44,9 +43,10 @@ class Framed:
 
 
 def test_pieces_have_the_tokens_of_the_whole(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tokenizer(TEXT)["input_ids"]
+    text = load_text()[:8000]
+    whole = tokenizer(text)["input_ids"]
     monkeypatch.setattr(readers, "PIECE", 700)
-    found = list(readers._cut([TEXT]))
+    found = list(readers._cut([text]))
     assert len(found) > 5
     assert [i for piece, _ in found for i in tokenizer(piece)["input_ids"]] == whole
 
@@ -67,7 +67,8 @@ class TestStretches:
 
 class TestBatches:
     def test_a_decoder_is_asked_for_every_token_once(self, tmp_path: Path, tokenizer: Any) -> None:
-        rows = [TEXT[:1000], TEXT[1000:3000], TEXT[3000:3100]]
+        text = load_text()
+        rows = [text[:1000], text[1000:3000], text[3000:3100]]
         path = written(tmp_path / "a.jsonl", "\n".join(json.dumps({"text": row}) for row in rows))
         ids = [tokenizer(row)["input_ids"] for row in rows]
         whole = [*ids[0], 0, *ids[1], 0, *ids[2]]  # 0 ends a text

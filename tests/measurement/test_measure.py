@@ -97,6 +97,7 @@ def test_gradient_checkpointing_changes_nothing(build: Any, name: str, use_reent
     assert n_hooks(model) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.usefixtures("compiles")

@@ -116,8 +116,8 @@ def close(got: dict[str, float], mean: float, variance: float, covariance: float
     assert got["token_correlation"] == pytest.approx(covariance / variance, abs=1e-5), where
 
 
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("training", [False, True])
 def test_profile_equals_brute_force(build: Any, name: str, training: bool) -> None:
     """Of branches that a function drops out, the expectation over its masks."""
     model = build(name).train(training)

@@ -24,6 +24,7 @@ def test_a_plateau_is_left_when_fifty_steps_are_below_chance(losses, step) -> No
     assert left_at([*lines, {"step": 5, "eval_loss": 0.0}], 3.0) == step
 
 
+@pytest.mark.slow
 def test_a_run_may_end_there(tmp_path: Path) -> None:
     changes = {
         "model.architecture.n_layers": 1,

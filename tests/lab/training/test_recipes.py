@@ -135,6 +135,7 @@ def test_small_recipes_train(name: str, cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers by an old name
+@pytest.mark.slow
 def test_adapters_are_trained_on_what_llama_small_leaves(cache: Path, tmp_path: Path) -> None:
     """`signalprop train llama-small`, then `signalprop train lora-small`, as docs/training.md has them."""
     bytes_ = ["data.tokenizer={kind: bytes}", "data.seq_len=32"]
