@@ -63,7 +63,7 @@ def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pyt
     assert changed == {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
     stored = command("sweep", path, "--out", "new", "--from", folder / "results.json")
     assert (stored.status, stored.out.splitlines()[:4]) == (0, out.splitlines()[:4])
-    assert stored.err.splitlines()[0] == "sweep: 2 finished runs taken from sweeps/tiny/results.json"
+    assert stored.err.splitlines()[0] == f"sweep: 2 finished runs taken from {folder / 'results.json'}"
     assert (tmp_path / "new/results.csv").read_bytes() == (folder / "results.csv").read_bytes()
 
 
