@@ -71,8 +71,8 @@ class FeedForwardKernel:
         row, gated = self.made.at(i), self.made.gated
         weight, bias = (row.gate, row.gate_bias) if gated else (row.up, row.up_bias)
         pre = kernel * weight + bias if bias else kernel
-        own = np.maximum(np.diagonal(pre), 1e-150)
-        r = on_both_sides(pre, 1 / np.sqrt(own))
+        own = np.diagonal(pre).copy()
+        r = on_both_sides(pre, 1 / np.sqrt(np.maximum(own, 1e-150)))
         np.fill_diagonal(r, 1.0)
         if not gated:
             return r, own if bias else own * weight, None
