@@ -206,7 +206,10 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         )
     if a.kind == "encoder-decoder" and single:
         rows = (parametrization.stack == 0).sum(), (parametrization.stack == 1).sum()
-        if rows[0] * a.seq_len**2 + rows[1] * (a.target_len or a.seq_len) ** 2 <= _LONG:
+        from signalprop.kernels.grid import grid_for
+
+        followed = rows[0] * a.seq_len**2 + rows[1] * (a.target_len or a.seq_len) ** 2 <= _LONG
+        if followed or grid_for(parametrization, inputs) is not None:
             return "kernel", "fidelity kernel: positions of a causal decoder differ, and averages compound wrongly"
         return (
             "moments",

@@ -21,6 +21,7 @@ from signalprop.kernels.state import State
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
+from signalprop.network.duals import dual
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 
@@ -261,3 +262,21 @@ def test_two_tokens_at_every_position_give_what_they_give_in_any_order(name: str
         found = of_kernel(name, variance, r)
         other = of_kernel(name, variance[order], r[np.ix_(order, order)])
         np.testing.assert_allclose(found[np.ix_(order, order)], other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "erf", "silu"])
+@pytest.mark.parametrize("n", [1, 2, 128, 129, 300])
+@pytest.mark.parametrize("alike", [True, False])
+def test_one_variance_entry_by_entry(name: str, n: int, alike: bool) -> None:
+    """Of any number of tokens, in memory of their own or that of the correlations."""
+    r = np.full((n, n), 0.3) if alike else correlations(n)
+    np.fill_diagonal(r, 1.0)
+    expected = dual(name, 1.7, r)
+    for found, moment, tolerance in (
+        (dual_of_kernel(name, np.full(n, 1.7), r), expected.covariance_moment, 1e-11),
+        (dual_of_kernel(name, np.full(n, 1.7), r.copy(), out=r.copy()), expected.covariance_moment, 1e-11),
+        (slope_of_kernel(name, np.full(n, 1.7), r), expected.slope_moment, 1e-6),
+    ):
+        assert np.abs(found - moment).max() <= tolerance * np.abs(moment).max()
+    there = r.copy()
+    assert (dual_of_kernel(name, np.full(n, 1.7), there, out=there) == dual_of_kernel(name, np.full(n, 1.7), r)).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,27 @@ def test_a_grid_of_all_positions_is_all_positions(name: str, tokens: int) -> Non
     p, statistics = scheme("xavier")(a), default_statistics(a)
     found = predict_token_kernels(p, statistics, grid=Grid(tokens, np.arange(tokens)))
     assert max(differences(found, predict_token_kernels(p, statistics))) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["t5-small", "bart-base", "whisper-tiny"])
+@pytest.mark.parametrize(("read", "written"), [(1, 1), (2, 19), (31, 7)])
+def test_an_encoder_decoder_on_a_grid_of_all_positions_is_all_positions(name: str, read: int, written: int) -> None:
+    """Pre- and post-norm, biases, dropout: one node stands for all that the encoder reads."""
+    a = Architecture.preset(name, seq_len=read, target_len=written, n_layers=2, n_decoder_layers=2)
+    p, statistics = scheme("xavier")(a), default_statistics(a)
+    found = predict_token_kernels(p, statistics, grid=Grid(written, np.arange(written)))
+    assert max(differences(found, predict_token_kernels(p, statistics))) < 1e-12
+
+
+def test_a_long_encoder_decoder_stands_on_a_grid() -> None:
+    a = Architecture.preset("t5-small", seq_len=260, target_len=240, n_layers=2, n_decoder_layers=2)
+    p = scheme("huggingface")(a)
+    found = predict(p)
+    assert any("interpolated" in note for note in found.notes)
+    assert max(differences(found, predict(p, fidelity="kernel"))) < 2e-3
+    ids = np.arange(240)[None] % 50
+    known = replace(default_statistics(a), decoder=from_tokens(ids))
+    assert grid_for(p, default_statistics(a)) is grid_of(240) and grid_for(p, known) is None
 
 
 @settings(max_examples=20, deadline=None)

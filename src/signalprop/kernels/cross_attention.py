@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.rows import held
 from signalprop.network.moments import FloatArray
+
+Kernel = tuple[FloatArray, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -38,23 +41,70 @@ class TokenCrossAttention(TokenAttention):
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at both streams, (T, T) and (S, S), from the one at the heads' output, (T, T)."""
-        n, keep, own = float(len(self.kernel)), 1 - self.dropout, np.diagonal(gradient)
+        sent = self._sent_to_both(gradient, np.diagonal(gradient))
+        for off, own in sent:
+            np.fill_diagonal(off, own)
+        (to_queries, _), (to_keys, _) = sent
+        return self.gain**2 * held(to_queries), self.gain**2 * held(to_keys)
+
+    def _sent_to_both(self, gradient: FloatArray, own: FloatArray) -> tuple[Kernel, Kernel]:
+        """What goes to queries and to keys: what two tokens share, in the limit of one on the diagonal, and its own."""
+        n, keep = float(self._row_length[0]), 1 - self.dropout
         second, jacobian = self._rows
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         # values and keys: of two queries, of one query at one key, and of one query at two keys
-        pairs = gradient / n**2
-        np.fill_diagonal(pairs, 0.0)
         mean, double_mean = self._means
-        centred = self.kernel - mean - mean.T + double_mean
-        to_keys = pairs.sum() + float((pairs * sum(self._bracket_weights)).sum()) * centred
+        met = self._over_pairs(gradient) / n**2
+        moved = self._over_pairs(gradient * sum(self._bracket_weights)) / n**2
         keys = jacobian * self.qk * (self._asks_own + self.query_bias) * value_spread
-        on = np.diagonal(to_keys) + (own * (second / keep + keys)).sum() / n
-        to_keys += (own * (1 - second - keys)).sum() / max(n * (n - 1), 1.0)
-        np.fill_diagonal(to_keys, on)
+        alone = self._over_asking(own * (second / keep + keys)) / n
+        apart = self._over_asking(own * (1 - second - keys)) / max(n * (n - 1), 1.0)
+        to_two = met + moved * (self.kernel - mean - mean.T + double_mean) + apart
+        to_one = met + moved * (self._own - 2 * mean[0] + double_mean[0]) + alone
         # queries: the output is linear in the query; and each key moves with every query
         slope = self._random_slope + self._structural_slope
-        root, moved = np.sqrt(slope), self.qk * self._spread * value_spread
+        root = np.sqrt(slope)
         alike = self._finite / n * self._overlaps[1] * self.qk * self._spread**2
         to_queries = gradient * (np.outer(root, root) + alike)
-        np.fill_diagonal(to_queries, own * (slope + jacobian * moved))
+        return (to_queries, own * (slope + jacobian * self.qk * self._spread * value_spread)), (to_two, to_one)
+
+    def _over_asking(self, values: FloatArray) -> float:
+        """Sum over the queries."""
+        return float(values.sum())
+
+    def _over_pairs(self, values: FloatArray) -> float:
+        """Sum over pairs of different queries."""
+        return float(values.sum() - np.trace(values))
+
+
+@dataclass(frozen=True)
+class GridCrossAttention(TokenCrossAttention, GridAttention):
+    """`TokenCrossAttention` of a decoder on a grid to tokens that are alike; `kernel`, `own` are those of `Alike`.
+
+    Attributes:
+        asks, asks_own: what two queries share, (m, m), and a query's own, (m,). queries: the grid they stand on.
+    """
+
+    asks_own: FloatArray = field(kw_only=True)
+    queries: Grid = field(kw_only=True)
+
+    @property
+    def _asks_own(self) -> FloatArray:
+        return self.asks_own
+
+    def forward(self) -> FloatArray:
+        """Kernel of the heads' output, (2 m, 2 m)."""
+        off, own = self._averaged()
+        return self.gain**2 * self.queries.joined(off, np.broadcast_to(own, self.asks_own.shape))
+
+    def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """As of every token, (2 m, 2 m) and (2, 2)."""
+        queries, keys = self._sent_to_both(*self.queries.split(gradient))
+        to_queries, to_keys = self.queries.joined(*queries), self.grid.joined(*keys)
         return self.gain**2 * held(to_queries), self.gain**2 * held(to_keys)
+
+    def _over_asking(self, values: FloatArray) -> float:
+        return float(self.queries.weights @ values)
+
+    def _over_pairs(self, values: FloatArray) -> float:
+        return self.queries.total(values, np.zeros(len(values)))

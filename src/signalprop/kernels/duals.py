@@ -111,9 +111,10 @@ def _of_one(name: str, derivative: int, variance: float, correlation: FloatArray
     return _looked_up(_dual_table(name, variance)[derivative], correlation, out)
 
 
-def _like(square: FloatArray) -> FloatArray:
-    """Room for one square."""
-    return empty(_AT_ONCE)[: square.shape[0], : square.shape[1]]
+def _like(block: FloatArray) -> FloatArray:
+    """Room for one square; of another shape, a fresh one."""
+    m, n = block.shape
+    return empty(_AT_ONCE)[:m, :n] if max(m, n) <= _AT_ONCE else np.empty(block.shape)
 
 
 def _relu_value(s: float, r: FloatArray) -> FloatArray:

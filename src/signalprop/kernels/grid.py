@@ -153,6 +153,20 @@ class Grid:
         return float(w @ off @ w - w @ np.diagonal(off) + w @ own)
 
 
+class Alike(Grid):
+    """So many tokens of which none is set apart, as an encoder reads averages: one node stands for all of them.
+
+    Every token sees every other. What a causal stack sums by the matrices of a grid, with these sums over all tokens.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        one, n = np.ones((1, 1)), float(tokens)
+        self.tokens, self.positions, self.n = tokens, np.zeros(1, np.int64), np.full(1, n)
+        self.seen = n * one
+        self.by_power = [one, one / n, one / n**2]
+        self.by_pairs = one / (n - 1) if tokens > 1 else 0 * one
+
+
 @lru_cache(maxsize=4)
 def grid_of(tokens: int) -> Grid:
     """The grid of a sequence: the first 24 positions, and 64 or fewer by equal ratios."""
@@ -164,15 +178,26 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
     """The grid on which a prediction is right to 0.5 %; None where every position has to be followed.
 
     That is where sequences are short, real ids or patches enter position by position, attention is shaped, a branch
-    has no norm, or a kind of sublayer has no `on_grid`.
+    has no norm, or a kind of sublayer has no `on_grid`. Of an encoder-decoder it is the decoder's; the encoder's tokens
+    are `Alike`.
     """
     a = p.architecture
-    known = inputs.kind == "patches" or (inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len)
     usual = p.shaping.kind == "none" and a.positions != "alibi" and not (p.value_skip != 0).any()
     normed = not (p.placement == PLACEMENTS.index("none")).any()
-    covered = a.kind == "decoder" and usual and normed and not known and a.seq_len > _SHORT
+    tokens, known = a.seq_len, _is_known(inputs, a.seq_len)
+    if a.kind == "encoder-decoder":
+        tokens = a.target_len or a.seq_len
+        known = known or a.positions == "rotary" or _is_known(inputs.of_decoder, tokens)
+    covered = a.kind != "encoder" and usual and normed and not known and max(tokens, a.seq_len) > _SHORT
     followed = covered and all(_is_smooth(kind.part("kernel"), p) for kind in kinds_in(p))
-    return grid_of(a.seq_len) if followed else None
+    return grid_of(tokens) if followed else None
+
+
+def _is_known(inputs: InputStatistics, tokens: int) -> bool:
+    """Whether what is read enters position by position."""
+    if inputs.kind == "patches":
+        return True
+    return inputs.tokens is not None and inputs.tokens.shape[1] == tokens
 
 
 def _is_smooth(kernel: Any, p: Parametrization) -> bool:
@@ -231,7 +256,8 @@ class GridAttention(TokenAttention):
         return np.asarray(self.grid.seen @ values / self.grid.n)
 
     def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
-        first = self.grid.by_power[0] if weight[0] else self.grid.by_pairs  # 1/n, or 1/(n (n - 1))
+        single = weight[0] == 1 / self.grid.n[0]  # 1/n, or 1/(n (n - 1))
+        first = self.grid.by_power[0] if single else self.grid.by_pairs
         return np.asarray(first @ values)
 
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:

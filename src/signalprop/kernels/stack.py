@@ -63,7 +63,13 @@ class Stack:
         own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
     """
 
-    def __init__(self, p: Parametrization, shapes: Sequence[Shapes] | None = None, grid: Grid | None = None) -> None:
+    def __init__(
+        self,
+        p: Parametrization,
+        shapes: Sequence[Shapes] | None = None,
+        grid: Grid | None = None,
+        alike: Grid | None = None,
+    ) -> None:
         a = p.architecture
         self.p, self.a = p, a
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
@@ -73,7 +79,8 @@ class Stack:
         for i, key in enumerate(keys):
             if key not in made:
                 kind, where = kind_of(p, i).part("kernel"), (p, key[0], self.shapes)
-                made[key] = kind.of(*where) if grid is None else kind.on_grid(*where, grid)
+                on = alike if STACKS[key[0]] == "encoder" else grid
+                made[key] = kind.of(*where) if on is None else kind.on_grid(*where, on)
         self.branches: list[Any] = [made[key] for key in keys]
         self.different: list[Any] = list(made.values())
         self.across = rows_where(p, lambda kind: kind.reads_memory).tolist()
@@ -93,10 +100,10 @@ class Stack:
         root = inverse_roots(np.diagonal(last.kernel) * scale + self.a.norm_eps) * abs(self.p.head.final_norm_gain)
         return on_both_sides(last.kernel, root * math.sqrt(scale))
 
-    def remember(self, memory: FloatArray) -> None:
-        """The kernel that cross-attentions read."""
+    def remember(self, memory: FloatArray, alike: Grid | None = None) -> None:
+        """The kernel that cross-attentions read, and the grid it stands on."""
         for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
-            branch.memory = memory
+            branch.memory, branch.alike = memory, alike
 
     def keep_attention(self, keeps: bool) -> None:
         """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""

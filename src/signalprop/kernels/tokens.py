@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from signalprop.kernels.buffers import reused
 from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
-from signalprop.kernels.grid import Grid
+from signalprop.kernels.grid import Alike, Grid
 from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
@@ -140,11 +140,11 @@ def predict_token_kernels(
     p, a = parametrization, parametrization.architecture
     check_fits_of(p, None if grid is None else 2 * len(grid.n))
     if a.kind == "encoder-decoder":
-        return _of_encoder_decoder(p, inputs, backward, watch)
+        return _of_encoder_decoder(p, inputs, backward, grid, watch)
     stack = stack_of(p, grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
-        note = f"{len(grid.n)} of {a.seq_len:,} positions, interpolated in between; fidelity kernel follows all of them"
+        note = _on_grid(grid)
     passed: list[tuple[Columns, Columns | None]] = []
     networks = stack.networks
     for part, keep in parts:
@@ -161,20 +161,37 @@ def predict_token_kernels(
 
 
 def _of_encoder_decoder(
-    p: Parametrization, inputs: InputStatistics, backward: bool, watch: Watch | None = None
+    p: Parametrization, inputs: InputStatistics, backward: bool, grid: Grid | None, watch: Watch | None
 ) -> Profile:
-    a, stack = p.architecture, Stack(p)
+    a = p.architecture
+    alike = None if grid is None else Alike(a.seq_len)
+    stack = Stack(p, grid=grid, alike=alike)
     parts, note = sequences_of_both(a, inputs)
+    if grid is not None:
+        note = _on_grid(grid)
     passed, counts = [], []
     for (read, keep), (written, kept) in parts:
-        starts = input_kernel(p, read), input_kernel(p, written, decoder=True)
-        top = partial(top_kernel, p, written) if backward else None
+        rows = (None, None) if grid is None else (2, 2 * len(grid.n))
+        starts = input_kernel(p, read, rows[0]), input_kernel(p, written, rows[1], decoder=True)
+        top = partial(top_kernel, p, written, grid=grid) if backward else None
         states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
-        see = _unseen if watch is None else watch(stack, (keep, kept))
-        passed.append(passes_of_both(stack, states, top, (keep, kept), see))
-        lengths = [len(x) if of is None else int(of.sum()) for x, of in zip(starts, (keep, kept), strict=True)]
+        counted = (keep, kept) if grid is None else (alike, grid)
+        see = _unseen if watch is None else watch(stack, counted)
+        passed.append(passes_of_both(stack, states, top, counted, see))
+        lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
         counts.append(np.array(lengths)[p.stack])
     return profile_of(p, passed, np.stack(counts), note)
+
+
+def _on_grid(grid: Grid) -> str:
+    return f"{len(grid.n)} of {grid.tokens:,} positions, interpolated in between; fidelity kernel follows all of them"
+
+
+def _tokens(kernel: FloatArray, keep: Keep | Grid) -> int:
+    """How many tokens a kernel is of."""
+    if isinstance(keep, Grid):
+        return keep.tokens
+    return len(kernel) if keep is None else int(keep.sum())
 
 
 def profile_of(
@@ -344,7 +361,7 @@ def passes_of_both(
     stack: Stack,
     starts: tuple[State, State],
     top: Top | None,
-    keeps: tuple[Keep, Keep] = (None, None),
+    keeps: tuple[Keep | Grid, Keep | Grid] = (None, None),
     see: See = _unseen,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
@@ -358,7 +375,8 @@ def passes_of_both(
     first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see) for keep in keeps)
     read = first.run(starts[0], encoder)
     memory = stack.read_memory(read)
-    stack.remember(memory if keeps[0] is None else memory[np.ix_(keeps[0], keeps[0])])
+    alike, kept = (keeps[0], None) if isinstance(keeps[0], Grid) else (None, keeps[0])
+    stack.remember(memory if kept is None else memory[np.ix_(kept, kept)], alike)
     last = second.run(starts[1], decoder)
     if top is None:
         return columns, None
@@ -369,9 +387,9 @@ def passes_of_both(
     for one in sent[1:]:
         total = total.plus(one)
     arrived = total.kernel
-    if keeps[0] is not None:
+    if kept is not None:
         arrived = np.zeros_like(memory)
-        arrived[np.ix_(keeps[0], keeps[0])] = total.kernel
+        arrived[np.ix_(kept, kept)] = total.kernel
     at_last = through_final_norm(stack, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.kernels.cross_attention import TokenCrossAttention
+from signalprop.kernels.cross_attention import GridCrossAttention, TokenCrossAttention
+from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import Shapes
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -27,11 +28,13 @@ class CrossAttentionKernel:
     """The cross-attention sublayers of a decoder.
 
     Attributes:
-        memory: kernel of the encoder's output, (S, S). sent: gradient kernel there, of the last `backward`.
+        memory: kernel of the encoder's output, (S, S). alike: its grid, where the decoder has one, `grid`.
+        sent: gradient kernel at the memory, of the last `backward`.
     """
 
-    def __init__(self, made: CrossAttention) -> None:
-        self.made = made
+    def __init__(self, made: CrossAttention, grid: Grid | None = None) -> None:
+        self.made, self.grid = made, grid
+        self.alike: Grid | None = None
         self.memory: FloatArray = np.empty((0, 0))
         self.keeps, self.kept = False, dict[int, _Scaled]()  # as in self-attention
         self.sent: FloatArray = np.empty((0, 0))
@@ -58,15 +61,21 @@ class CrossAttentionKernel:
     def _at(self, i: int, kernel: FloatArray) -> _Scaled:
         made, row = self.made, self.made.at(i)
         sizes = [float(np.diagonal(k).mean()) or 1.0 if made.qk_norm else 1.0 for k in (kernel, self.memory)]
-        attention = TokenCrossAttention(
-            kernel=self.memory / sizes[1],
-            asks=kernel / sizes[0],
+        fields: dict[str, Any] = {"kernel": self.memory / sizes[1], "asks": kernel / sizes[0]}
+        made_as: type[TokenCrossAttention] = TokenCrossAttention
+        if self.grid is not None and self.alike is not None:
+            made_as = GridCrossAttention
+            fields["kernel"], fields["own"] = self.alike.split(fields["kernel"])
+            fields["asks"], fields["asks_own"] = self.grid.split(fields["asks"])
+            fields |= {"grid": self.alike, "queries": self.grid}
+        attention = made_as(
             qk=float(made.scores(row, *sizes)[0] if made.qk_norm else row.qk),
             d_model=made.d_model,
             dropout=made.attention_dropout,
             query_bias=float(row.query_bias),
             gain=float(row.attention_gain),
             d_head=made.d_head,
+            **fields,
         )
         return _Scaled(attention, *sizes)
 
@@ -74,3 +83,8 @@ class CrossAttentionKernel:
 def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> CrossAttentionKernel:
     """The cross-attention sublayers of a table."""
     return CrossAttentionKernel(moments_of(p, stack))
+
+
+def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> CrossAttentionKernel:
+    """The same of a decoder on a grid of positions."""
+    return CrossAttentionKernel(moments_of(p, stack), grid)
