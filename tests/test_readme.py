@@ -35,7 +35,7 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[\w-]+)?\)")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 # Pages that take more than five seconds of a core, or start processes: `make test-slow` runs them.
-SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "kernels", "training", "will-it-train")}
+SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "kernels", "tour", "training", "will-it-train")}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 # Pages whose Python, and what it prints, is for other tests, which also look at the results.

@@ -42,15 +42,6 @@ def test_wrong_models(command: Command, hf_directories: Path, tmp_path: Path) ->
     assert status == 1 and json.loads(out) == data
 
 
-def test_options_and_tables_of_numbers(command: Command, hf_directories: Path, tmp_path: Path) -> None:
-    directory = hf_directories / "gpt2"
-    assert command("check", str(directory), "--scheme", "gpt2", "--option", "std=0.02").status == 0
-    assert command("check", str(directory), "--scheme", "gpt2", "--option", "std=0.03").status == 1
-    table = scheme("gpt2")(Architecture.from_hf(directory))
-    table.save(tmp_path / "table.json")
-    assert command("check", str(directory), "--scheme", str(tmp_path / "table.json")).status == 0
-
-
 def test_a_model_that_was_saved_with_its_scheme(command: Command, hf_directories: Path, tmp_path: Path) -> None:
     from signalprop.repair import apply
 

@@ -11,9 +11,7 @@ import pytest
 
 from commandline import TINY, Command, result_of
 from signalprop import __version__
-from signalprop.data.batches import default_batch
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
 from signalprop.report.html import read
@@ -92,15 +90,6 @@ def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) ->
     assert list(read(file)) == names
 
 
-def test_predict_reads_the_statistics_of_a_text(command: Command, tmp_path: Path) -> None:
-    text = tmp_path / "book.txt"
-    text.write_text("the cat and the dog and the bird " * 50)
-    profile = Profile.from_json(result_of(command, "predict", "tgs", *TINY, "--text", str(text), "--batch-size", "3"))
-    architecture = Architecture.preset("tgs", n_layers=2, d_model=32, vocab_size=200, seq_len=12)
-    inputs = default_batch(architecture, text=text, batch_size=3).statistics(architecture)
-    assert profile == predict(scheme("xavier")(architecture, inputs), inputs)
-
-
 def test_predict_by_simulation(command: Command) -> None:
     arguments = ["predict", "tgs", *TINY, "--fidelity", "simulate", "--batch-size", "2"]
     two = Profile.from_json(result_of(command, *arguments, "--seeds", "2"))
@@ -115,24 +104,6 @@ def test_a_hundred_thousand_layers(command: Command) -> None:
     status, out, err = command("predict", "tgs", "--layers", "100000")
     assert (status, err) == (0, "")
     assert "99999 ffn" in out and "nan" not in out.lower()
-
-
-def test_a_parametrization_makes_the_round_trip(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "table.json"
-    status, out, _ = command("schemes", "deepscalelm", "--architecture", "tgs", "--layers", "4", "--json", str(file))
-    assert status == 0 and "feed_forward" in out
-    assert Parametrization.load(file).scheme == "deepscalelm"
-    direct = result_of(command, "predict", "tgs", "--layers", "4", "--scheme", "deepscalelm")
-    assert result_of(command, "predict", str(file)) == direct
-
-
-def test_architecture_files(command: Command, tmp_path: Path) -> None:
-    file = tmp_path / "net.json"
-    a = Architecture.preset("gpt2", n_layers=3, d_model=64)
-    file.write_text(json.dumps(a.model_dump(mode="json", exclude_defaults=True)))
-    profile = Profile.from_json(result_of(command, "predict", str(file), "--seq-len", "16"))
-    assert profile.architecture == a.replace(seq_len=16)
-    assert profile.fidelity == "kernel"
 
 
 def test_schemes_lists_all(command: Command) -> None:

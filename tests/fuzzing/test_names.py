@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from browser import browser, executable
 from damage import check_command, commanded
-from reported import HOSTILE, predicted, table_of, write_run
+from reported import HOSTILE, predicted, table_of
 from signalprop.errors import InputError, as_line, printable
 from signalprop.report.html import document, render
 from signalprop.report.html.reading import read
-from signalprop.results.profile import Profile
 from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.recipe_files import read_recipe
 from signalprop_lab.training.sweep_definition import Sweep
@@ -116,35 +114,6 @@ class TestPages:
                 assert not new, (file, new)
                 assert page.count("<script") == 3
         assert read_at_all >= 10  # others have a fixed choice of words
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(executable() is None, reason="there is no Chromium")
-    def test_nothing_runs_in_a_browser(self, tmp_path: Path) -> None:
-        items: list[tuple[str, Any]] = []
-        for files in hostile_files(tmp_path).values():
-            for file in files:
-                try:
-                    items += [
-                        (f"{STRINGS[len(items) % len(STRINGS)]} {len(items)}", item) for item in read(file).values()
-                    ]
-                except InputError:
-                    continue
-        profiles = [item for item in items if isinstance(item[1], Profile)][:4]
-        others = [item for item in items if not isinstance(item[1], Profile)][:12]
-        run = write_run(tmp_path / "run", status="finished", recipe=f"description: {HOSTILE[0]!r}\n")
-        page = render(document([*profiles, *others, (HOSTILE[1], read(run)["run"])], title=HOSTILE[0]))
-        (tmp_path / "page.html").write_bytes(page.encode("utf-8", "backslashreplace"))
-        with browser() as tab:
-            tab.open(tmp_path / "page.html")
-            tab.run("document.querySelectorAll('details').forEach((e) => { e.open = true; })")
-            tab.run(
-                "(async () => { for (const e of document.querySelectorAll('figure.block, section')) {"
-                " e.scrollIntoView({behavior: 'instant'}); await new Promise((done) => setTimeout(done, 20)); } })()"
-            )
-            assert tab.run("typeof window.broken") == "undefined"
-            assert tab.run("document.querySelector('main img, main script, svg a, [onerror], [onmouseover]') === null")
-            assert tab.messages == []
-            assert [url for url in tab.requests if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
 class TestTerminals:

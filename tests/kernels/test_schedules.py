@@ -134,30 +134,6 @@ def test_smallest_gammas_of_the_papers_rule(n_layers: int) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(gammas=st.tuples(GAMMAS | st.just(math.inf), GAMMAS).map(sorted), skip=SKIPS)
-def test_which_skips_each_rule_allows(gammas: list[float], skip: float) -> None:
-    """One step: the paper's rule needs skip < lambda_0, the exact one skip^2 <= a ratio of tanh: never more."""
-    after, before = gammas
-    assume(before > after * (1 + 1e-6))
-    decay, decay_out = decay_of(before), decay_of(after)
-    diagonal = ESPA(decay, decay_out).diagonal
-    exact = math.sqrt(math.tanh(after / 2) / math.tanh(before / 2))
-    assert exact < diagonal
-    for rule, bound, word in (
-        (exponential_behind_skip, diagonal, "below"),
-        (exact_behind_skip, exact, "at most"),
-    ):
-        assume(abs(skip - bound) > 1e-9)
-        if skip < bound:
-            made = rule(decay, decay_out, skip)
-            assert ESPA(*made).matrix(20).min() >= 0
-        else:
-            with pytest.raises(InputError, match=f"expected {word} {bound:.4g}"[:-1]) as caught:
-                rule(decay, decay_out, skip)
-            assert "\n" not in str(caught.value)
-
-
-@settings(max_examples=150, deadline=None)
 @given(gammas=st.tuples(GAMMAS | st.just(math.inf), GAMMAS).map(sorted), share=st.floats(0, 1))
 def test_the_exact_filter_has_the_right_spectrum(gammas: list[float], share: float) -> None:
     """skip^2 S + (1 - skip^2) |A|^2 S = S' at every frequency, to the bound itself; its zero is below its pole."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.linalg import expm, solve_triangular
 from scipy.special import softmax
 
-from signalprop.errors import InputError
 from signalprop.kernels.dense_shaping import (
     ALiBi,
     BidirectionalESPA,
@@ -31,7 +30,6 @@ from signalprop.kernels.shaping import (
     exponential_kernel,
     gradient_step,
     kernel_step,
-    repeated_diagonal,
     uniform_kernel,
 )
 from signalprop.kernels.transforms import dks
@@ -68,11 +66,6 @@ def dense_espa(gamma: float, gamma_out: float, repeats: float, n: int) -> np.nda
 def espa_stack(n_blocks: int, gamma: float = 0.005, repeats: float = 0.0, rule: str = "diagonal") -> list[ESPA]:
     decays = decay_schedule(n_blocks, gamma, rule)
     return [ESPA(before, after, repeats=repeats) for before, after in pairwise(decays)]
-
-
-def uspa_stack(n_blocks: int, last: float = 0.8, first: float = 0.0) -> list[USPA]:
-    rhos = rho_schedule(n_blocks, last, first)
-    return [USPA(before, after) for before, after in pairwise(rhos)]
 
 
 def ordered(draw: Callable[..., float], values: st.SearchStrategy[float]) -> tuple[float, float]:
@@ -165,30 +158,6 @@ def test_espa_telescopes(n_blocks: int, repeats: float, rule: str) -> None:
     factor = np.linalg.cholesky(exponential_kernel(decay_of(0.005), n))
     scale = np.diagonal(factor @ uniform_kernel(repeats, n) @ factor.T) ** -0.5
     np.testing.assert_allclose(product, scale[:, None] * factor, atol=EXACT)
-
-
-@pytest.mark.parametrize("n_blocks", [36, 100])
-@pytest.mark.parametrize("repeats", [0.0, 0.02, 0.05])
-def test_uspa_telescopes(n_blocks: int, repeats: float) -> None:
-    n, product, kernel = 128, np.eye(128), uniform_kernel(repeats, 128)
-    for shape in uspa_stack(n_blocks, first=repeats):
-        product, kernel = shape.apply(product), kernel_step(shape, kernel)
-        np.testing.assert_allclose(np.diagonal(kernel), 1, atol=EXACT)
-        np.testing.assert_allclose(kernel, uniform_kernel(shape.rho_out, n), atol=EXACT)
-    np.testing.assert_allclose(product, quotient(uniform_kernel(0.8, n), uniform_kernel(repeats, n)), atol=EXACT)
-
-
-def test_repeated_tokens_in_closed_form() -> None:
-    """Dbar of SPA's appendix B against diag(L Sigma_0 L^T); numbers of the docs."""
-    for gamma, repeats, wanted in (
-        (0.02, 0.05, (1, 1.019410, 3.142746, 4.784708)),
-        (0.005, 0.02, (1, 1.003970, 1.506055, 2.397309)),
-    ):
-        found = repeated_diagonal(decay_of(gamma), repeats, 100)
-        np.testing.assert_allclose(found[[0, 1, 49, 99]], wanted, atol=5e-7)
-        factor = np.linalg.cholesky(exponential_kernel(decay_of(gamma), 100))
-        dense = np.diagonal(factor @ uniform_kernel(repeats, 100) @ factor.T)
-        np.testing.assert_allclose(found, dense, rtol=EXACT)
 
 
 # --- products, B and D ---------------------------------------------------------------------------------------------
@@ -365,28 +334,3 @@ def test_what_the_paper_prints_otherwise() -> None:
 
 
 # --- errors --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ESPA(1.0, 0.5), "zero is 1.0; expected a number from 0 up to, but not, 1"),
-        (lambda: ESPA(-0.1, 0.5), "zero is -0.1"),
-        (lambda: ESPA(0.1, 1.5), "pole is 1.5"),
-        (lambda: ESPA(0.1, math.nan), "pole is nan"),
-        (lambda: ESPA(0.1, 0.5, repeats=1.0), "repeats is 1.0"),
-        (lambda: ESPA(0.1, 0.5, gain=-1.0), "gain is -1.0; expected a positive number"),
-        (lambda: ESPA(0.5, 0.6, gain=2.0), "gain is 2; expected at most 1.2"),
-        (lambda: ESPA(0.1, 0.5, gain=0.5, repeats=0.1), "calibrate its rows instead"),
-        (lambda: ESPA.between(0.5, 0.6), "decay 0.6 after the layer is larger than 0.5 before it"),
-        (lambda: ESPA.between(0.0, 0.5), "gamma is 0.0; expected a positive number"),
-        (lambda: USPA(0.5, 1.0), "rho is 1.0; expected a number from 0 up to, but not, 1"),
-        (lambda: USPA(-0.1, 0.5), "rho is -0.1"),
-        (lambda: USPA(0.5, 0.4), "rho 0.4 after the layer is smaller than 0.5 before it"),
-        (lambda: BidirectionalESPA(0.6, 0.5), "decays have to fall with depth"),
-    ],
-)
-def test_errors(make: Callable[[], AttentionShape], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        make()
-    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -178,40 +178,6 @@ def test_attention_alone_is_the_dense_recursion(
 # --- with feed-forwards --------------------------------------------------------------------------------------------
 
 
-def after_activation(name: str, kernel: np.ndarray) -> np.ndarray:
-    return np.asarray(dual(name, 1.0, kernel).covariance_moment) / float(dual(name, 1.0, 1.0).covariance_moment)
-
-
-def test_corrected_espa_meets_its_targets_between_feed_forwards() -> None:
-    p = table(Shaping(kind="e-spa", corrected=True), feed_forward=True)
-    found = kernels(p, np.eye(TOKENS))
-    for i in range(0, p.n_sublayers, 2):
-        target = exponential_kernel(float(p.shape_out[i]), TOKENS)
-        # kernels of activations come from a table that is exact to 1e-11; here its errors add up over layers
-        np.testing.assert_allclose(found[i], target, atol=2e-9)
-        np.testing.assert_allclose(found[i + 1], after_activation(DKS, target), atol=2e-9)
-
-
-@pytest.mark.parametrize("activation", [DKS, "gelu", "relu"])
-@pytest.mark.parametrize("kind", ["e-spa", "u-spa"])
-def test_shaped_attention_between_feed_forwards(kind: str, activation: str) -> None:
-    """Calibrated, so that all positions keep variance 1: the dual of one variance is enough here."""
-    p = table(replace_calibrated(SPA[kind], 0.05), feed_forward=True, activation=activation)
-    kernel_of = exponential_kernel if kind == "e-spa" else uniform_kernel
-    kernel, wanted = uniform_kernel(0.05, TOKENS), []
-    for i in range(0, p.n_sublayers, 2):
-        before, after = (kernel_of(float(column[i]), TOKENS) for column in (p.shape_in, p.shape_out))
-        a = quotient(after, before)
-        kernel = a @ kernel @ a.T
-        own = np.sqrt(np.diagonal(kernel))
-        kernel = kernel / np.outer(own, own)
-        behind = after_activation(activation, kernel)
-        wanted += [kernel, behind]
-        kernel = behind
-    for found, target in zip(kernels(p, uniform_kernel(0.05, TOKENS)), wanted, strict=True):
-        np.testing.assert_allclose(found, target, atol=2e-9)
-
-
 def replace_calibrated(shaping: Shaping, repeats: float) -> Shaping:
     return shaping.model_copy(update={"calibrated": True, "repeats": repeats})
 

@@ -18,7 +18,7 @@ from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.ends import FrontEnd
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import InputStatistics, from_frames, tensor_moments
+from signalprop.network.inputs import from_frames, tensor_moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 from signalprop.theory.embedding import front_end
@@ -55,16 +55,6 @@ class TestFrontEnd:
         torch.testing.assert_close(module(x), expected)
         assert module(x).shape == (4, 100, 256)
 
-    def test_gated(self) -> None:
-        a = Architecture(**SPEECH)
-        module, x = front(a), torch.as_tensor(white(a))
-        hidden = x.mT
-        for layer, width in zip(module.convolutions, (320, 256), strict=True):
-            values, gates = F.conv1d(hidden, layer.weight, layer.bias, stride=2, padding=2).split(width, 1)
-            hidden = values * torch.sigmoid(gates)
-        torch.testing.assert_close(module(x), hidden.mT)
-        assert [tuple(layer.weight.shape) for layer in module.convolutions] == [(640, 80, 5), (512, 320, 5)]
-
     @pytest.mark.parametrize(("kernels", "strides"), [((1,), (1,)), ((3, 5, 7), (2, 1, 3)), ((9, 3), (4, 2))])
     def test_frames_become_as_many_tokens_as_the_architecture_says(self, kernels: Any, strides: Any) -> None:
         a = Architecture(**WHISPER | {"conv_kernels": kernels, "conv_strides": strides, "seq_len": 7})
@@ -98,23 +88,6 @@ def test_moments_behind_the_front_end(kind: str, name: str) -> None:
     assert abs(measured[:, 0].mean() - mean) < 4 * error[0] + 0.01 * np.sqrt(variance)
     assert measured[:, 1].mean() == pytest.approx(variance, rel=0.03)
     assert abs(measured[:, 2].mean() - covariance) < 4 * error[2] + 0.01 * variance
-
-
-@pytest.mark.parametrize("fields", [WHISPER, SPEECH, WHISPER | {"conv_activation": "relu"}])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_unit_front_end_gives_the_stream_its_share(fields: dict[str, Any], dropout: float) -> None:
-    a = Architecture(**fields, embedding_dropout=dropout)
-    table = scheme("xavier")(a)
-    own = front_end(a, table.embedding, InputStatistics(kind="frames"))
-    share = (1 - dropout) / 2 / a.embedding_scale**2
-    assert own[1] == pytest.approx(share, rel=1e-9)
-    x = torch.as_tensor(white(a))
-    module = front(a)
-    first = module.convolutions[0](x.mT)[..., 10:-10]
-    assert float(first.var()) == pytest.approx(1.0, rel=0.03)  # each pre-activation but the last has variance 1
-    assert float(module(x)[:, 10:-10].var()) == pytest.approx(share, rel=0.06)
-    with pytest.raises(InputError, match="'tanh' gives no variance of 2e\\+04"):
-        scheme("xavier")(a.replace(conv_activation="tanh", embedding_scale=0.005, embedding_dropout=0.0))
 
 
 class TestStacks:

@@ -15,21 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import signalprop as sp
-from signalprop.data.batches import Batch
-from signalprop.errors import InputError
 from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, gradient_step, kernel_step
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kernels.transforms import dks
-from signalprop.measurement import measure
-from signalprop.measurement.simulation import simulate
 from signalprop.models import Transformer, build
 from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
 from signalprop.models.token_positions import Positions
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization, Shaping
-from signalprop.results.profile import POINTS
 from signalprop.schemes import SCHEMES
 
 N = 23
@@ -97,21 +92,6 @@ def test_attention_is_the_matrix_times_the_values(name: str) -> None:
         Positions.of_mask(seen.tril() if causal else seen, causal=causal),
     ):
         torch.testing.assert_close(attend(made(name), v, at), expected, rtol=1e-12, atol=1e-12)
-
-
-@every_shape
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
-def test_lower_precision_keeps_the_row_sums_in_float32(name: str, dtype: torch.dtype, bound: float) -> None:
-    """Half precision rounds the values (2^-8 or 2^-11) and B, whose size matters where weights are small."""
-    v = values(1, 1, 2, N, 5)
-    at = Positions.of_length(N)
-    out = attend(made(name), v.to(dtype), at)
-    expected = matrix(name) @ v
-    assert out.dtype == dtype
-    assert float((out.double() - expected).abs().max() / expected.abs().max()) < bound
-    rows = made(name).rescale(at, dtype)
-    assert rows is not None and rows.dtype == torch.float32
-    torch.testing.assert_close(rows[0, 0, :, 0], matrix(name).sum(1).float(), rtol=2e-6, atol=0)
 
 
 @every_shape
@@ -338,35 +318,6 @@ def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str,
 
 
 # --- description and prediction ---------------------------------------------------------------------------------------
-
-
-@every_table
-def test_layer_by_layer_is_the_whole_network(name: str) -> None:
-    p = scored(TABLES[name]())
-    rng = np.random.default_rng(0)
-    keep = np.ones((3, 12), bool)
-    keep[0, :4] = keep[1, 8:] = False
-    tokens = rng.integers(0, 60, (3, 12))
-    batch = Batch(tokens=tokens, keep=keep, targets=np.where(keep, tokens, -1))
-    found = simulate(p, batch=batch, n_seeds=1, seed=5, dtype=torch.float64)
-    expected = measure(build(p, seed=5, dtype=torch.float64), batch)
-    for point in POINTS:
-        for series in ("forward", "gradient"):
-            ours, theirs = getattr(found, series)[point], getattr(expected, series)[point]
-            np.testing.assert_allclose(ours.variance, theirs.variance, rtol=1e-9)
-            np.testing.assert_allclose(ours.token_correlation, theirs.token_correlation, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["e-spa", "u-spa", "e-spa encoder", "u-spa encoder", "alibi"])
-def test_predictions_know_what_they_can_do(name: str) -> None:
-    p = TABLES[name]().with_columns(weight__query=0.0)
-    with pytest.raises(InputError, match="expected fidelity kernel or simulate") as refused:
-        sp.predict(p, fidelity="moments")
-    assert "\n" not in str(refused.value) and (p.shaping.kind in str(refused.value) or name == "alibi")
-    chosen = sp.predict(p)
-    assert chosen.fidelity == "kernel" and not any("leave scores out" in note for note in chosen.notes)
-    assert any("leave scores out" in note for note in sp.predict(scored(p)).notes)
-    assert not any("leave scores out" in note for note in sp.predict(scored(p), fidelity="simulate").notes)
 
 
 def test_an_encoder_decoder_with_shaped_attention() -> None:

@@ -209,30 +209,6 @@ def test_compiled_models() -> None:
     torch._dynamo.reset()
 
 
-def test_evaluation_between_steps_and_a_step_that_fails() -> None:
-    model, ids = gpt2(), sequences()
-    seen = Seen()
-
-    def training() -> None:
-        with SignalMonitor(model, every=2, log=seen) as monitor:
-            for step in range(4):
-                with torch.no_grad():
-                    model(input_ids=sequences(seed=3))  # not what is recorded
-                model(input_ids=ids, labels=ids).loss.backward()
-                monitor.step()
-                assert (hooks(model) > 0) == ((step + 2) % 2 == 0)
-            raise RuntimeError("training broke")
-
-    with pytest.raises(RuntimeError, match="training broke"):
-        training()
-    assert list(seen) == [1, 2, 4]
-    assert hooks(model) == 0
-    with SignalMonitor(model, every=1) as monitor:
-        assert monitor.step() is None  # a step that never ran the model
-        model(input_ids=ids, labels=ids).loss.backward()
-    assert hooks(model) == 0
-
-
 def test_frozen_layers_have_no_gradient_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     model = gpt2()
     for name, p in model.named_parameters():
@@ -257,29 +233,6 @@ def test_distributed(tmp_path: Path) -> None:
 
 
 # --- where it goes -----------------------------------------------------------------------------------------------
-
-
-def test_files_and_writers(tmp_path: Path) -> None:
-    class Writer:
-        def __init__(self) -> None:
-            self.rows: list[tuple[str, float, int]] = []
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            self.rows.append((name, value, step))
-
-    model, path, writer, seen = gpt2(), tmp_path / "signal.jsonl", Writer(), Seen()
-    with SignalMonitor(model, every=2, jsonl=path, writer=writer, log=seen, prefix="probe") as monitor:
-        train(model, 4, monitor)
-    with SignalMonitor(model, every=2, jsonl=path, steps_done=4) as monitor:  # a run that goes on
-        train(model, 2, monitor)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 4, 5, 6]
-    for line in lines[:3]:
-        assert line.pop("warnings") == []
-        step = line.pop("step")
-        assert line == seen[step]
-        assert sorted(line.items()) == sorted((name, value) for name, value, at in writer.rows if at == step)
-        assert all(name.startswith("probe/") for name in line)
 
 
 # --- warnings ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from signalprop.network.activations import ACTIVATIONS, activation, register
 from signalprop.network.duals import central_dual, dual
 
 NAMES = sorted({a.name for a in ACTIVATIONS.values()})
-EXPANDED = [n for n in NAMES if ACTIVATIONS[n].closed_form is None]
 
 
 def _panels(edges, nodes=14):
@@ -125,46 +124,6 @@ def test_table_at_unit_variance(name, expected):
     assert got == pytest.approx(expected, abs=6e-6)
 
 
-def test_gelu_printed_formulas():
-    """The printed forms (TGS v1 Table 17), which the code rearranges against cancellation."""
-    s, r = np.array([0.3, 1.0, 5.0, 50.0]), 0.6
-    delta2 = (1 + s) ** 2 - (r * s) ** 2
-    slope = 0.25 + (
-        np.arcsin(r * s / (1 + s)) + r * s * ((2 * s + 3) * (s + 1) - 2 * r**2 * s**2) / ((1 + s) * delta2**1.5)
-    ) / (2 * np.pi)
-    covariance = (
-        s
-        / (4 * np.pi)
-        * (
-            np.pi * r
-            + 2 * r * np.arcsin(r * s / (1 + s))
-            + 2 * s * (s * (1 - r**2) + 1 + r**2) / ((1 + s) * np.sqrt(delta2))
-            - 2 * s / (1 + s)
-        )
-    )
-    got = central_dual("gelu", s, r)
-    assert np.allclose(got.slope_moment, slope, rtol=1e-13)
-    assert np.allclose(got.covariance, covariance, rtol=1e-13)
-
-
-@pytest.mark.parametrize("name", EXPANDED)
-def test_large_variance_error_is_as_documented(name):
-    """Away from |r| = 1 the expansion holds at s = 1000, where tanh and sigmoid are nearly steps."""
-    act = ACTIVATIONS[name]
-    s, r = 1000.0, 0.9
-    grid = np.concatenate([[0.0], np.geomspace(1e-3, 1, 10), np.arange(1.5, 10.1, 0.5)])
-    edges = np.concatenate([-grid[:0:-1], grid])
-    z, w = _panels(edges)
-    w = w * np.exp(-z * z / 2) / np.sqrt(2 * np.pi)
-    rest = np.sqrt(1 - r * r)
-    total = 0.0
-    for zi, wi in zip(z, w, strict=True):
-        v, wv = _panels(np.unique(np.clip(np.concatenate([(edges - r * zi) / rest, edges]), -10, 10)))
-        inner = (wv * np.exp(-v * v / 2) / np.sqrt(2 * np.pi)) @ act.function(np.sqrt(s) * (r * zi + rest * v))
-        total += wi * float(act.function(np.sqrt(s) * zi)) * inner
-    assert dual(name, s, r).covariance_moment == pytest.approx(total, rel=1e-9)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_invariants_over_the_whole_range(name):
     s = np.array([0.0, 1e-300, 1e-12, 1e-3, 1.0, 7.0, 100.0, 1e6])[:, None]
@@ -188,17 +147,6 @@ def test_small_variance_limit_is_the_tangent_without_cancellation(name):
     c = central_dual(name, s, 0.25)
     assert c.variance == pytest.approx(s * slope**2, rel=1e-6)
     assert c.covariance == pytest.approx(0.25 * s * slope**2, rel=1e-6)
-
-
-@given(st.sampled_from(NAMES), st.floats(1e-6, 1e4), st.floats(-1, 1))
-@settings(max_examples=150, deadline=None)
-def test_scalar_and_array_agree(name, s, r):
-    one = dual(name, s, r)
-    many = dual(name, np.array([[s], [2.0]]), np.array([r, 0.1, 1.0]))
-    assert all(isinstance(x, float) for x in one)
-    for a, b in zip(one, many, strict=True):
-        assert b.shape == (2, 3)
-        assert b[0, 0] == pytest.approx(a, rel=1e-9, abs=1e-12 * (1 + s * s))
 
 
 def test_derivatives_match_functions():

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +31,6 @@ from applied import (
 from signalprop import read_parametrization
 from signalprop.attachment.families import mapping_of
 from signalprop.errors import InputError
-from signalprop.network.architecture import Architecture
 from signalprop.repair.module_swaps import restore
 from signalprop.repair.shaped_models import NAME, Activating, Shaped
 from signalprop.repair.spliced_modules import Passed
@@ -189,32 +185,6 @@ def test_masks_of_numbers() -> None:
 # --- what else happens to models -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_copies_and_other_processes(tmp_path: Path) -> None:
-    models = [shaped("gpt2", "e-spa", repeats=0.2), shaped("bert", "u-spa"), shaped("gpt2", "value-skipinit")]
-    expected = [model(input_ids=IDS).logits for model in models]
-    for model, logits in zip(models, expected, strict=True):
-        assert torch.equal(copy.deepcopy(model)(input_ids=IDS).logits, logits)
-        assert torch.equal(pickle.loads(pickle.dumps(model))(input_ids=IDS).logits, logits)
-    torch.save((models, IDS, expected), tmp_path / "models.pt")
-    code = (
-        "import torch\n"
-        f"models, ids, expected = torch.load({str(tmp_path / 'models.pt')!r}, weights_only=False)\n"
-        "print([torch.equal(model(input_ids=ids).logits, want) for model, want in zip(models, expected)])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.stdout.strip() == "[True, True, True]", found.stderr[-2000:]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_nothing_of_b_and_d_in_the_state_dict(name: str) -> None:
-    model = vanilla(name)
-    keys = list(model.state_dict())
-    sp.apply(model, "e-spa", seed=0, calibrated=name != "bert")
-    assert list(model.state_dict()) == keys
-    assert any(isinstance(m, Activating) for m in model.modules())
-
-
 def test_models_do_not_share_numbers() -> None:
     """Two schemes and a vanilla model in one process, the three made from one configuration."""
     config = vanilla("llama").config
@@ -249,50 +219,6 @@ def test_another_implementation_is_not_silently_another_function() -> None:
         model(input_ids=IDS)
     model.set_attn_implementation(NAME)
     assert torch.equal(model(input_ids=IDS).logits, expected)
-
-
-@pytest.mark.parametrize(("name", "scheme"), [("gpt2", "e-spa"), ("llama", "u-spa"), ("bert", "e-spa")])
-def test_gradient_checkpointing_is_exact(name: str, scheme: str) -> None:
-    model = shaped(name, scheme).train()
-
-    def gradients() -> dict[str, Tensor]:
-        model.zero_grad()
-        options = {"use_cache": False} if name != "bert" else {}
-        loss_of(model(input_ids=IDS, **options).logits).backward()
-        return {n: q.grad.clone() for n, q in model.named_parameters() if q.grad is not None}
-
-    expected = gradients()
-    for reentrant in (False, True):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # it gets another name in transformers 6
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        model.enable_input_require_grads()  # a reentrant checkpoint gives nothing a gradient without
-        found = gradients()
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[n], expected[n]) for n in found)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("scheme", ["e-spa", "u-spa"])
-@torch.no_grad()
-def test_half_precision(scheme: str, dtype: torch.dtype) -> None:
-    """No further from single precision, but for a factor of 2, than the same weights with ordinary attention."""
-    model = shaped("gpt2", scheme, 6, norm=True)
-    plain = copy.deepcopy(model)
-    plain.set_attn_implementation("sdpa")
-    for module in plain.modules():
-        if isinstance(module, Shaped):
-            restore(module)
-    errors = []
-    for each in (model, plain):
-        expected = each(input_ids=IDS).logits
-        half = copy.deepcopy(each).to(dtype)(input_ids=IDS).logits
-        assert half.dtype == dtype
-        errors.append(float((half - expected).norm() / expected.norm()))
-    assert errors[0] <= 2 * errors[1]
-    keep = torch.ones_like(IDS)
-    keep[0, :5] = 0
-    assert model.to(dtype)(input_ids=IDS, attention_mask=keep).logits.isfinite().all()
 
 
 # --- compiled --------------------------------------------------------------------------------------------
@@ -516,12 +442,6 @@ def test_an_activation_that_is_no_module() -> None:
         sp.apply(model, "e-spa", seed=0)
     assert not any(isinstance(m, (Shaped, Activating)) for m in model.modules())
     sp.apply(model, "e-spa", seed=0, activation="keep")
-
-
-def test_own_models_have_no_interface() -> None:
-    built = sp.build(sp.scheme("huggingface")(Architecture.from_hf(vanilla("gpt2"))), seed=0)
-    with pytest.raises(InputError, match=r"build\(parametrization\)"):
-        sp.apply(built, "e-spa", activation="keep")
 
 
 def test_too_many_tokens_to_calibrate_for() -> None:

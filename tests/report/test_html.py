@@ -130,11 +130,6 @@ class TestNumbers:
         assert place["names"][gap - 1].startswith("encoder") and place["names"][gap + 1].startswith("decoder")
         assert [y for y in series["y"] if y is not None] == pytest.approx(p.forward["stream_out"].variance, rel=1e-7)
 
-    @given(st.lists(st.floats(), max_size=30))
-    def test_rounding_keeps_seven_digits(self, values: list[float]) -> None:
-        for before, after in zip(values, blocks.rounded(values), strict=True):
-            assert after is None if not math.isfinite(before) else after == pytest.approx(before, rel=1e-7, abs=0)
-
     @settings(max_examples=30, deadline=None)
     @given(st.integers(1, 5000), st.integers(0, 2**32 - 1))
     def test_thinned_curves_keep_spikes_and_ends(self, n: int, seed: int) -> None:
@@ -159,15 +154,6 @@ class TestKernels:
             assert np.abs(cosines - normalised(found.kernels[depth])).max() < 2e-5
         (curve,) = block_of(content, "kernel-cosine")["series"]
         assert curve["y"] == pytest.approx(found.forward.mean_cosine, rel=1e-7)
-
-
-class TestGroups:
-    def test_twins_are_told_apart_by_their_names(self) -> None:
-        p = predicted("xavier")
-        assert list(filter(None, section_of(document({"a": p, "b": p}), "signal")["groups"])) == [
-            "xavier",
-            "xavier (b)",
-        ]
 
 
 class TestSummary:

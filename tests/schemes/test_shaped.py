@@ -116,15 +116,6 @@ class TestSpaTable:
         own = 1 - plain.shape_in[::2] ** 2
         assert 1 - table.shape_out[::2] ** 2 == pytest.approx(gain**2 * own)
 
-    @pytest.mark.parametrize("name", SPA)
-    def test_scores_start_at_0(self, name: str) -> None:
-        for zero, query, key in (("query", 0.0, 1.0), ("key", 1.0, 0.0), ("small", 0.1, 0.1)):
-            table = scheme(name, zero=zero)(DEEP)
-            assert table.weights["query"][::2] == pytest.approx(np.full(36, query / 8))
-            assert table.weights["key"][::2] == pytest.approx(np.full(36, key / 8))
-            assert set(table.distribution.values()) == {"orthogonal"}
-        assert set(scheme(name, orthogonal=False)(DEEP).distribution.values()) == {"normal"}
-
     @pytest.mark.parametrize("tied", [True, False])
     @pytest.mark.parametrize("name", ["value-skipinit", *SPA])
     def test_logits_start_with_variance_1(self, name: str, tied: bool) -> None:
@@ -200,16 +191,6 @@ class TestRefused:
         assert refused("e-spa", a, attention_skip=1.0002 * float(bound), gamma=gamma, **same)
         assert refused("e-spa", a, attention_skip=skip, gamma=float(least) / 1.0002, **same)
 
-    @pytest.mark.parametrize(("n_layers", "skip"), [(36, 0.98), (32, 0.98), (3, 0.9)])
-    @pytest.mark.parametrize("corrected", [False, True])
-    def test_following_the_advice_on_u_spa_works(self, n_layers: int, skip: float, corrected: bool) -> None:
-        a = DEEP.replace(n_layers=n_layers)
-        options = {"corrected": corrected, "repeats": 0.0, "activation": "dks"}
-        message = refused("u-spa", a, attention_skip=skip, **options)
-        bound = float(message.partition("at most ")[2].partition(",")[0])
-        assert scheme("u-spa", attention_skip=bound, **options)(a)
-        assert refused("u-spa", a, attention_skip=1.0002 * bound, **options)
-
     @pytest.mark.parametrize(("activation", "least"), [("gelu", 0.745), ("relu", 0.979), (tat(36), 0.900)])
     def test_corrected_u_spa_needs_a_rho_that_feed_forwards_alone_do_not_pass(
         self, activation: str, least: float
@@ -259,16 +240,6 @@ class TestSpaSignal:
         profile = kernel_profile(name, DEEP, calibrated=True, activation="keep")
         assert profile.forward["stream_out"].variance == pytest.approx(np.ones(72), abs=1e-6)
 
-    def test_repeats_keep_the_average_diagonal(self) -> None:
-        repeated = InputStatistics(kind="stream", variance=1.0, token_correlation=0.05)
-        a, attention_only = DEEP.replace(seq_len=100), {"gamma": 0.02, "feed_forward_skip": 1.0}
-        fixed = kernel_profile("e-spa", a, repeated, **attention_only).forward["stream_out"].variance
-        assert fixed == pytest.approx(np.ones(72), abs=1e-9)
-        grown = kernel_profile("e-spa", a, repeated, repeats=0.0, **attention_only).forward["stream_out"].variance
-        factor = np.linalg.cholesky(np.exp(-0.02 * np.abs(np.subtract.outer(np.arange(100), np.arange(100)))))
-        wanted = 0.95 + 0.05 * factor.sum(1) ** 2
-        assert grown[-1] == pytest.approx(wanted.mean()) and wanted[-1] == pytest.approx(4.784708, abs=1e-6)
-
 
 class TestSignal:
     STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3)
@@ -290,19 +261,3 @@ class TestSignal:
             r = (math.sqrt(1 - r * r) + r * (math.pi - math.acos(r))) / math.pi
             wanted.append(r)
         assert profile.forward["stream_out"].token_correlation[1::2] == pytest.approx(wanted)
-
-    def test_in_a_random_network_variance_is_kept_exactly(self) -> None:
-        """Orthogonal values and outputs keep the length of every token: no error that falls with width only."""
-        torch = pytest.importorskip("torch")
-        from signalprop.data.batches import Batch
-        from signalprop.measurement import measure
-        from signalprop.models import build
-
-        draws = np.random.default_rng(0)
-        batch = Batch(tokens=draws.integers(0, 32_000, (2, 32)), targets=draws.integers(0, 32_000, (2, 32)))
-        model = build(scheme("value-skipinit")(A), seed=0, dtype=torch.float64)
-        profile = measure(model, batch, backward=False)
-        for i in (0, 2, 4):
-            before, after = (profile.forward[point].at(i) for point in ("stream_in", "branch"))
-            second = [m["variance"] + m["mean"] ** 2 for m in (before, after)]
-            assert second[1] == pytest.approx(second[0], rel=1e-6)  # weights are drawn in float32

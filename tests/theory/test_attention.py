@@ -10,9 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from signalprop.network.architecture import Architecture
-from signalprop.schemes import scheme
-from signalprop.sublayers.attention.moments import of as moments_of
 from signalprop.theory import attention, attention_scores
 
 Matrix = NDArray[np.float64]
@@ -251,23 +248,6 @@ def test_invariants(r, r_g, s0, length, d, head, p, causal, omega, query_bias) -
         assert variance >= 0 and abs(covariance) <= variance * (1 + 1e-9)
 
 
-def test_score_variance_and_bias_share() -> None:
-    rng = np.random.default_rng(0)
-    d, head, vq, vk, vb = 64, 16, 0.03, 0.01, 0.5
-    found = []
-    for _ in range(4000):
-        q = rng.standard_normal(d) @ rng.standard_normal((d, head)) * math.sqrt(vq)
-        q += math.sqrt(vb) * rng.standard_normal(head)
-        k = 1.5 * rng.standard_normal(d) @ rng.standard_normal((d, head)) * math.sqrt(vk)
-        found.append(0.2 * q @ k)
-    expected = attention_scores.score_variance(
-        d, vq, vk, head, scale=0.2, key_second_moment=2.25, query_bias_variance=vb
-    )
-    assert expected == pytest.approx(np.var(found), rel=4 * math.sqrt(2 / 4000) * 1.5)
-    assert attention_scores.score_variance(d, 1 / d, 1 / d, head) == pytest.approx(1.0)
-    assert attention_scores.score_variance(d, vq, vk, head, qk_norm=(4.0, 0.25)) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(("length", "head", "fraction"), [(1, 64, 1.0), (256, 64, 1.0), (300, 64, 0.5), (50, 8, 0.0)])
 def test_rotary_coherence_is_the_sum_it_replaces(length: int, head: int, fraction: float) -> None:
     rotated = round(fraction * head)
@@ -285,19 +265,3 @@ def test_rotary_coherence_is_the_sum_it_replaces(length: int, head: int, fractio
         expected = (weight * per_row).sum() / weight.sum()
         rows = attention_scores.rotary_coherence(length, head, fraction=fraction, causal="rows")
         assert rows == pytest.approx(expected, rel=5e-3)
-
-
-@pytest.mark.parametrize("second", [0.0, 1e-3, 0.1, 10.0])
-def test_what_qk_norm_adds_to_its_divisor_makes_scores_smaller(second: float) -> None:
-    """Against random queries and keys through RMSNorm with an epsilon of the order of their variance."""
-    a = Architecture(kind="decoder", n_layers=1, d_model=64, n_heads=1, seq_len=8, qk_norm=True, norm_eps=1e-2)
-    p = scheme("xavier")(a)
-    made = moments_of(p, int(p.stack[0]))
-    found, _ = made.scores(made.at(0), second, second)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 200, 64)) * np.sqrt(second)
-    weights = [rng.normal(size=(64, 64)) * p.weights[role][0] for role in ("query", "key")]
-    q, k = (y @ w for y, w in zip(x, weights, strict=True))
-    q, k = (y / np.sqrt(np.mean(y**2, axis=1, keepdims=True) + 1e-2) for y in (q, k))
-    scores = q @ k.T * a.d_head**-0.5
-    assert float(np.asarray(found)) == pytest.approx(scores.var(), rel=0.06, abs=1e-12)

@@ -189,22 +189,6 @@ def test_distances_and_gains_are_those_of_built_networks(name: str) -> None:
     assert error < 0.15 + 3 * gains.std(ddof=1) / math.sqrt(3) / gains.mean()
 
 
-@pytest.mark.parametrize(("norm", "directions"), [("rmsnorm", 1), ("layernorm", 2)])
-def test_post_norms_without_branches_are_projections(norm: str, directions: int) -> None:
-    """x / |x| projects its own direction out, LayerNorm also the mean; a layer's second norm finds nothing more.
-
-    The first norm meets embeddings whose sizes scatter, which costs as much as half a direction.
-    """
-    p = small({"norm_placement": "post", "norm": norm, "norm_eps": 0.0, "n_layers": 3, "seq_len": 128}, "xavier", {})
-    p = p.with_columns(branch=0.0)
-    found = nearness(p, predict_moments(p, WHITE))
-    wanted = np.sqrt(np.array([directions + 0.5, directions, directions]) / 128)
-    np.testing.assert_allclose(found.identity_distance, wanted, rtol=1e-12)
-    np.testing.assert_allclose(found.log_gain, 0.0, atol=1e-12)
-    measured, _ = jacobians(p, 0, probes=8)
-    np.testing.assert_allclose(measured, wanted, rtol=0.1)
-
-
 def test_scaled_norms_are_nearer_to_the_identity_than_plain_ones() -> None:
     """10.5: the opposite of the paper's motivation, at every depth; 4 times at layer 12, 7 times at 48."""
     plain, lns = (nearness(p, predict_moments(p, UNIFORM)) for p in (llama(48), llama(48, name="lns")))

@@ -118,10 +118,6 @@ class TestFinding:
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and str(bad) in said and name in said
 
-    def test_only_damaged_ones(self, tmp_path: Path) -> None:
-        flip(written(tmp_path, 4) / WEIGHTS)
-        assert last_good(tmp_path) is None
-
 
 class TestThinning:
     def test_what_is_later_than_the_new_one_goes(self, tmp_path: Path) -> None:
@@ -172,10 +168,6 @@ class TestWeights:
         weight_files.save_tensors(weight_files.weights_of(built(2)), tmp_path / WEIGHTS)
         checkpoints.load_weights(model, tmp_path)
         assert model.decoder.embedding.token.weight is model.head.weight  # type: ignore[union-attr]
-
-    def test_with_adapters_the_frozen_rest_is_not_stored(self) -> None:
-        stored = weight_files.weights_of(adapted(1))
-        assert stored and all("lora" in name for name in stored)
 
 
 class TestOfATraining:

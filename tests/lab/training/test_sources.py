@@ -102,18 +102,10 @@ class TestBadInput:
         (tmp_path / name).write_bytes(b'"\xff\xfe{')
         self.refused(Data(source=str(tmp_path / name)), r"is not UTF-8|cannot read")
 
-    def test_split_that_is_not_there(self, tmp_path: Path) -> None:
-        data = Data(source=str(as_saved(tmp_path)), validation="test")
-        self.refused(data, "has no split 'test'; its splits: train")
-
     @pytest.mark.parametrize("validation", ["test", "more.txt", "a/b/c"])
     def test_validation_that_is_not_there(self, validation: str, tmp_path: Path) -> None:
         data = Data(source=str(as_texts(tmp_path)), validation=validation)
         self.refused(data, r"data\.validation is .*; there is no such file, and .* has no split of that name")
-
-    def test_validation_that_is_the_training_data(self, tmp_path: Path) -> None:
-        source = str(as_jsonl(tmp_path))
-        self.refused(Data(source=source, validation=source), "which is the training data")
 
 
 # --- what is held out --------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import pytest
 import soundfile
 from PIL import Image
 from sklearn.metrics import accuracy_score, f1_score
-from transformers import WhisperFeatureExtractor
 
 from preparing import documents_of, lines, recipe, text_of
 from signalprop.errors import InputError
@@ -35,7 +34,7 @@ from signalprop_lab.training.examples import (
     collate,
     token_accuracy,
 )
-from signalprop_lab.training.images import augmented, patches_of
+from signalprop_lab.training.images import patches_of
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Tokenizer
@@ -257,16 +256,6 @@ def test_a_cache_that_cannot_be_written(corpus: Path, tmp_path: Path) -> None:
 # --- images ------------------------------------------------------------------------------------------------
 
 
-def test_patches_row_by_row_and_channel_by_channel() -> None:
-    image = np.random.default_rng(0).standard_normal((3, 6, 6))
-    found = patches_of(image, 2)
-    for i in range(3):
-        for j in range(3):
-            block = image[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
-            assert found[3 * i + j].tolist() == [*block[0].ravel(), *block[1].ravel(), *block[2].ravel()]
-    assert np.array_equal(patches_of(image[None], 2)[0], found)
-
-
 def pictures(n: int, channels: int = 1) -> np.ndarray[Any, Any]:
     shape = (n, 8, 8) if channels == 1 else (n, 8, 8, channels)
     return np.random.default_rng(1).integers(0, 256, shape, np.uint8)
@@ -302,24 +291,7 @@ def test_images_are_the_same_from_every_kind_of_source(write: Any, tmp_path: Pat
     assert {(int(e["labels"]), e["patches"].round(3).tobytes()) for e in validation(prepared)} == expected
 
 
-def test_augmentation() -> None:
-    image = np.arange(64.0).reshape(1, 8, 8) + 1
-    seen = {augmented(image, np.random.default_rng(seed)).tobytes() for seed in range(300)}
-    assert len(seen) == 2 * 9  # a margin of one pixel: three rows, three columns, flipped or not
-    crops = [augmented(image, np.random.default_rng(seed)) for seed in range(20)]
-    assert all(set(crop.ravel()) <= {0.0, *image.ravel()} for crop in crops)
-    assert image.tobytes() in seen and image[..., ::-1].tobytes() in seen
-
-
 # --- speech ------------------------------------------------------------------------------------------------
-
-
-def test_log_mel_against_the_features_of_whisper() -> None:
-    samples = np.random.default_rng(0).standard_normal(16_000)
-    theirs = WhisperFeatureExtractor(80)._np_extract_fbank_features(samples[None], "cpu")[0].T
-    found = log_mel(samples, Data(frame_dim=80))[: len(theirs)]  # theirs leave out the last frame
-    ours, theirs = ((x - x.mean(0)) / x.std(0) for x in (found, theirs))
-    assert ours == pytest.approx(theirs, abs=1e-3)
 
 
 def tone(rate: int, hz: float, seconds: float = 0.3) -> np.ndarray[Any, Any]:
