@@ -185,6 +185,13 @@ def _images(inputs: InputStatistics, profile: Profile) -> str:
     )
 
 
+EQUAL_TOKENS = (
+    "equal tokens count as an average correlation, and gates square that, though two equal tokens stay alike: with "
+    "the ids of real text token correlations were up to 4 times those predicted without (Qwen3.5, width 256), 3 "
+    "times in LFM2; give a text, as measure and compare do"
+)
+
+
 def _equal_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile) -> str:
     """What to say where averages let the correlation of equal tokens, which stays what it is, fall below half."""
     a = p.architecture
@@ -195,11 +202,7 @@ def _equal_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile)
     r = profile.forward["stream_in"].token_correlation
     if not (r[0] > 0 and r.min() < r[0] / 2):
         return ""
-    return (
-        "equal tokens count as an average correlation, and gates square that, though two equal tokens stay alike: with "
-        "the ids of real text token correlations were up to 4 times those predicted without (Qwen3.5, width 256), 3 "
-        "times in LFM2; give a text, as measure and compare do"
-    )
+    return EQUAL_TOKENS
 
 
 # Spread of ln of a token's variance (docs/limits.md) from which the mean over tokens is no longer predicted.

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.rows import rotation
+from signalprop.kernels.rows import rotation, rows_of
+from signalprop.theory.softmax import exact_softmax_moments
 
 
 def mixing(length: int, causal: bool) -> np.ndarray:
@@ -187,6 +188,15 @@ def test_no_nan_and_no_negative_variance(
         assert np.isfinite(out).all()
         assert (np.diagonal(out) >= -1e-12).all()
         np.testing.assert_allclose(out, out.T, atol=1e-9 * max(1.0, np.abs(out).max()))
+
+
+@pytest.mark.parametrize("s", [0.7, 6.0])
+def test_rows_interpolate_the_exact_integrals(s: float) -> None:
+    rows = rows_of(np.full(300, s), np.arange(1, 301, dtype=float), 0.0)
+    for n in (1, 2, 7, 50, 123, 300):
+        exact = exact_softmax_moments(s, n)
+        assert rows.second[n - 1] == pytest.approx(float(exact.second), rel=1e-3)
+        assert rows.jacobian[n - 1] == pytest.approx(float(exact.jacobian), rel=2e-3, abs=1e-12)
 
 
 @pytest.mark.parametrize("rotary", [False, True])

@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop.network.moments import Moments
-from signalprop.theory.softmax import (
-    exact_softmax_moments,
-    softmax,
-    softmax_backward,
-    softmax_moments,
-)
+from signalprop.theory.softmax import exact_softmax_moments, softmax_moments
+from signalprop.theory.softmax_component import softmax, softmax_backward
 
 
 def _two_logits_by_mpmath(s: float) -> tuple[float, float, float, float]:

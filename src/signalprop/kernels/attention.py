@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.rows import POLYNOMIAL, SHARES, held, row_moments
+from signalprop.kernels.rows import Rows, held, rows_of
 from signalprop.network.moments import FloatArray
-from signalprop.theory.attention import overlaps
 from signalprop.theory.attention_variants import kept
+from signalprop.theory.softmax import vanishing
+from signalprop.theory.two_rows import LEAST
 
 
 class _Kernel(NamedTuple):
@@ -31,6 +32,16 @@ class _Kernel(NamedTuple):
     own: FloatArray
     mean_square: FloatArray
     spread: FloatArray
+
+
+def _of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
+    """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
+    out: FloatArray = x * coefficients[-1][:, None]
+    for c in coefficients[-2:0:-1]:
+        out += c[:, None]
+        out *= x
+    out += coefficients[0][:, None]
+    return out
 
 
 @dataclass(frozen=True)
@@ -110,9 +121,8 @@ class TokenAttention:
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
             out = np.broadcast_to(double_mean, self._asks.shape).copy()
             return out, np.maximum(own, 0.0) + mean_square / n * (dropped - 1)
-        second = self._rows[0]
-        out = np.expm1(self._overlaps[0])  # keys that are popular with both queries
-        out *= self._of_pair(self._per_row(spread))
+        second = self._rows.second
+        out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
         out *= self._met
         out += double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
@@ -136,12 +146,12 @@ class TokenAttention:
         self, gradient: FloatArray, own: FloatArray, value: int, scores: int
     ) -> tuple[FloatArray, FloatArray]:
         """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
-        second, jacobian = self._rows
+        second, jacobian, weighted, _ = self._rows
         out, diagonal = self._different_queries(gradient, value, scores)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
         value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
-        keys = jacobian * self.qk * (self._own + self.query_bias) * value_spread
+        keys = weighted * self.qk * (self._own + self.query_bias) * value_spread
         on = self._later_sum(own * (value * second / keep + keys), 1 / self._row_length)
         n = self._row_length
         off = own * (value * (1 - second) - keys)
@@ -207,11 +217,11 @@ class TokenAttention:
         """Sum over keys of the products of two rows' uniform weights: shared keys over the product of lengths."""
         return 1 / np.maximum.outer(self._row_length, self._row_length)
 
-    def _of_pair(self, per_row: FloatArray) -> FloatArray:
-        """per_row at the shorter of two rows; the mean of both where all are of one length."""
-        if self.causal:
-            return np.where(self._seen, per_row, per_row[:, None])
-        return np.asarray(np.add.outer(per_row, per_row) / 2)
+    def _of_pair(self, by_row: FloatArray) -> FloatArray:
+        """At the shorter of two rows, the mean of both where all are of one length: of a value per row, or of what each
+        row (first axis) has with every other."""
+        first = by_row.reshape(len(by_row), -1)
+        return np.where(self._seen, first.T, first) if self.causal else np.asarray((first + first.T) / 2)
 
     def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
         """Per key, the sum of weight times values over the queries that see it."""
@@ -303,18 +313,11 @@ class TokenAttention:
         return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
 
     @cached_property
-    def _shared_rows(self) -> tuple[FloatArray, FloatArray]:
-        """P and J of every row at the shares SHARES of its score variance, (4, T) each."""
-        variance = np.multiply.outer(SHARES, self._row_score_variance)
+    def _rows(self) -> Rows:
+        """Every row of weights."""
+        variance = self._row_score_variance
         length = np.broadcast_to(self._row_length, variance.shape)
-        second, jacobian = row_moments(variance.ravel(), length.ravel())
-        return second.reshape(variance.shape), jacobian.reshape(variance.shape)
-
-    @property
-    def _rows(self) -> tuple[FloatArray, FloatArray]:
-        """P and J of every row."""
-        second, jacobian = self._shared_rows
-        return second[-1], jacobian[-1]
+        return rows_of(variance, length, 2 / self.d_head + 4 / self.d_model)
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -332,31 +335,34 @@ class TokenAttention:
 
     @cached_property
     def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """(ln overlap of two rows' weights, that of their Jacobians, E c times it), at the shorter row's length."""
-        n, s = self._row_length, self._row_score_variance
-        logs = np.log(n * self._shared_rows[0])
-        jacobian = np.log(np.maximum(n * self._rows[1] / self._finite, 1e-300))
-        scores, log_pair, log_jacobian = (self._of_pair(x) for x in (s, logs[-1], jacobian))
-        own = self._of_pair(self._per_row(self._spread))
-        c = np.minimum(self._pair_scores * own, scores)
-        share = np.maximum(c, 0.0) / np.maximum(scores, 1e-300)
-        log_shared = np.zeros(c.shape)
-        for coefficient in (POLYNOMIAL @ logs)[::-1]:
-            log_shared += self._of_pair(coefficient)
-            log_shared *= share
-        log_shared += np.minimum(c, 0.0)
-        spread = (1 / self.d_head + 2 / self.d_model) * (scores**2 + c**2)
-        value, met, weighted = overlaps(c, scores, spread, log_shared, log_pair, log_jacobian)
-        most = np.minimum(weighted, np.exp(log_jacobian) * scores)
-        return np.asarray(value), np.asarray(met), np.asarray(most)
+        """(overlap of two rows' weights - 1, that of their Jacobians, E c times it), at the shorter row's length."""
+        s = np.maximum(self._row_score_variance, 1e-12)
+        root = np.sqrt(s + 4)[:, None]
+        c = self._pair_scores * self._per_row(self._spread)[:, None]
+        np.clip(c, LEAST * s[:, None], s[:, None], out=c)
+        x = c / (root + np.sqrt(root * root - c))
+        x *= (root + 2) / s[:, None]
+        value, jacobian, weighted = (_of_rows(y, x) for y in self._rows.with_others)
+        # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
+        moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
+        ratio = moves / np.where(self._row_length > 1, moves, 1.0)[:, None]
+        value *= s[:, None]
+        popular = np.expm1(value, out=value)
+        popular *= ratio
+        met = np.exp(jacobian, out=jacobian)
+        met *= (vanishing(s) / self._finite)[:, None]
+        met *= ratio
+        weighted *= met
+        weighted *= s[:, None]
+        return self._of_pair(popular), self._of_pair(met), self._of_pair(weighted)
 
     @cached_property
     def _bracket_weights(self) -> tuple[FloatArray, FloatArray]:
         """Of two queries, what multiplies the sum over keys of the centred bracket: (e^c - 1) / spread for values, and
         c e^c / spread for keys, with overlaps for e^c."""
-        value, _, weighted = self._overlaps
+        popular, _, weighted = self._overlaps
         spread = self._of_pair(self._per_row(self._spread))
-        by_value = np.expm1(value) / self._of_pair(self._per_row(self._finite))
+        by_value = popular / self._of_pair(self._per_row(self._finite))
         far, spread = spread > 1e-12, np.maximum(spread, 1e-12)
         return np.where(far, by_value / spread, self._pair_scores), np.where(far, weighted / spread, self._pair_scores)
 
@@ -376,7 +382,7 @@ class TokenAttention:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
         coherent = 1.0 if self.omega is None else self.omega
         apart = self._spread * self._of_values.spread
-        return np.asarray(self.qk * coherent / self.d_model * apart * (1 - self._rows[0]) ** 2)
+        return np.asarray(self.qk * coherent / self.d_model * apart * (1 - self._rows.second) ** 2)
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
@@ -390,7 +396,7 @@ class TokenAttention:
         own = v.own - 2 * v.mean + total[:, None]
         turned_own = own if self._turn is None else self._own - 2 * turned_mean + turned_total[:, None]
         structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2, 0.0)
-        return np.asarray(self.qk * structural * (1 - self._rows[0]) ** 2)
+        return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)
 
     @cached_property
     def _crowding(self) -> FloatArray:

@@ -50,13 +50,13 @@ class TokenCrossAttention(TokenAttention):
     def _sent_to_both(self, gradient: FloatArray, own: FloatArray) -> tuple[Kernel, Kernel]:
         """What goes to queries and to keys: what two tokens share, in the limit of one on the diagonal, and its own."""
         n, keep = float(self._row_length[0]), 1 - self.dropout
-        second, jacobian = self._rows
+        second, jacobian, weighted, _ = self._rows
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         # values and keys: of two queries, of one query at one key, and of one query at two keys
         mean, double_mean = self._means
         met = self._over_pairs(gradient) / n**2
         moved = self._over_pairs(gradient * sum(self._bracket_weights)) / n**2
-        keys = jacobian * self.qk * (self._asks_own + self.query_bias) * value_spread
+        keys = weighted * self.qk * (self._asks_own + self.query_bias) * value_spread
         alone = self._over_asking(own * (second / keep + keys)) / n
         apart = self._over_asking(own * (1 - second - keys)) / max(n * (n - 1), 1.0)
         to_two = met + moved * (self.kernel - mean - mean.T + double_mean) + apart

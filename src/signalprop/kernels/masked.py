@@ -122,10 +122,10 @@ class MaskedAttention(TokenAttention):
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at queries (Q, Q) and keys (E, E), from the one at what is averaged, (Q, Q)."""
         own, keep = np.diagonal(gradient), 1 - self.dropout
-        second, jacobian = self._rows
+        second, jacobian, weighted, _ = self._rows
         to_keys, on = self._different_queries(gradient, 1, 1)
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
-        keys = jacobian * self.qk * self._asks_own * value_spread
+        keys = weighted * self.qk * self._asks_own * value_spread
         on = on + self._later_sum(own * (second / keep + keys), 1 / self._row_length)
         n = self._row_length
         off = self._over_both(own * (1 - second - keys), (n > 1) / np.maximum(n * (n - 1), 1.0))
@@ -177,11 +177,11 @@ class MaskedAttention(TokenAttention):
     def _met(self) -> FloatArray:
         return np.asarray(self.view.weights @ self.view.weights.T)
 
-    def _of_pair(self, per_row: FloatArray) -> FloatArray:
+    def _of_pair(self, by_row: FloatArray) -> FloatArray:
         longer, alike = self.view.longer
-        per_row = self._per_row(per_row)
-        shorter = np.where(longer, per_row, per_row[:, None])
-        return np.where(alike, np.add.outer(per_row, per_row) / 2, shorter)
+        by_row = by_row if by_row.ndim > 1 else self._per_row(by_row)
+        first = by_row.reshape(len(by_row), -1)
+        return np.where(alike, (first + first.T) / 2, np.where(longer, first.T, first))
 
     @property
     def _asks(self) -> FloatArray:
@@ -231,7 +231,7 @@ class MaskedAttention(TokenAttention):
     @cached_property
     def _random_slope(self) -> FloatArray:
         """As in `TokenAttention`, of pairs of different keys: one key with itself is in the moments of a row."""
-        return np.asarray(self.qk * self.chance * self._scored * self._spread * (1 - self._rows[0]) ** 4)
+        return np.asarray(self.qk * self.chance * self._scored * self._spread * (1 - self._rows.second) ** 4)
 
     @cached_property
     def _of_values(self) -> _Kernel:

@@ -2,45 +2,63 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from signalprop.network.moments import FloatArray
-from signalprop.theory.softmax import softmax_moments
+from signalprop.theory.softmax import vanishing
+from signalprop.theory.two_rows import ALONE, DEGREE, fluctuating, horner, lagrange
 
-_NODES = 20
-# Shares c / s at which ln(n P(c)) of a row is known, and what makes the polynomial of degree 4 through them and (0, 0).
-SHARES = np.arange(1, 5) / 4
-POLYNOMIAL = np.linalg.inv(SHARES[:, None] ** np.arange(1, 5))
+_RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
+
+
+class Rows(NamedTuple):
+    """Rows of weights, averaged over score variances as `theory.two_rows.fluctuating` has them.
+
+    Attributes:
+        second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. weighted: E J(s_i) s_i / s. All (T,).
+        with_others: coefficients in x of ln(overlap of weights)/s, ln(that of Jacobians/`vanishing`) and (E c times
+            that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
+    """
+
+    second: FloatArray
+    jacobian: FloatArray
+    weighted: FloatArray
+    with_others: FloatArray
 
 
 @lru_cache(maxsize=32)
-def _nodes(length: int) -> FloatArray:
-    """Log-spaced row lengths up to `length`."""
-    return np.unique(np.round(np.geomspace(1, length, _NODES)))
+def _knots(length: int) -> tuple[int, ...]:
+    """Row lengths from 2 to `length`, by ratios of at most _RATIO."""
+    n = max(2, math.ceil(math.log(max(length, 2) / 2) / math.log(_RATIO)) + 1)
+    return tuple(np.unique(np.round(np.geomspace(2, max(length, 2), n)).astype(int)).tolist())
 
 
-def row_moments(score_variance: FloatArray, row_length: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(P_i, J_i): E sum_j A_ij^2 and E |diag A - A A^T|^2 of row i, which sees n_i keys with score variance s_i.
+@lru_cache(maxsize=32)
+def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
+    """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
+    return np.stack([np.concatenate([x.coefficients for x in fluctuating(n, spread)], axis=2) for n in lengths])
 
-    Exact integrals at about 20 row lengths; n P and n J are taken as linear in ln n in between (error below 1 % for s
-    <= 1).
+
+def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -> Rows:
+    """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
+
+    Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %).
     """
-    nodes = np.unique(row_length) if np.ptp(row_length) == 0 else _nodes(int(row_length.max()))
-    second, jacobian = np.zeros(len(row_length)), np.zeros(len(row_length))
-    upper = np.clip(np.searchsorted(nodes, row_length), 1, max(len(nodes) - 1, 1))
-    if len(nodes) == 1:
-        share = np.zeros(len(row_length))
-    else:
-        share = np.log(row_length / nodes[upper - 1]) / np.log(nodes[upper] / nodes[upper - 1])
-    for k, n in enumerate(nodes):
-        weight = np.where(upper == k, share, 0.0) + np.where(upper == k + 1, 1 - share, 0.0)
-        where = np.flatnonzero(weight)
-        moments = softmax_moments(score_variance[where], int(n))
-        second[where] += weight[where] * n * np.asarray(moments.second)
-        jacobian[where] += weight[where] * n * np.asarray(moments.jacobian)
-    return np.minimum(second / row_length, 1.0), jacobian / row_length
+    one_length = np.ptp(row_length) == 0
+    lengths = (max(int(row_length[0]), 2),) if one_length else _knots(int(row_length.max()))
+    n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
+    at, weight = lagrange(np.log(n), np.log(lengths))
+    index, offset = fluctuating(lengths[0], spread).value.place(s)
+    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
+    found = np.asarray(horner(cubic, offset)).reshape(3, DEGREE + 1, -1)
+    found[:, :, row_length < 2] = ALONE[:, :, None]
+    value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
+    many = np.exp(jacobian) * vanishing(s) / row_length
+    return Rows(np.minimum(np.exp(s * value) / row_length, 1.0), many, many * weighted, found)
 
 
 @lru_cache(maxsize=8)

@@ -73,10 +73,10 @@ class WindowAttention(TokenAttention):
         shared = np.maximum(np.minimum.outer(high, high) - np.maximum.outer(low, low), 0)
         return np.asarray(shared / np.outer(self._row_length, self._row_length))
 
-    def _of_pair(self, per_row: FloatArray) -> FloatArray:
-        n = self._row_length
-        shorter = np.where(n[:, None] > n, per_row, per_row[:, None])
-        return np.where(n[:, None] == n, np.add.outer(per_row, per_row) / 2, shorter)
+    def _of_pair(self, by_row: FloatArray) -> FloatArray:
+        n, first = self._row_length, by_row.reshape(len(by_row), -1)
+        shorter = np.where(n[:, None] > n, first.T, first)
+        return np.where(n[:, None] == n, (first + first.T) / 2, shorter)
 
 
 def windowed(

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array
-from signalprop.theory.attention_rows import Band, Mask, RowMoments, namespace, row_moments
+from signalprop.theory.attention_rows import Band, Mask, RowMoments, by_shape, namespace, pair_length, row_moments
 from signalprop.theory.logs import plain
+from signalprop.theory.two_rows import LEAST, log_value, slopes
 
 
 class _Setting(NamedTuple):
@@ -49,8 +50,8 @@ class _Scores(NamedTuple):
     q0: Array
     rows: RowMoments
     value_overlap: Array  # Λ_V
-    jacobian_overlap: Array  # Λ_J
-    weighted_overlap: Array  # E c_ij Λ_J(c_ij)
+    jacobian_overlap: Array  # Λ_J, on the way back
+    weighted_overlap: Array  # E c_ij Λ_J(c_ij), on the way back
 
 
 def _setting(*values: Array, r_value: Array | None = None) -> tuple[Any, _Setting]:
@@ -76,41 +77,19 @@ def _within(covariance: Array, variance: Array, xp: Any) -> Array:
     return found
 
 
-def _scores(xp: Any, x: _Setting, causal: Mask) -> _Scores:
+def _scores(xp: Any, x: _Setting, causal: Mask, *, back: bool = True) -> _Scores:
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * x.omega_rows) * x.s0, 0.0)
     own = x.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
-    c = xp.maximum(r_query * own, 0.0)
+    c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
     v = 2.0 / x.d_head + 4.0 / x.d
-    rows = row_moments(s, c, x.n_keys, v, causal)
-    # c_ij varies between pairs of queries with this variance
-    spread = 0.5 * v * (1.0 + r_query * r_query) * own * own
-    value, jacobian_overlap, weighted = overlaps(c, s, spread, rows.log_shared, rows.log_pair, rows.log_pair_jacobian)
-    value_overlap = xp.exp(value)
-    weighted = xp.minimum(weighted, x.n_keys * rows.weighted_jacobian * s)
-    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, rows, value_overlap, jacobian_overlap, weighted)
-
-
-def overlaps(
-    c: Array, s: Array, spread: Array, log_shared: Array, log_pair: Array, log_pair_jacobian: Array
-) -> tuple[Array, Array, Array]:
-    """(ln Λ_V, Λ_J, E c Λ_J) of two rows of attention weights: docs/theory/attention.md, "Overlap of two rows".
-
-    Args (numbers, or arrays that broadcast):
-        c, s: covariance of the scores that two queries give one key, at least 0, and their variance.
-        spread: variance of c between pairs of queries; Λ grows with it like exp(slope c), slope 1 for small s.
-        log_shared: ln(n P) at score variance c. log_pair, log_pair_jacobian: ln(n P), ln(n J) at s.
-    """
-    xp = namespace(c, s, spread, log_shared, log_pair, log_pair_jacobian)
-    safe = xp.maximum(s, 1e-300)
-    share = c / safe
-    value_slope = xp.minimum(xp.maximum(log_pair / safe, 0.0), 1.0)
-    jacobian_slope = xp.minimum(xp.maximum(log_pair_jacobian / safe, 0.0), 1.0)
-    value = 0.5 * (log_shared + share * log_pair + spread * value_slope**2)
-    jacobian = share * log_pair_jacobian + 0.5 * spread * jacobian_slope**2
-    # Cauchy-Schwarz: two rows overlap at most like one with itself
-    jacobian_overlap = xp.exp(xp.minimum(jacobian, log_pair_jacobian))
-    return xp.minimum(value, log_pair), jacobian_overlap, jacobian_overlap * (c + spread * jacobian_slope)
+    (value,) = by_shape(lambda s, c, n, v: [log_value(s, c, pair_length(n, causal), v)], [s, c], x.n_keys, v)
+    met: Array = 0.0
+    weighted: Array = 0.0
+    if back:
+        met, weighted = by_shape(lambda s, c, n, v: slopes(s, c, pair_length(n, causal), v), [s, c], x.n_keys, v)
+    rows = row_moments(s, x.n_keys, v, causal)
+    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, rows, xp.exp(value), met, weighted)
 
 
 def _pairs(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
@@ -144,7 +123,7 @@ def _harmonic_squares(n: Array) -> Array:
 
 
 def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
-    scores = _scores(xp, x, causal)
+    scores = _scores(xp, x, causal, back=False)
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     own = kept * rows.second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -99,10 +100,6 @@ class RowMoments(NamedTuple):
         response: how far the scores' own direction is tilted, (E(ΣAz)² - P)/s.
         remaining: E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the query.
         squared_tilt: how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
-        log_pair: ln(n P) of a row of length n, the number of keys that two queries have in common (`_pair_length`).
-        log_pair_jacobian: ln(n J) of such a row.
-        log_shared: ln(n P) of such a row of score variance c, the part of the scores that two queries share.
-        remaining_pair: 1 - P of such a row.
     """
 
     second: Array
@@ -111,10 +108,6 @@ class RowMoments(NamedTuple):
     response: Array
     remaining: Array
     squared_tilt: Array
-    log_pair: Array
-    log_pair_jacobian: Array
-    log_shared: Array
-    remaining_pair: Array
 
 
 def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
@@ -140,7 +133,7 @@ def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
     return list(zip(at.tolist(), (weights / length).tolist(), strict=True))
 
 
-def _pair_length(length: int, mask: Mask) -> int:
+def pair_length(length: int, mask: Mask) -> int:
     """Keys that two queries i < j have in common: i. With the weight 1/j that such a pair has, the mean of i is L/4."""
     if isinstance(mask, Band):
         return max(min(mask.widest, length), 1)
@@ -154,15 +147,12 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
 
 @lru_cache(maxsize=1024)
 def _row_table(length: int, spread: float, causal: Mask) -> Spline:
-    """RowMoments' first eight fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
+    """RowMoments' first six fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
     causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
-    full = _columns(node_moments(_pair_length(length, causal)))
-    mean, remaining = full, (1.0 - full[:, 0]) ** 2
-    if causal:
-        rows = [(weight, _columns(node_moments(n))) for n, weight in _over_positions(length, causal)]
-        mean = sum((weight * row for weight, row in rows), np.zeros_like(full))
-        # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
-        remaining = 1.0 - sum((w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows), np.zeros(len(full)))
+    rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, causal)]
+    mean = np.sum([weight * row for weight, row in rows], axis=0)
+    # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
+    remaining = 1.0 - np.sum([w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows], axis=0)
     s = node_variances()
     far = np.asarray(vanishing(s))
     smooth: list[FloatArray] = [
@@ -171,12 +161,10 @@ def _row_table(length: int, spread: float, causal: Mask) -> Spline:
         mean[:, 2] / far**2,
         remaining / far**2,
         mean[:, 3] / mean[:, 0] / far**2,
-        _log(full[:, 0]),
-        _log(full[:, 1] / far),
     ]
     log_spread = math.log1p(spread)
     factor = np.exp(math.sqrt(log_spread) * _HERMITE_X - 0.5 * log_spread)
-    p, j, response, rest, tilt, p_full, j_full = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
+    p, j, response, rest, tilt = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
     slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
     averaged = [
         np.log(np.exp(p) @ _HERMITE_W),
@@ -185,8 +173,6 @@ def _row_table(length: int, spread: float, causal: Mask) -> Spline:
         (response * slower**2 * factor) @ _HERMITE_W,
         (rest * slower**2) @ _HERMITE_W,
         (tilt * slower**2 * factor) @ _HERMITE_W,
-        np.log(np.exp(p_full) @ _HERMITE_W),
-        np.log((np.exp(j_full) * slower) @ _HERMITE_W),
     ]
     return Spline(np.stack(averaged, axis=1))
 
@@ -195,18 +181,10 @@ def _log(x: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
 
 
-@lru_cache(maxsize=256)
-def _shared_table(length: int) -> Spline:
-    return Spline(np.log(node_moments(length).second)[:, None])
-
-
-def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: Mask) -> RowMoments:
-    xp = namespace(s, c)
-    p, j, weighted, response, rest, tilt, log_pair, log_pair_jacobian = _row_table(length, spread, causal)(s)
-    n = _pair_length(length, causal)
-    (shared,) = _shared_table(n)(c)
+def _rows_of_one_shape(s: Array, length: int, spread: float, causal: Mask) -> RowMoments:
+    xp = namespace(s)
+    p, j, weighted, response, rest, tilt = _row_table(length, spread, causal)(s)
     far = vanishing(s)
-    log_n = math.log(n)
     return RowMoments(
         xp.minimum(xp.exp(p), 1.0),
         xp.exp(j) * far,
@@ -214,21 +192,25 @@ def _rows_of_one_shape(s: Array, c: Array, length: int, spread: float, causal: M
         response * far**2,
         rest * far**2,
         tilt * far**2,
-        log_pair + log_n,
-        log_pair_jacobian + xp.log(far) + log_n,
-        shared + log_n,
-        1.0 - xp.exp(log_pair),
     )
 
 
-def row_moments(s: Array, c: Array, length: Array, spread: Array, causal: Mask) -> RowMoments:
-    """Row averages; one interpolation per distinct (length, spread)."""
+def by_shape(of: Callable[..., Sequence[Array]], values: Sequence[Array], length: Array, spread: Array) -> list[Array]:
+    """of(*values, length, spread), for arrays once per distinct (length, spread)."""
     if is_number(length) and is_number(spread):
-        return _rows_of_one_shape(s, c, int(length), float(spread), causal)
-    each_s, each_c, *shape = (np.asarray(x, dtype=np.float64) for x in np.broadcast_arrays(s, c, length, spread))
-    shapes, group = np.unique(np.stack([x.ravel() for x in shape]), axis=1, return_inverse=True)
-    out = np.empty((len(RowMoments._fields), each_s.size))
+        return list(of(*values, int(length), float(spread)))
+    *each, lengths, spreads = (np.asarray(x, np.float64) for x in np.broadcast_arrays(*values, length, spread))
+    shapes, group = np.unique(np.stack([lengths.ravel(), spreads.ravel()]), axis=1, return_inverse=True)
+    found = []
     for k, (n, v) in enumerate(shapes.T.tolist()):
         member = np.flatnonzero(group.ravel() == k)
-        out[:, member] = _rows_of_one_shape(each_s.ravel()[member], each_c.ravel()[member], int(n), v, causal)
-    return RowMoments(*out.reshape(-1, *each_s.shape))
+        found.append((member, of(*(x.ravel()[member] for x in each), int(n), v)))
+    out = np.empty((len(found[0][1]), lengths.size))
+    for member, several in found:
+        out[:, member] = several
+    return list(out.reshape(-1, *lengths.shape))
+
+
+def row_moments(s: Array, length: Array, spread: Array, causal: Mask) -> RowMoments:
+    """Row averages; one interpolation per distinct (length, spread)."""
+    return RowMoments(*by_shape(lambda s, n, v: _rows_of_one_shape(s, n, v, causal), [s], length, spread))

@@ -20,6 +20,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import squashed
 from signalprop.theory.logs import log
 from signalprop.theory.softmax import softmax_moments
+from signalprop.theory.two_rows import log_overlap
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
 _KEPT_SHARE = 0.1  # of them, read unchanged
@@ -121,9 +122,8 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     """Moments of pi - e_y at the end of the last stack.
 
     Logits of V classes are Gaussian of variance s = d sigma_u^2 E x^2 with correlation r between positions; E |pi|^2 is
-    the exact softmax moment, and the overlap of two softmaxes with correlated logits the interpolation
-    sqrt(P(r s) P(s) (V P(s))^(r - 1)), right at r = 0 and r = 1. A tied head adds the mean d sigma_e^2 alpha to the
-    logit of the token read, alpha = exp(log_token_share / 2) being the factor on its row in the stream.
+    the exact softmax moment, and the overlap of two softmaxes that of `two_rows`. A tied head adds the mean d sigma_e^2
+    alpha to the logit of the token read, alpha = exp(log_token_share / 2) being the factor on its row in the stream.
 
     Args:
         log_variance, r: of the last stream_out. log_token_share: log of alpha^2 before the final norm.
@@ -158,8 +158,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
         own = 1 / (1 + np.exp(np.clip(_log_sum(s, classes - 1) - raised, -600.0, 600.0)))
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)
-    common = np.asarray(softmax_moments(positive * s, classes).second)
-    overlap = np.sqrt(common * alone * (classes * alone) ** (positive - 1.0))
+    overlap = np.exp(log_overlap(np.asarray(s), positive * s, classes)) / classes
     return TopGradient(own, aligned, positive, alone, overlap, classes, through)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
-from signalprop.network.moments import Array, FloatArray, Moments, ratio
+from signalprop.network.moments import Array, FloatArray
 
 _MAX_LENGTH = 1e6
 _STEP = 0.4  # of u and y: the trapezoidal sum of exp(ny - e^y) is exact to 3e-7 for n = 4, and better below
@@ -182,10 +182,9 @@ def _node_laplace() -> _Laplace:
     return _laplace(_KNEE * _NODES / (1.0 - _NODES))
 
 
-@lru_cache(maxsize=1)
-def _slopes_from_values() -> FloatArray:
-    """The matrix that maps values at the (uniform) nodes to a not-a-knot cubic spline's slopes there."""
-    n = len(_NODES)
+@lru_cache(maxsize=2)
+def _slopes_from_values(n: int) -> FloatArray:
+    """The matrix that maps values at n uniform nodes to a not-a-knot cubic spline's slopes there."""
     left = 4.0 * np.eye(n) + np.eye(n, k=1) + np.eye(n, k=-1)
     right = 3.0 * (np.eye(n, k=1) - np.eye(n, k=-1))
     left[0, :3], right[0, :3] = (1.0, 2.0, 0.0), (-2.5, 2.0, 0.5)
@@ -199,14 +198,16 @@ _BLOCK = 4096
 class Spline:
     """Cubic splines in ξ, ξ = √s/(√s + 3), of several functions of the score variance s at once."""
 
-    __slots__ = ("coefficients", "n_columns", "rows")
+    __slots__ = ("coefficients", "intervals", "last", "n_columns", "rows")
 
     def __init__(self, values: FloatArray) -> None:
-        """values: (nodes, columns), at the score variances `node_variances()`."""
-        slope = _slopes_from_values() @ values
+        """values: (nodes, columns), at the score variances `node_variances()`, or at every second, third, …"""
+        slope = _slopes_from_values(len(values)) @ values
         v0, v1, m0, m1 = values[:-1], values[1:], slope[:-1], slope[1:]
         cubic = [v0, m0, 3.0 * (v1 - v0) - 2.0 * m0 - m1, 2.0 * (v0 - v1) + m0 + m1]
         self.n_columns = values.shape[1]
+        self.last = len(values) - 2
+        self.intervals = (len(values) - 1) / float(_NODES[-1])  # in ξ from 0 to 1
         self.coefficients = np.stack(cubic, axis=1)  # (intervals, 4, columns)
         self.rows = self.coefficients.transpose(0, 2, 1).tolist()  # the same as Python floats, for single values
 
@@ -214,8 +215,8 @@ class Spline:
         """One entry per column, of the shape of s. Plain floats take a path without NumPy, some ten times as fast."""
         if isinstance(s, float):
             std = math.sqrt(s)
-            x = _INTERVALS * std / (std + _KNEE)
-            i = min(int(x), len(_NODES) - 2)
+            x = self.intervals * std / (std + _KNEE)
+            i = min(int(x), self.last)
             x -= i
             return [((c3 * x + c2) * x + c1) * x + c0 for c0, c1, c2, c3 in self.rows[i]]
         values = np.asarray(s, dtype=np.float64)
@@ -225,12 +226,17 @@ class Spline:
             out[:, start : start + _BLOCK] = self._block(flat[start : start + _BLOCK])
         return list(out.reshape(self.n_columns, *values.shape))
 
+    def place(self, s: FloatArray) -> tuple[NDArray[np.int64], FloatArray]:
+        """Interval of every score variance, and how far into it, 0 to 1: what its cubic is of."""
+        root = np.sqrt(s)
+        position = self.intervals * root / (root + _KNEE)
+        index = np.minimum(position.astype(np.int64), self.last)
+        return index, position - index
+
     def _block(self, s: FloatArray) -> FloatArray:
         """(columns, entries) for a vector of score variances."""
-        root = np.sqrt(s)
-        position = _INTERVALS * root / (root + _KNEE)
-        index = np.minimum(position.astype(np.int64), len(_NODES) - 2)
-        offset = (position - index)[:, None]
+        index, offset = self.place(s)
+        offset = offset[:, None]
         c = self.coefficients[index]
         out = c[:, 3] * offset
         for power in (2, 1):
@@ -307,44 +313,3 @@ def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
         second + s * response * far**2,
         np.asarray(tilt * far**2),
     )
-
-
-# --- as a component ------------------------------------------------------------------------------------------------
-
-
-def softmax(x: Moments, length: int) -> Moments:
-    """Softmax over the feature axis, of `length` Gaussian logits (TGS Table 1 gives the small-variance limit).
-
-    The part that all logits of a row share cancels, so only variance·(1 - feature_correlation) matters. Exact for
-    mean, variance and feature correlation. The token correlation is that of two softmaxes whose logits share the
-    fraction x.token_correlation of their spread; it interpolates between exact limits
-    (docs/theory/attention.md, "Overlap of two rows").
-
-    Raises:
-        InputError: a negative variance, or a length out of range.
-    """
-    s = np.maximum(np.asarray(x.variance * (1.0 - x.feature_correlation), dtype=np.float64), 0.0)
-    second = softmax_moments(s, length).second
-    shared = np.clip(np.asarray(x.token_correlation, dtype=np.float64), 0.0, 1.0)
-    common = softmax_moments(shared * s, length).second
-    log_overlap = 0.5 * (np.log(length * common) + shared * np.log(length * second))
-    variance = np.maximum(second / length - 1.0 / length**2, 0.0)
-    covariance = np.minimum(np.expm1(np.maximum(log_overlap, 0.0)) / length**2, variance)
-    feature = -1.0 / (length - 1.0) if length > 1 else 0.0
-    return Moments(1.0 / length, variance, ratio(covariance, variance), feature)
-
-
-def softmax_backward(g: Moments, x: Moments, length: int) -> Moments:
-    """Gradient at the logits; exact for gradients independent of the logits.
-
-    The Jacobian diag A - AAᵀ removes constant vectors, hence the factor 1 - g.feature_correlation, which TGS Table 16
-    does not have. Its rows sum to zero too: the feature correlation of the result is -1/(length - 1). The token
-    correlation is not modelled beyond leading order, where both tokens see the uniform Jacobian.
-
-    Raises:
-        InputError: a negative variance, or a length out of range.
-    """
-    s = np.maximum(np.asarray(x.variance * (1.0 - x.feature_correlation), dtype=np.float64), 0.0)
-    variance = g.variance * (1.0 - g.feature_correlation) * softmax_moments(s, length).jacobian / length
-    feature = -1.0 / (length - 1.0) if length > 1 else 0.0
-    return Moments(0.0, variance, g.token_correlation, feature)

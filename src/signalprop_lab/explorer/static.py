@@ -7,12 +7,13 @@ from typing import Any
 
 from signalprop.data.batches import default_statistics
 from signalprop.families import find
-from signalprop.files.storage import write_text
+from signalprop.files.storage import read_json, write_text
 from signalprop.network.activations import ACTIVATIONS
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import cheapest
 from signalprop.prediction_notes import (
+    EQUAL_TOKENS,
     LARGE_SCORES,
     QUERY_SIZES,
     SPREAD,
@@ -27,6 +28,7 @@ from signalprop.report.html.page import asset as of_report
 from signalprop.report.html.page import embedded, library
 from signalprop.report.html.signal import glance_block, signal_section
 from signalprop.schemes import SCHEMES
+from signalprop.theory.two_rows import FILE
 from signalprop_lab.explorer.curves import predicted
 from signalprop_lab.explorer.page import Kept, asset, explorer_page
 from signalprop_lab.explorer.settings import PRINTS, Settings
@@ -38,7 +40,7 @@ _OFFERED = (
     "huggingface", "layerscale", "lns", "mix-ln", "noci", "normalised-skip", "pytorch", "rezero", "sandwich",
     "skipinit", "stable-resnet", "t-fixup", "takase", "xavier", "xavier-uniform",
 )  # fmt: skip
-_SCRIPTS = ("softmax.js", "closed_form.js", "schemes.js", "offline.js", "explore.js")
+_SCRIPTS = ("softmax.js", "two_rows.js", "closed_form.js", "schemes.js", "offline.js", "explore.js")
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "library.js")
 _BOUNDS = (
     "GRADIENT_RATIO", "GRADIENT_EXCESS", "UPPER_RATIO", "RANK_COLLAPSE", "STREAM_GROWTH", "LATE_SHARE", "NARROW",
@@ -88,6 +90,7 @@ def _closed_form() -> dict[str, Any]:
     gpt2 = Settings(preset="gpt2", kind="decoder").table()
     why = cheapest(gpt2, default_statistics(gpt2.architecture))[1].partition(": ")[2]
     return {
+        "two_rows": read_json(FILE),
         "presets": presets(),
         "template": section,
         "bounds": {name: getattr(findings, name) for name in _BOUNDS}
@@ -101,6 +104,7 @@ def _closed_form() -> dict[str, Any]:
             "spread": spread_note("@"),
             "logits": logits_note("@"),
             "sizes": QUERY_SIZES,
+            "equal": EQUAL_TOKENS,
         },
     }
 

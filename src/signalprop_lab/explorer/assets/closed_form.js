@@ -7,7 +7,7 @@
 
 const closedForm = (() => {
   const { PI, exp, log, log1p, max, min, sin, sqrt } = Math;
-  const { clip, correlation, dot, even, geometric, kept, ln, logAdd, range, ratio, rowMoments, softmaxSecond, sum } = softmax;
+  const { clip, correlation, dot, even, geometric, kept, ln, logAdd, pairLength, range, ratio, rowMoments, softmaxSecond, sum } = softmax;
   const LARGEST = 600, HELD = 27.6, LARGEST_SCORE = 1e60, TINY = 1e-300;
   const safeExp = (x) => exp(clip(x, -LARGEST, LARGEST));
 
@@ -44,14 +44,10 @@ const closedForm = (() => {
   /** What the score matrix contributes; x: r, s0, n, d, dHead, p, omega, omegaRows, queryBias, causal. */
   function scores(x) {
     const r = clip(x.r, -1 / max(x.n - 1, 1), 1), rQuery = r + x.queryBias * (1 - r);
-    const s = max((1 - r * x.omegaRows) * x.s0, 0), own = x.omega * (1 - r) * x.s0, c = max(rQuery * own, 0);
-    const v = 2 / x.dHead + 4 / x.d, rows = rowMoments(s, c, x.n, v, x.causal), spread = 0.5 * v * (1 + rQuery * rQuery) * own * own;
-    const safe = max(s, TINY), share = c / safe;
-    const valueSlope = clip(rows.logPair / safe, 0, 1), jacobianSlope = clip(rows.logPairJacobian / safe, 0, 1);
-    const value = min(0.5 * (rows.logShared + share * rows.logPair + spread * valueSlope ** 2), rows.logPair);
-    const jacobianOverlap = exp(min(share * rows.logPairJacobian + 0.5 * spread * jacobianSlope ** 2, rows.logPairJacobian));
-    const weighted = min(jacobianOverlap * (c + spread * jacobianSlope), x.n * rows.weightedJacobian * s);
-    return { r, rQuery, s, rows, q0: (1 - r) * own / x.d, valueOverlap: exp(value), jacobianOverlap, weighted };
+    const s = max((1 - r * x.omegaRows) * x.s0, 0), own = x.omega * (1 - r) * x.s0, c = min(max(rQuery * own, twoRows.LEAST * s), s);
+    const v = 2 / x.dHead + 4 / x.d, rows = rowMoments(s, x.n, v, x.causal);
+    const met = twoRows.pairOverlaps(s, c, pairLength(x.n, x.causal), v);
+    return { r, rQuery, s, rows, q0: (1 - r) * own / x.d, valueOverlap: met.value, jacobianOverlap: met.jacobian, weighted: met.weighted };
   }
 
   function attend(x) {
@@ -302,7 +298,7 @@ const closedForm = (() => {
       own = 1 / (1 + exp(clip(logSum - raised, -600, 600)));
     }
     const positive = clip(r, 0, 1), alone = softmaxSecond(s, classes);
-    const overlap = sqrt(softmaxSecond(positive * s, classes) * alone * (classes * alone) ** (positive - 1));
+    const overlap = exp(twoRows.logOverlap(s, positive * s, classes)) / classes;
     const { token_correlation: tokens, target_correlation: c, loss_fraction: fraction } = a.inputs;
     const [targets, same, crossed, copied] = a.kind === "encoder" ? [c, 0.64 + 0.36 * c, (1 - 0.8) * c, 0.1] : [c, tokens, c, c];
     const other = 1 - own, chance = 1 / classes;

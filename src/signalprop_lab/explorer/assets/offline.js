@@ -154,6 +154,8 @@ const offline = (() => {
     if (a.kind === "decoder") found.push(words.decoder);
     const largest = max(0, ...closedForm.scores(table));
     if (largest > bounds.LARGE_SCORES) found.push(words.scores.replace("@", rough(largest, 3)));
+    const start = p.forward.input[1];
+    if (start > 0 && p.forward.rOut.slice(0, -1).some((r) => r < start / 2)) found.push(words.equal);
     if (a.gated && a.places.includes("none")) {
       const rows = closedForm.range(a.layers).map((layer) => 2 * layer + 1);
       const shares = rows.map((i) => min(table.branch[i] ** 2 * exp(min(p.forward.branch[i] - p.forward.out[i], 0)), 1));

@@ -112,9 +112,10 @@ const softmax = (() => {
     return raw.map(([second, jacobian, , tilt], k) => [second, jacobian, response[k], length === 1 ? 0 : second * tilt]);
   });
 
-  /** Cubic not-a-knot splines in xi = sqrt(s) / (sqrt(s) + 3), of all columns: (row of values per node) -> s -> values. */
+  /** Cubic not-a-knot splines in xi = sqrt(s) / (sqrt(s) + 3), of all columns: (row of values per node) -> s -> values.
+   *  At all nodes, or at every second, third, ... */
   function spline(values) {
-    const n = NODES.length, columns = values[0].length;
+    const n = values.length, columns = values[0].length, intervals = (n - 1) / NODES[NODES.length - 1];
     const slopes = range(columns).map((c) => {
       const v = values.map((row) => row[c]), m = new Float64Array(n), diagonal = new Float64Array(n).fill(4);
       const above = new Float64Array(n).fill(1), below = new Float64Array(n).fill(1);
@@ -132,7 +133,7 @@ const softmax = (() => {
       return m;
     });
     return (s) => {
-      const std = sqrt(s), position = INTERVALS * std / (std + KNEE), i = min(floor(position), n - 2), x = position - i;
+      const std = sqrt(s), position = intervals * std / (std + KNEE), i = min(floor(position), n - 2), x = position - i;
       return range(columns).map((c) => {
         const v0 = values[i][c], v1 = values[i + 1][c], m0 = slopes[c][i], m1 = slopes[c][i + 1];
         return (((2 * (v0 - v1) + m0 + m1) * x + (3 * (v1 - v0) - 2 * m0 - m1)) * x + m0) * x + v0;
@@ -175,17 +176,12 @@ const softmax = (() => {
   }
 
   const rowTable = kept((length, spread, causal) => {
-    const full = nodeMoments(pairLength(length, causal));
-    let mean = full, remaining = full.map(([p]) => (1 - p) ** 2);
-    if (causal) {
-      const rows = overPositions(length).map(([n, w]) => [w, nodeMoments(n)]);
-      mean = full.map((_, k) => range(4).map((c) => sum(rows.map(([w, m]) => w * m[k][c]))));
-      remaining = full.map((_, k) => 1 - sum(rows.map(([w, m]) => w * m[k][0] * (2 - m[k][0]))));
-    }
+    const rows = (causal ? overPositions(length) : [[length, 1]]).map(([n, w]) => [w, nodeMoments(n)]);
+    const mean = NODES.map((_, k) => range(4).map((c) => sum(rows.map(([w, m]) => w * m[k][c]))));
+    const remaining = NODES.map((_, k) => 1 - sum(rows.map(([w, m]) => w * m[k][0] * (2 - m[k][0]))));
     const positive = (x) => log(max(x, TINY));
     const smooth = spline(mean.map(([p, j, response, tilt], k) => [
       positive(p), positive(j / FAR[k]), response / FAR[k] ** 2, remaining[k] / FAR[k] ** 2, tilt / p / FAR[k] ** 2,
-      positive(full[k][0]), positive(full[k][1] / FAR[k]),
     ]));
     const logSpread = log1p(spread), factor = HERMITE_X.map((x) => exp(sqrt(logSpread) * x - 0.5 * logSpread));
     return spline(STDS.map((std, k) => {
@@ -194,22 +190,20 @@ const softmax = (() => {
       return [
         log(over((row) => exp(row[0]))), log(over((row, w) => exp(row[1]) * w)), log(over((row, w, f) => exp(row[1]) * w * f)),
         over((row, w, f) => row[2] * w * w * f), over((row, w) => row[3] * w * w), over((row, w, f) => row[4] * w * w * f),
-        log(over((row) => exp(row[5]))), log(over((row, w) => exp(row[6]) * w)),
       ];
     }));
   });
 
-  const sharedTable = kept((length) => spline(nodeMoments(length).map(([second]) => [log(second)])));
-
-  function rowMoments(s, c, length, spread, causal) {
-    const [p, j, weighted, response, rest, tilt, pair, pairJacobian] = rowTable(length, spread, causal)(s);
-    const n = pairLength(length, causal), far = vanishing(s);
+  function rowMoments(s, length, spread, causal) {
+    const [p, j, weighted, response, rest, tilt] = rowTable(length, spread, causal)(s), far = vanishing(s);
     return {
       second: min(exp(p), 1), jacobian: exp(j) * far, weightedJacobian: exp(weighted) * far, response: response * far ** 2,
-      remaining: rest * far ** 2, squaredTilt: tilt * far ** 2, logPair: pair + log(n),
-      logPairJacobian: pairJacobian + log(far) + log(n), logShared: sharedTable(n)(c)[0] + log(n),
+      remaining: rest * far ** 2, squaredTilt: tilt * far ** 2,
     };
   }
 
-  return { clip, correlation, dot, even, geometric, kept, ln, logAdd, range, ratio, rowMoments, softmaxSecond, sum };
+  return {
+    HERMITE_W, HERMITE_X, STDS, clip, correlation, dot, even, geometric, kept, ln, logAdd, nodeMoments, pairLength, range, ratio, rowMoments,
+    softmaxSecond, spline, sum, vanishing,
+  };
 })();
