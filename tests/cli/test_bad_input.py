@@ -85,6 +85,26 @@ def test_mistakes_on_the_command_line(refused: Refused, arguments: list[str], sa
     assert says in refused(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"schema": "signalprop/parametrization/99"}', "signalprop/parametrization/99"),
+        ('{"schema": "signalprop/parametr', "is not JSON"),
+        ("[1, 2]", "expected an object"),
+        ("3", "expected an object"),
+        ('{"n_layers": NaN}', "finite"),
+        ('{"kind": "encoder", "n_layers": 2, "wings": 3}', "wings"),
+        ('{"model_type": "bloom"}', "bloom"),
+        ("", "is empty"),
+        ("\x00", "is not JSON"),
+    ],
+)
+def test_architecture_files(refused: Refused, tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "net.json"
+    file.write_text(content)
+    assert says in refused("predict", str(file))
+
+
 @pytest.mark.parametrize("name", ["predict", "compare", "measure"])
 @pytest.mark.parametrize(("content", "says"), [(b" \n", "is empty"), (b"caf\xe9", "not UTF-8"), (b"...", "tokens")])
 def test_texts(refused: Refused, tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -141,6 +161,12 @@ def test_unknown_classes(refused: Refused, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"architectures": ["NoSuchModel"]}))
     assert "NoSuchModel" in refused("measure", str(copied))
+
+
+def test_tokenizers_larger_than_the_vocabulary(refused: Refused, copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    assert "vocabulary ends at 19" in refused("measure", str(copied), "--random-init")
 
 
 def test_read_only_directories(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,12 @@ class TestRefusals:
         assert "outputs differ by 1.0e-02" in err and err.count("\n") == 1
 
 
+def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    assert command("apply", llama, "--scheme", "xavier", "--out", tmp_path / "m").status == 0
+    assert (tmp_path / "m" / "signalprop.json").is_file()
+
+
 @pytest.mark.slow
 def test_as_processes(hf_directories: Path, tmp_path: Path) -> None:
     """The commands as a user runs them, in a folder with relative names."""

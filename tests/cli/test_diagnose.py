@@ -20,7 +20,7 @@ from diagnosing import tiny, transformers
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import load_text
 from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
-from signalprop.diagnosis.tasks import harness, multiple_choice, read_task
+from signalprop.diagnosis.tasks import _name_in, harness, is_task_file, multiple_choice, read_task
 from signalprop.errors import InputError
 
 Refused = Callable[..., str]
@@ -156,6 +156,14 @@ class TestSaving:
         err = refused("diagnose", root / "llama", *(a.format(root=root) for a in arguments))
         assert message in err and "signal:" not in err
 
+    def test_layers_that_greedy_chose(self, command: Command, root: Path, tmp_path: Path) -> None:
+        got = result_of(command, root / "llama", *SMALL, "--greedy", "2", "--save", tmp_path / "pruned")
+        pruned = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
+        assert pruned.config.num_hidden_layers == 1
+        (kept,) = {0, 1, 2} - set(got["removal"]["greedy"][-1]["layers"])
+        whole = transformers.LlamaForCausalLM.from_pretrained(root / "llama")
+        assert torch.equal(pruned.model.layers[0].mlp.up_proj.weight, whole.model.layers[kept].mlp.up_proj.weight)
+
 
 class TestInterrupted:
     """What took a pass over the data is not lost, whatever ends the work."""
@@ -226,6 +234,19 @@ class TestInterrupted:
             ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(file), "--resume")
             assert ended.status == 2 and str(partial) in ended.err and "Traceback" not in ended.err
 
+    @pytest.mark.filterwarnings("always::UserWarning")  # the command line makes a line of it
+    def test_where_nothing_can_be_kept(self, command: Command, root: Path, tmp_path: Path) -> None:
+        from signalprop.diagnosis.kept import Kept
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Kept, "_append", full)
+            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(tmp_path / "d.json"))
+        assert ended.status == 0 and ended.err.count("are not kept in") == 1 and "No space left" in ended.err
+        assert json.loads((tmp_path / "d.json").read_text())["removal"]["single"]
+
 
 class TestNothingIsThrownAway:
     @pytest.mark.parametrize("against", ["{root}/none", "{root}/book.txt", "{tmp}/bad.json", "{root}/vit"])
@@ -278,6 +299,14 @@ class TestMistakes:
     )
     def test_one_line(self, refused: Refused, root: Path, arguments: list[str], message: str) -> None:
         assert message in refused("diagnose", *(a.format(root=root) for a in arguments))
+
+    def test_stored_ones_have_no_model(self, refused: Refused, command: Command, root: Path, tmp_path: Path) -> None:
+        stored = tmp_path / "stored.json"
+        command("diagnose", str(root / "llama"), *SMALL, "--json", str(stored))
+        for more in (["--remove"], ["--cast", "int8"], ["--greedy", "1"]):
+            assert "is a stored diagnosis" in refused("diagnose", stored, *more)
+        (tmp_path / "no.json").write_text("{}", encoding="utf-8")
+        assert "this is not a diagnosis" in refused("diagnose", tmp_path / "no.json")
 
 
 class TestTasks:
@@ -357,3 +386,11 @@ class TestTasks:
             harness(["piqa", "arc_eesy"], "tokenizer")
         with pytest.raises(InputError, match=r"lm_eval cannot run offline: no connection"):
             harness(["offline"], "tokenizer")
+
+    def test_task_files(self, tmp_path: Path) -> None:
+        """The name of a task is read where YAML of lm_eval's own would not be."""
+        good = self.written(tmp_path / "good.yaml", "x: !function a.b", "task: 'mine'  # here", "  task: other")
+        assert is_task_file("a/B.YML") and is_task_file(str(good)) and not is_task_file("arc_easy")
+        assert _name_in(good) == "mine"
+        with pytest.raises(InputError, match="names no task; expected a line `task: NAME`"):
+            _name_in(self.written(tmp_path / "bad.yaml", "group: all"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commandline import Command
 from signalprop.data.audio import RATE, read_audio, with_audio
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -73,3 +74,15 @@ def test_what_cannot_be_heard(wav: Path, tmp_path: Path) -> None:
         with_audio(batch(), whisper(), tmp_path / "none.wav")
     with pytest.raises(InputError, match=r"this model .* reads tokens"):
         with_audio(batch(), Architecture.preset("gpt2"), wav)
+
+
+def test_the_command_names_what_was_heard(wav: Path, tmp_path: Path, command: Command) -> None:
+    config = transformers.WhisperConfig(
+        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_source_positions=60,
+        max_target_positions=12, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
+    heard = command("measure", str(tmp_path), "--audio", str(wav), "--batch-size", "1").out
+    assert f"speech in {wav}" in heard.replace("\n", "") and "synthetic" not in heard
+    assert "synthetic frames: " in command("measure", str(tmp_path), "--batch-size", "1").out

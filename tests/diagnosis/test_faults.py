@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import own_model
 import signalprop as sp
-from diagnosing import diagnosed, findings, tiny, weights_of
+from diagnosing import diagnosed, findings, mapping_of, tiny, weights_of
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.result import Diagnosis, Verdict
@@ -104,6 +104,15 @@ class TestOneLayer:
         assert any("no finite loss" in note for note in found.notes)
         assert [s.finite for s in found.signal] == [True] * SICK + [False] * (N - SICK)
         assert Diagnosis.from_json(found.to_json()) == found
+
+    def test_a_layer_that_gives_out_nan_by_itself(self, family: str) -> None:
+        model = model_of(family)
+        norm: Any = model.get_submodule(mapping_of(model).sublayers[2 * SICK + 1].norm)
+        with torch.no_grad():
+            norm.weight[0] = math.inf
+        verdict = fault(diagnosed(model))
+        assert (verdict.kind, verdict.layers) == ("not finite", (SICK,))
+        assert "a gain that is not" in verdict.cause
 
 
 class ScaledBlock(own_model.Block):

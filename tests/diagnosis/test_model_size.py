@@ -154,3 +154,14 @@ class TestGGUF:
         self.change(file, "tokenizer.ggml.model", b"what", skip=12)
         with pytest.raises(InputError, match=r"cannot read the tokenizer in .*tiny\.gguf: .*put the tokenizer\.json"):
             read_tokenizer(file)
+
+
+class TestMessages:
+    def test_weights_of_another_shape_are_named(self, tmp_path: Path) -> None:
+        """transformers says which they are in a report that is silenced."""
+        transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)).save_pretrained(tmp_path)
+        kept = json.loads((tmp_path / "config.json").read_text())
+        with pytest.raises(
+            InputError, match=r"transformer\.wpe\.weight has the shape \(16, 16\) in the weights and \(8,"
+        ):
+            read_model(write(tmp_path, kept | {"n_positions": 8}))

@@ -13,7 +13,7 @@ import pytest
 
 from commandline import refusal_of
 from signalprop.files import storage
-from signalprop.files.storage import read_json, read_text, write_json, write_text
+from signalprop.files.storage import read_json, read_text, write_bytes, write_json, write_text
 
 VALUES = [
     {},
@@ -197,3 +197,7 @@ class TestWriting:
         finally:
             os.umask(old)
         assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+
+    def test_a_device_is_not_replaced_by_a_file(self) -> None:
+        write_bytes(os.devnull, b"x")
+        assert not Path(os.devnull).is_file()

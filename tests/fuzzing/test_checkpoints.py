@@ -238,6 +238,14 @@ class TestElsewhere:
         check_command(result)
         assert result.status == 2 and not (tmp_path / "out").exists()
 
+    def test_names_of_where_it_was_made(self, folder: Path) -> None:
+        """Old checkpoints have such paths, which lead nowhere."""
+        change(folder / "config.json", _name_or_path="/etc/passwd")
+        change(
+            folder / "tokenizer_config.json", special_tokens_map_file="/home/somebody/.cache/none", name_or_path="/etc"
+        )
+        load(folder)
+
 
 class TestCode:
     """Nothing that a file brings is run."""
@@ -253,6 +261,11 @@ class TestCode:
         with pytest.raises(InputError, match="pickled"):
             load(folder)
         assert not marker.exists()
+
+    def test_names_that_steer_the_terminal(self, folder: Path) -> None:
+        token = {"content": "[PAD]", "\x1b[2J": 1, "__type": "AddedToken"}
+        change(folder / "tokenizer_config.json", added_tokens_decoder={"0": token})
+        refused_by_all(folder, "a name that cannot be printed")
 
 
 class TestRuns:

@@ -203,3 +203,8 @@ class TestYaml:
         file.write_text(text)
         with pytest.raises(InputError, match=says):
             load_recipe(file)
+
+    @pytest.mark.parametrize("value", ["[" * 200, "9" * 5000, "2026-13-01", "*x", "!!python/name:os.system"])
+    def test_values_of_settings(self, value: str) -> None:
+        with pytest.raises(InputError, match="the value of --set"):
+            load_recipe("gpt-small", [f"model.options={value}"])

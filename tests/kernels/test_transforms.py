@@ -14,8 +14,9 @@ from scipy import integrate, special
 
 from commandline import refusal_of
 from signalprop.kernels.transforms import dks, tat
-from signalprop.network.activations import ACTIVATIONS, activation, kinked, numbers_of
+from signalprop.network.activations import ACTIVATIONS, activation, kinked, numbers_of, register
 from signalprop.network.duals import dual
+from signalprop.network.moments import FloatArray
 
 SMOOTH = sorted({a.name for a in ACTIVATIONS.values() if not kinked(a.name)} - {"identity"})
 # our name -> that of the package
@@ -182,3 +183,37 @@ def test_tat_takes_uncorrelated_tokens_to_eta(n_layers: int, eta: float) -> None
 )
 def test_what_dks_refuses(args: Any, part: str) -> None:
     assert part in refused(*args)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "tanh"])
+def test_the_advice_of_a_refusal_works(name: str, gated: bool) -> None:
+    message = refused(name, 2, 400.0, gated)
+    zeta, layers = message.partition("zeta up to ")[2].split(", or at least ")
+    assert dks(name, 2, float(zeta), gated) and dks(name, int(layers.split()[0]), 400.0, gated)
+    # and it is no more modest than it has to be
+    assert refused(name, 2, 1.1 * float(zeta), gated)
+
+
+def test_an_activation_that_no_shift_makes_stable() -> None:
+    def cube(x: FloatArray) -> FloatArray:
+        return np.asarray(x**3)
+
+    try:
+        register("cube_for_dks", cube, lambda x: np.asarray(3 * x**2))
+        assert "keeps its variance stable" in refused("cube_for_dks", 36)
+    finally:
+        ACTIVATIONS.pop("cube_for_dks", None)
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        ((36, 0.0), "between 0 and 1"),
+        ((36, 1.0), "between 0 and 1"),
+        ((0, 0.9), "for 0 layers"),
+        ((12, 0.9), "correlation 0 to 0.897 only"),
+    ],
+)
+def test_what_tat_refuses(args: Any, part: str) -> None:
+    assert part in refused(*args, call=tat)

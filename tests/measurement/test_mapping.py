@@ -212,3 +212,8 @@ class TestMappingsThatDoNotFit:
             InputError, match=r"layer 0 attention, stream_in: expected a tensor \(batch, tokens, features\)"
         ):
             measure(model, {"ids": torch.arange(5)}, loss=lambda out: out.sum())
+
+    def test_no_arguments_for_a_batch(self) -> None:
+        model = Own("pre")
+        with pytest.raises(InputError, match="no `arguments` to make the model's inputs from a Batch"):
+            measure(model, own_batch(), mapping=replace(model.signalprop_mapping(), arguments=None))

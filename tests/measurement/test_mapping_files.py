@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM, OlmoConfig, OlmoForCausalLM
 
 import signalprop as sp
 from applied import vanilla
@@ -111,6 +111,20 @@ def test_a_found_mapping_is_written_and_one_with_weights_predicts(command: Comma
     assert agreement["forward variance"]["median"] < 0.2
     table = sp.read_parametrization(model, read_mapping(like, model))
     assert np.array_equal(table.branch, np.full(6, 0.2))
+
+
+def test_a_scheme_on_a_mapping_from_a_file_is_saved_with_it(command: Command, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    OlmoForCausalLM(OlmoConfig(**SIZE)).save_pretrained(tmp_path / "olmo")
+    mapping = tmp_path / "olmo.json"
+    mapping.write_text('{"like": "llama", "architecture": {"norm": "layernorm"}}')
+    asked = ("apply", str(tmp_path / "olmo"), "--mapping", str(mapping), "--scheme", "lns")
+    status, _, err = command(*asked, "--out", str(tmp_path / "lns"))
+    assert status == 0, err
+    status, _, err = command("check", str(tmp_path / "lns"), "--scheme", "lns")
+    assert status == 0, err
+    status, out, err = command("fold", str(tmp_path / "lns"), "--out", str(tmp_path / "folded"), "--json", "-")
+    assert status == 0 and json.loads(out)["fold_error"] < 1e-6, err
 
 
 @pytest.mark.parametrize(

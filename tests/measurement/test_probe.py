@@ -142,6 +142,13 @@ def test_a_model_that_never_ran(build: Any) -> None:
         Probe(build("gpt2"), every=0)
 
 
+def test_a_layer_that_is_skipped(build: Any) -> None:
+    model = build("gpt2").eval()
+    model.transformer.h[1].mlp.forward = lambda x: torch.zeros_like(x)
+    with pytest.raises(InputError, match=r"layer 1 feed-forward, branch: this point was not reached.*12 of 13"):
+        measure(model, arguments_for(model), loss=total)
+
+
 def test_nothing_of_a_tensors_size_is_kept(build: Any) -> None:
     """A gradient that is held until the next one could not be added to in place."""
     model = build("gpt2").train()

@@ -141,3 +141,18 @@ class TestRefusals:
             read_parametrization(
                 model, replace(mapping, sublayers=[replace(first, weights=whole), *mapping.sublayers[1:]])
             )
+
+    def test_missing_ends(self, build: Any) -> None:
+        model = build("gpt2")
+        mapping = mapping_of(model)
+        for end, name, message in (
+            ("embedding", "token", "names no token"),
+            ("embedding", "position", "names no position"),
+        ):
+            broken = replace(mapping, **{end: replace(getattr(mapping, end), **{name: None})})
+            with pytest.raises(InputError, match=message):
+                read_parametrization(model, broken)
+        bert = build("bert")
+        mapping = mapping_of(bert)
+        with pytest.raises(InputError, match="names no transform"):
+            read_parametrization(bert, replace(mapping, head=replace(mapping.head, transform=None)))

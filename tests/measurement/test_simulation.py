@@ -221,6 +221,12 @@ def test_seeds_give_error_bars_and_the_same_numbers_again() -> None:
     assert profile.gradient["stream_out"].variance[-1] == pytest.approx(1.0)
 
 
+def test_seq_len_changes_the_data_and_the_architecture() -> None:
+    p = scheme("xavier")(architecture("t5"))
+    profile = simulate(p, n_seeds=1, seq_len=7)
+    assert (profile.architecture.seq_len, profile.architecture.target_len) == (7, 7)
+
+
 def test_stream_statistics_are_met() -> None:
     a = architecture("pre", d_model=128, seq_len=64, n_layers=1)
     inputs = InputStatistics("stream", 0.4, mean=0.5, variance=2.0, target_correlation=0.6, loss_fraction=0.5)

@@ -164,3 +164,11 @@ def test_dynamic_int8_is_measured_forward_and_has_no_gradient() -> None:
     found = diagnose(quantised, [batch])
     assert found.identity is None and all(layer.gradient is None for layer in found.signal)
     assert any("q_proj is quantised to integers" in note for note in found.notes)
+
+
+def test_packed_integers_are_not_read_as_weights() -> None:
+    model = vanilla("llama", 2).eval()
+    layer: Any = model.get_submodule("model.layers.0.mlp.up_proj")
+    layer.weight = nn.Parameter(layer.weight.detach().mul(1000).to(torch.int8), requires_grad=False)
+    with pytest.raises(InputError, match="a Linear holds packed integers; read the model before it is quantised"):
+        read_parametrization(model)

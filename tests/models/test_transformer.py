@@ -239,6 +239,17 @@ def test_activation_is_that_of_the_theory(name: str) -> None:
     np.testing.assert_allclose(slope, registered.derivative(x.detach().numpy()), atol=1e-12)
 
 
+def test_registered_activation_needs_no_second_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "ACTIVATIONS", dict(activations.ACTIVATIONS))
+    activations.register("softsign", lambda x: x / (1 + np.abs(x)), lambda x: 1 / (1 + np.abs(x)) ** 2)
+    x = torch.linspace(-3, 3, 7, requires_grad=True)
+    y = torch_activation("softsign")(x)
+    torch.testing.assert_close(y, nn.functional.softsign(x))
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(nn.functional.softsign(x).sum(), x)[0]
+    )
+
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -255,6 +255,20 @@ class TestWrongModels:
         with pytest.raises(InputError, match="token: the parameter is on the meta device"):
             check(empty, "gpt2")
 
+    def test_rows_of_a_fused_map(self) -> None:
+        model = family("gpt2")
+        mapping = mapping_of(model)
+        items = list(mapping.sublayers)
+        for changed, verdict in (
+            (slice(32, 64), "twice"),  # the keys again
+            (slice(64, 95), "missing"),
+            ([200], "missing"),
+        ):
+            weights = {**items[0].weights, "value": ("transformer.h.0.attn.c_attn", changed)}
+            odd = replace(mapping, sublayers=[replace(items[0], weights=weights), *items[1:]])
+            found = {(row.name, row.verdict) for row in check(model, "huggingface", mapping=odd).wrong}
+            assert ("value", verdict) in found
+
 
 class TestPublicMistakes:
     """Lines that were wrong in public code, built anew: the check names the weight, and passes the right ones."""

@@ -177,6 +177,14 @@ class TestValues:
         with pytest.raises(InputError, match=r"layer 1 attention cannot .* bypass its attention \(value_skip 0.3\)"):
             sp.fold(model)
 
+    def test_a_gain_alone_goes_into_the_output_map(self) -> None:
+        model = vanilla("llama", 2).double().eval()
+        table = sp.scheme("xavier")(sp.Architecture.from_hf(model))
+        sp.apply(model, table.with_columns(attention_gain=0.6), seed=0)
+        with double_norms():
+            before = outputs(model)
+            assert difference(outputs(sp.fold(model)), before) < 1e-12
+
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_factors_on_scores(family: str) -> None:
@@ -217,6 +225,23 @@ class TestTiedHeads:
         torch.testing.assert_close(model.wte.weight, 2.5 * was)
         assert model.head.weight is model.wte.weight
 
+    def test_a_second_reader_of_that_norm(self) -> None:
+        class Twice(OwnGPT):
+            def forward(self, ids: Tensor) -> Tensor:
+                x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+                for block in self.blocks:
+                    x = block(x)
+                x = self.ln_f(x)
+                self.value(x)
+                return self.head(x)
+
+        torch.manual_seed(0)
+        model = Twice(2, tied=True)
+        model.value = nn.Linear(32, 1)
+        sp.apply(model.eval(), "xavier", seed=0)
+        with pytest.raises(InputError, match="the head cannot be folded"):
+            sp.fold(model)
+
 
 class TestOwnModels:
     def test_norms_without_weights_fold_into_their_readers(self) -> None:
@@ -245,6 +270,14 @@ class TestOwnModels:
             model.blocks[1].down.weight[0, 0] = 6e4
         model.blocks[1].down.branch_scale = 2.0
         with pytest.raises(InputError, match=r"layer 1 feed-forward cannot .* would reach 1.2e"):
+            sp.fold(model)
+
+    def test_a_carrier_without_a_weight(self) -> None:
+        model = own_model(2)
+        mapping = model.signalprop_mapping()
+        rows = [replace(row, carrier=row.branch) for row in mapping.sublayers]
+        sp.apply(model, "normalised-skip", mapping=replace(mapping, sublayers=rows), seed=0)
+        with pytest.raises(InputError, match=r"layer 0 attention cannot .* Attention has no `?weight"):
             sp.fold(model)
 
 

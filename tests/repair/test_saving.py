@@ -122,6 +122,17 @@ class TestRoundTrips:
         assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
         assert torch.equal(outputs(sp.load(tmp_path)), outputs(model))
 
+    def test_a_plain_model_out_of_an_applied_checkpoint_folds_without_a_trace(
+        self, saved: Path, tmp_path: Path
+    ) -> None:
+        from transformers import GPT2LMHeadModel
+
+        model = GPT2LMHeadModel.from_pretrained(saved)
+        assert model.config.signalprop["scheme"] == "layerscale"  # a trace, for whoever looks
+        sp.apply(model, "stable-resnet", initialize=False)
+        sp.fold(model).save_pretrained(tmp_path / "folded")
+        assert "signalprop" not in (tmp_path / "folded" / "config.json").read_text()
+
 
 class TestPlainLoading:
     """User pain: an unfolded checkpoint loads as the vanilla function, without an error."""

@@ -31,6 +31,7 @@ from applied import (
 from signalprop import read_parametrization
 from signalprop.attachment.families import mapping_of
 from signalprop.errors import InputError
+from signalprop.network.architecture import Architecture
 from signalprop.repair.module_swaps import restore
 from signalprop.repair.shaped_models import NAME, Activating, Shaped
 from signalprop.repair.spliced_modules import Passed
@@ -442,6 +443,15 @@ def test_an_activation_that_is_no_module() -> None:
         sp.apply(model, "e-spa", seed=0)
     assert not any(isinstance(m, (Shaped, Activating)) for m in model.modules())
     sp.apply(model, "e-spa", seed=0, activation="keep")
+
+
+def test_another_activation_is_another_network() -> None:
+    model = vanilla("gpt2")
+    architecture = Architecture.from_hf(model).replace(activation="relu")
+    for activation in ("relu", "leaky_relu(0.3)", "transformed(silu, 1, 0, 0, 1)"):
+        table = sp.scheme("e-spa", activation="keep")(architecture.replace(activation=activation))
+        with pytest.raises(InputError, match="activation is"):
+            sp.apply(model, table)
 
 
 def test_too_many_tokens_to_calibrate_for() -> None:

@@ -115,6 +115,25 @@ def test_an_interrupted_apply(
     assert interrupted or (options.get("mode") == "absorbed" and place == "a splice")
 
 
+def test_kept_weights_that_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vanilla("llama", 2)
+    before = state(model)
+    splice = installation.multiply_weights
+
+    def half(model: nn.Module, record: Any) -> None:
+        with undoing.all_or_nothing(model, [dict(model.named_parameters())[name] for name in record.factors]):
+            parameter = dict(model.named_parameters())[next(iter(record.factors))]
+            with torch.no_grad():
+                parameter.mul_(3)
+            raise Stop
+
+    monkeypatch.setattr(installation, "multiply_weights", half)
+    with pytest.raises(Stop):
+        sp.apply(model, "lns", mode="absorbed", initialize=False)
+    assert same(state(model), before)
+    monkeypatch.setattr(installation, "multiply_weights", splice)
+
+
 def test_an_interrupted_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     model = vanilla("bert", 2).train()
     before = state(model)

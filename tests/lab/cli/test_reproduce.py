@@ -78,3 +78,7 @@ def test_removals_of_a_small_checkpoint(command: Command, hf_directories: Path, 
     assert found["verdict"] != "not run"
     assert len(found["panels"][0]["curves"][0]["x"]) == 6
     assert command("reproduce", "cod-fig2", "--checkpoint", str(hf_directories / "gpt2")).status == 2  # two layers
+
+
+def test_a_checkpoint_is_read_before_all_reproductions(refused: Callable[..., str]) -> None:
+    assert "none" in refused("reproduce", "tgs-tab24", "cod-fig2", "--checkpoint", "./none")

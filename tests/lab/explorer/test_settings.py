@@ -102,6 +102,14 @@ class TestShown:
         wanted = [predicted(s).profile.forward["stream_out"].variance for s in EXAMPLES[:2]]
         assert all(any(len(y) == len(w) and np.allclose(y, w, rtol=1e-7) for y in heights) for w in wanted)
 
+    def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
+        s = Settings(kind="decoder", n_layers=400, fidelity="auto", norm_placement="none")
+        with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
+            predicted(s)
+        longest = int(str(refused.value).partition("at most ")[2].split()[0])
+        assert 2 * 400 * longest**2 <= 6_500_000 < 2 * 400 * (longest + 1) ** 2
+        assert predicted(s.model_copy(update={"fidelity": "moments"})).profile.fidelity == "moments"
+
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_the_network_of_that_name(name: str) -> None:

@@ -17,8 +17,8 @@ from signalprop_lab.reproductions.correlation import (
     paper_fixed_point,
     relu_map,
 )
-from signalprop_lab.reproductions.networks import Network, agreement, both, tgs
-from signalprop_lab.reproductions.orders import law_check
+from signalprop_lab.reproductions.networks import Network, agreement, both, photographs, tgs
+from signalprop_lab.reproductions.orders import law_check, orders
 from signalprop_lab.reproductions.pictures import LARGEST, picture, png, save
 from signalprop_lab.reproductions.removal import removal_checks
 
@@ -73,6 +73,13 @@ def test_laws_of_table_3(paper: str, growth: Growth, state: str) -> None:
     assert law_check("a quantity", paper, growth).state == state
 
 
+def test_orders_of_a_scheme_and_of_one_that_refuses() -> None:
+    found = orders("xavier", "pre", (12, 48, 192))
+    assert found.laws["forward"] == str(found.growth["forward"])
+    assert found.growth["forward"].exponent == pytest.approx(1, abs=0.05)
+    assert "fidelity" in orders("e-spa", "pre", (12, 48, 192)).refused
+
+
 DEPTHS = np.arange(30) / 30
 
 
@@ -100,6 +107,23 @@ def test_jackknife_errors_of_a_mean_are_its_standard_errors() -> None:
     median, explained = agreement("stream", pair, "forward")
     assert median.ours < 0.5 and median.standard_error > 0
     assert explained.low == 0.998
+
+
+def test_photographs_are_standardised_and_alike_across_patches() -> None:
+    a = find_vit()
+    batch = photographs(a, 0)
+    assert batch.patches is not None and batch.patches.shape == (2, 64, 48)
+    statistics = batch.statistics(a)
+    assert statistics.variance == pytest.approx(1, abs=0.2)
+    assert statistics.token_correlation > 0.1
+    assert not np.array_equal(batch.patches, photographs(a, 1).patches)
+
+
+def find_vit() -> object:
+    from signalprop.network.architecture import Architecture
+
+    fields = {"n_layers": 2, "d_model": 32, "n_heads": 2, "patch_dim": 48, "n_classes": 10, "seq_len": 65}
+    return Architecture.preset("vit-base", **fields)
 
 
 @pytest.mark.slow

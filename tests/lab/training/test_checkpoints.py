@@ -23,7 +23,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.repair import apply
 from signalprop.schemes import scheme
 from signalprop_lab.training import checkpoints, weight_files
-from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, last_good
+from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, last_good, problem_of
 from signalprop_lab.training.checkpoints import mark, thin_out
 from signalprop_lab.training.run_folder import alone
 from signalprop_lab.training.weight_files import OPTIMIZER, STATE, WEIGHTS
@@ -125,6 +125,14 @@ class TestThinning:
             written(tmp_path, step)
         thin_out(tmp_path, 2, 3)
         assert sorted(item.name for item in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+
+    def test_leftovers(self, tmp_path: Path) -> None:
+        kept = written(tmp_path, 1)
+        (tmp_path / ".checkpoint-2.tmp").mkdir()
+        (tmp_path / ".checkpoint-2.tmp" / WEIGHTS).write_bytes(b"half")
+        (tmp_path / ".0123.tmp").write_bytes(b"half")
+        checkpoints.clear_leftovers(tmp_path)
+        assert list(tmp_path.iterdir()) == [kept] and problem_of(kept) is None
 
 
 def built(seed: int) -> nn.Module:

@@ -99,6 +99,12 @@ class TestDiverged:
             trainer.train()
         assert trained.checkpoint_steps(tmp_path) == [1, 2]
 
+    def test_weights_that_the_step_itself_spoilt_are_not_kept(self, tmp_path: Path) -> None:
+        trainer = guarded(tmp_path, optimizer={"learning_rate": 1e39})
+        with pytest.raises(Diverged, match=r"parameter .* is not finite after step 1"):
+            trainer.train()
+        assert trained.checkpoint_steps(tmp_path) == []
+
 
 class TestLossScaling:
     """With float16 the Trainer leaves out steps whose gradient overflows, while it looks for the loss scale."""

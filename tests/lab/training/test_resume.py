@@ -6,7 +6,9 @@ import os
 import random
 import shutil
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +162,31 @@ class TestLogs:
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"cannot write {out / 'metrics.jsonl'} (Is a directory)" in said
         assert same_course(folder / "whole", out)
+
+    def test_tensorboard_s_folder_is_removed(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "run"
+        pytest.importorskip("tensorboard")
+        threads: list[Any] = []
+        removed_after = (4, 12)
+        before, threading.excepthook = threading.excepthook, threads.append
+
+        def remove(step: int, loss: float) -> bool:
+            if step in removed_after:
+                assert list((out / "tensorboard").glob("events*"))
+                shutil.rmtree(out / "tensorboard")
+            return True
+
+        try:
+            result = train(parse(recipe_of(folder)), out, keep_going=remove, progress=False)
+        finally:
+            threading.excepthook = before
+        assert result.status == "finished" and not threads
+        said = capsys.readouterr().err
+        assert said.count("the run goes on") == 1 and f"cannot write {out / 'tensorboard'}" in said
+        assert same_course(folder / "whole", out)
+        assert list((out / "tensorboard").glob("events*"))  # of what was logged later
 
 
 class TestTwoAtOnce:

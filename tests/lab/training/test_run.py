@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from signalprop.cli import run as run_command
 from signalprop.errors import InputError
 from signalprop_lab.training import environment
 from signalprop_lab.training.networks import network_of
@@ -147,6 +148,16 @@ def test_warm_up_stable_decay() -> None:
     schedule = Schedule(kind="wsd", warmup=10, decay=0.25, final=0.1)
     assert [rate_factor(step, 100, schedule) for step in (0, 9, 10, 75)] == [0.1, 1.0, 1.0, 1.0]
     assert rate_factor(99, 100, schedule) == pytest.approx(0.1 + 0.9 / 25)
+
+
+def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["train", "--list"]) == 0
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
+    rows = {name: line[1:4] for name, line in lines.items()}
+    assert rows["recipe"] == ["reads", "network", "GPU"]
+    units = {name: line[5] for name, line in lines.items() if len(line) > 5}
+    assert units["llama-1b"] == "days" and units["bert-192x256"] == "h" and units["bytes-decoder"] == "min"
+    assert rows["vit-small"] == ["digits", "no", "no"] and rows["llama-130m"] == ["allenai/c4", "yes", "yes"]
 
 
 def test_factors_on_the_rates_of_roles() -> None:

@@ -6,6 +6,7 @@ import gzip
 import lzma
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -84,6 +85,22 @@ def test_documents_are_the_same_from_every_kind_of_source(write: Callable[[Path]
     assert sorted(found.train + found.validation) == DOCUMENTS[:7]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_names_of_sets(streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name: str, subset: str | None, *, split: str, streaming: bool) -> Any:
+        asked.append((name, subset, split, streaming))
+        found = datasets.Dataset.from_list(ROWS if split == "train" else ROWS[:3])
+        return found.to_iterable_dataset() if streaming else found
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = Data(source="owner/some-set", subset="en", validation="test", streaming=streaming)
+    found = document_sides(data)
+    assert (found.train, found.validation) == (DOCUMENTS, DOCUMENTS[:3])
+    assert asked == [("owner/some-set", "en", "train", streaming), ("owner/some-set", "en", "test", streaming)]
+
+
 class TestBadInput:
     def refused(self, data: Data, match: str) -> None:
         with pytest.raises(InputError, match=match) as caught:
@@ -106,6 +123,13 @@ class TestBadInput:
     def test_validation_that_is_not_there(self, validation: str, tmp_path: Path) -> None:
         data = Data(source=str(as_texts(tmp_path)), validation=validation)
         self.refused(data, r"data\.validation is .*; there is no such file, and .* has no split of that name")
+
+    def test_cells(self, tmp_path: Path) -> None:
+        (tmp_path / "a.tsv").write_text("text\tlabel\na\tb\nc\n")
+        self.refused(Data(source=str(tmp_path / "a.tsv")), r"a\.tsv: line 3 has 1 cells; the first line has 2")
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        self.refused(Data(source=str(tmp_path / "a.txt")), "no such file or directory")
 
 
 # --- what is held out --------------------------------------------------------------------------------------

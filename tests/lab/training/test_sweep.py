@@ -24,6 +24,7 @@ from signalprop_lab.training.grid import Point, load_sweep
 from signalprop_lab.training.stored import restore
 from signalprop_lab.training.sweep import (
     open_points,
+    own_device,
     prepare,
     sweep,
     work,
@@ -116,6 +117,16 @@ def test_other_settings_are_refused(written, tmp_path, lines) -> None:
     go(written(**SMALL), out, lines)
     with pytest.raises(InputError, match=r"budget\.steps was 12, is 13.*another directory"):
         go(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}), out, lines)
+
+
+def test_a_damaged_file_is_named(written, tmp_path, lines) -> None:
+    out = tmp_path / "out"
+    go(written(**SMALL), out, lines)
+    file = next(out.glob("runs/*/*/seed=0.json"))
+    for content in ("nonsense", "{}", "[]", '{"point": {}, "curve": []}'):
+        file.write_text(content)
+        with pytest.raises(InputError, match=r"seed=0\.json"):
+            go(written(**SMALL), out, lines)
 
 
 def test_stored_runs_are_not_run_again(written, tmp_path, lines) -> None:
@@ -328,3 +339,15 @@ def test_several_processes_end_together_or_carry_on(whom, written, tmp_path, lin
     else:
         assert running.returncode != 0
         assert len(done(runs.entries())) < len(done(go(path, out, lines)))
+
+
+def test_every_process_has_a_gpu_of_its_own(monkeypatch) -> None:
+    given = []
+    for i in range(4):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+        own_device(i)
+        given.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert given == ["3", "5", "7", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    own_device(1)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

@@ -39,7 +39,7 @@ from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Tokenizer
 from signalprop_lab.training.sides import document_sides
-from signalprop_lab.training.speech import log_mel
+from signalprop_lab.training.speech import log_mel, resampled
 from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.tokenizers import ids_of, serialized, train
 
@@ -147,6 +147,22 @@ def test_chance_is_the_cross_entropy_of_the_training_frequencies(corpus: Path, c
     assert prepared.chance(asked) == pytest.approx(expected, rel=5e-3)  # windows leave out the last few
     three = replace(prepared, counts=np.array([2, 1, 0]))
     assert three.chance(np.array([0, -100, 2])) == pytest.approx(-(math.log(2.5 / 4.5) + math.log(0.5 / 4.5)) / 2)
+
+
+def test_pretrained_tokenizers(corpus: Path, cache: Path, tmp_path: Path) -> None:
+    own = train(Tokenizer(kind="bpe", vocab_size=280), lambda: documents_of(5))
+    own.save_pretrained(tmp_path / "one")
+    settings = {"kind": "pretrained", "path": str(tmp_path / "one")}
+    prepared = prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
+    text = document_sides(Data(source=str(corpus))).train[0]
+    assert example(prepared, 0)["tokens"].tolist() == next(ids_of(own, [text]))[:16].tolist()
+    train(Tokenizer(kind="bpe", vocab_size=290), lambda: documents_of(5)).save_pretrained(tmp_path / "one")
+    assert prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16)).facts["vocab_size"] == 290
+    own.mask_token = None
+    own.save_pretrained(tmp_path / "two")
+    settings["path"] = str(tmp_path / "two")
+    with pytest.raises(InputError, match="has no mask token, which masked-lm reads"):
+        prepare(recipe("masked-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
 
 
 STREAMS = [
@@ -296,6 +312,12 @@ def test_images_are_the_same_from_every_kind_of_source(write: Any, tmp_path: Pat
 
 def tone(rate: int, hz: float, seconds: float = 0.3) -> np.ndarray[Any, Any]:
     return 0.5 * np.sin(2 * np.pi * hz * np.arange(round(rate * seconds)) / rate)
+
+
+def test_resampling_keeps_a_tone() -> None:
+    data = Data(sample_rate=16_000)
+    found = resampled(tone(22_050, 440), 22_050, data)
+    assert found[500:-500] == pytest.approx(tone(16_000, 440)[: found.size][500:-500], abs=2e-3)
 
 
 SAID = [f"{name} {i}" for i, name in enumerate(["high", "low", "middle", "deep"] * 5)]
