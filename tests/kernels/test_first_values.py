@@ -11,6 +11,7 @@ import torch
 
 import signalprop as sp
 from signalprop.data.batches import Batch
+from signalprop.errors import InputError
 from signalprop.models import layerwise
 from signalprop.results.cost import count_parameters, train_flops
 
@@ -95,6 +96,16 @@ def test_one_sublayer_at_a_time_gives_the_gradients_of_the_whole(monkeypatch: py
         one, other = simulated.gradient[point], measured.gradient[point]
         assert one.log_variance == pytest.approx(other.log_variance, abs=1e-9)
         assert one.token_correlation == pytest.approx(other.token_correlation, abs=1e-9)
+
+
+def test_what_does_not_go_together() -> None:
+    table = _table(first_value=0.5)
+    with pytest.raises(InputError, match="value_skip"):
+        sp.predict(table.with_columns(value_skip=0.5))
+    with pytest.raises(InputError, match="norm_placement"):
+        sp.predict(sp.scheme("xavier")(table.architecture.replace(norm_placement="res-post")))
+    with pytest.raises(InputError, match="value_norm"):
+        sp.build(_table(first_value=0.5, value_norm=True), seed=0)
 
 
 def test_a_grid_of_positions_is_all_of_them() -> None:

@@ -14,6 +14,7 @@ from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.masked import MaskedAttention, View
 from signalprop.models.surroundings import Surroundings, rotation_table
 from signalprop.network.moments import FloatArray
+from signalprop.results.cost import count_parameters
 from signalprop.sublayers.shared_kv_attention import kernel, module
 
 _KINDS = {
@@ -142,6 +143,13 @@ def test_a_mask_of_all_that_came_before_is_causal_attention() -> None:
     np.testing.assert_allclose(found[0], whole[0], rtol=1e-12)
     sent = sum(masked.backward_to_both(gradient))
     assert abs(np.trace(sent) / np.trace(own.backward(gradient)) - 1) < 0.02
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_counts_are_those_of_the_network_that_is_built(name: str) -> None:
+    p = table(name)
+    built = sp.build(p)
+    assert count_parameters(p)["total"] == sum(x.numel() for x in built.parameters())
 
 
 @pytest.mark.parametrize(("changes", "said"), [

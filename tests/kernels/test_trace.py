@@ -23,7 +23,7 @@ from signalprop.kernels.series import distances, effective_rank
 from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.trace import attention_only, trace
-from signalprop.network.inputs import collision_probability, from_tokens
+from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_tables
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "kernels.json").read_text())
@@ -361,6 +361,14 @@ def test_kernels_of_live_models() -> None:
 def test_mistakes(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         trace(figure_7(3, 10)["Pre-LN"], **options)
+
+
+def test_correlations_that_so_many_tokens_cannot_have() -> None:
+    """Of five vectors no more than pairs can point away from each other: Sum |x|^2 >= 0 bounds the average."""
+    p = sp.scheme("xavier")(sp.Architecture(n_layers=1, d_model=8, n_heads=2, seq_len=5, dropout=0.0))
+    assert (trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.25)).forward.distance <= 2).all()
+    with pytest.raises(InputError, match=r"a token correlation of -0\.3 is not possible among 5 tokens: .* -0\.25 at"):
+        trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.3))
 
 
 # --- pictures and tables ----------------------------------------------------------------------------------------------

@@ -148,6 +148,16 @@ def test_long_sequences_go_in_blocks(name: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", [name for name in SHAPES if not name.startswith("calibrated")])
+def test_tables_grow_with_the_sequence(name: str) -> None:
+    v = values(7, 1, 1, 3 * N, 4)
+    shape = made(name, 5)
+    for n in (4, N, N + 1, 3 * N):
+        expected = matrix(name, n) @ v[:, :, :n]
+        found = attend(shape, v[:, :, :n], Positions.of_length(n))
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("padded", [False, True])
 @every_shape
 def test_scores_and_other_biases_stand_beside_b(name: str, padded: bool) -> None:

@@ -214,6 +214,7 @@ class TestExperts:
                 assert other[role][self.EXPERTS] == pytest.approx(one[role][self.EXPERTS] / ratio)
         assert more.branch.tolist() == base.branch.tolist()
 
+    @pytest.mark.slow
     def test_changes_do_not_know_the_sizes(self) -> None:
         """Three steps of AdamW: the router's logits change alike; without the options they do not."""
         sizes = ((64, 64, 2), (256, 256, 8))

@@ -67,6 +67,15 @@ class TestAll:
             positive = table.weights[role][role_mask(a, role)] > 0
             assert not positive.any() if name == "fixup" and role in ("output", "down") else positive.all()
 
+    @pytest.mark.parametrize("name", NEW)
+    def test_patches_and_classes(self, name: str) -> None:
+        a = Architecture.preset("vit-small", n_layers=2, d_model=32)
+        inputs = InputStatistics(kind="patches", token_correlation=0.4)
+        table = scheme(name)(a, inputs)
+        entered = predict(table, inputs, fidelity="moments").input["variance"]
+        expected = {"takase": 0.8, "t-fixup": 2 * 18**-0.5, "layerscale": 768 * 0.02**2 + 0.02**2}
+        assert entered == pytest.approx(expected.get(name, 1.0), rel=0.02)  # the class token is one of 197
+
 
 class TestTakase:
     def test_by_hand(self) -> None:

@@ -224,6 +224,18 @@ def test_uniform_causal_weights_are_exact(length: int) -> None:
         assert covariance == pytest.approx(back[off].mean(), rel=3e-3)
 
 
+def test_arrays_agree_with_numbers() -> None:
+    r = np.array([0.0, 0.4, 1.0])[:, None]
+    length, d = np.array([1.0, 50.0, 300.0, 300.0]), np.array([64.0, 64.0, 128.0, 64.0])
+    variance, covariance = attention.backward(r, 0.3, 2.0, length, d, 32, 0.1, causal=True)
+    assert np.shape(variance) == np.shape(covariance) == (3, 4)
+    for i in range(3):
+        for j in range(4):
+            one = attention.backward(float(r[i, 0]), 0.3, 2.0, int(length[j]), int(d[j]), 32, 0.1, causal=True)
+            assert one == pytest.approx((variance[i, j], covariance[i, j]), rel=1e-12)
+            assert isinstance(one[0], float)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     r=st.floats(-1, 1),

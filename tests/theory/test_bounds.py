@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.transformer import surroundings
@@ -109,6 +110,21 @@ def test_closed_forms_and_growth_of_the_130m_shape(
     assert fit.best == law
     for value, wanted in zip((fit.linear, fit.logarithmic, fit.exponential), fits, strict=True):
         assert wanted is None or value == pytest.approx(wanted, abs=0.01)
+
+
+def test_growth_fits_know_their_own_laws() -> None:
+    x = np.arange(1.0, 30)
+    laws = {
+        "linear": 3 + 2 * x,
+        "logarithmic": 1 + np.log(x),
+        "quadratic": (1 + 0.2 * x) ** 2,
+        "exponential": np.exp(0.3 * x),
+    }
+    for name, y in laws.items():
+        assert growth_fit(y).best == name and getattr(growth_fit(y), name) == pytest.approx(1)
+    for bad in ([1.0, 2.0], [1.0, 0.0, 2.0], [1.0, math.inf, 2.0], [[1.0, 2.0, 3.0]]):
+        with pytest.raises(InputError, match="three or more layers"):
+            growth_fit(bad)
 
 
 # --- nearness to the identity --------------------------------------------------------------------------------------
@@ -226,6 +242,19 @@ def test_extreme_tables_have_them(data: st.DataObject) -> None:
     check_statistics(predict(p, data.draw(statistics(a)), fidelity="moments"))
 
 
+def test_predictions_without_them() -> None:
+    p = small({"n_layers": 2}, "xavier", {})
+    assert {"identity_distance", "log_gain"} <= predict(p, WHITE, fidelity="kernel").statistics.keys()
+    sweep = Parametrization.sweep([p, p])
+    shaped = scheme("e-spa")(p.architecture)
+    for profile in (predict(p, WHITE, backward=False), predict(sweep, WHITE), predict(shaped, WHITE)):
+        assert "identity_distance" not in profile.statistics
+    with pytest.raises(InputError, match="attention here is e-spa"):
+        nearness(shaped, predict(shaped, WHITE))
+    with pytest.raises(InputError, match="the profile has 4 sublayers, the parametrization 6"):
+        nearness(small({"n_layers": 3}, "xavier", {}), predict(p, WHITE))
+
+
 # --- the range of variances ----------------------------------------------------------------------------------------
 
 
@@ -237,3 +266,11 @@ def test_variances_lie_within_their_range() -> None:
         found = profile.forward["stream_out"].log_variance[1::2]
         assert (found <= high + 1e-9).all() and (low < high).all()
         np.testing.assert_allclose(found, low, atol=0.1)
+
+
+def test_a_post_norm_sets_the_variance() -> None:
+    p = small({"n_layers": 3, "norm_placement": "post"}, "xavier", {})
+    profile = predict(p, WHITE)
+    low, high = variance_range(p, profile)
+    np.testing.assert_array_equal(low, profile.forward["stream_out"].log_variance[1::2])
+    np.testing.assert_array_equal(low, high)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.schemes import scheme
@@ -92,6 +93,13 @@ def test_the_recursion_arrives_at_the_fixed_point() -> None:
     assert profile.gradient["stream_in"].token_correlation[200] == pytest.approx(found.gradient_correlation, abs=1e-5)
 
 
+def test_fixed_points_are_refused_where_they_do_not_exist() -> None:
+    with pytest.raises(InputError, match="bidirectional"):
+        fixed_point(scheme("gpt2")(Architecture.preset("gpt2")))
+    with pytest.raises(InputError, match="skip 1"):
+        fixed_point(scheme("deepscalelm")(tgs()))
+
+
 DEPTHS = np.array([64, 256, 1024, 4096])
 DEEP = (400, 2000, 10_000)
 
@@ -140,6 +148,7 @@ def test_growth_orders_of_tgs_table_3(name: str, placement: str, expected: dict[
         assert found[quantity].exponent == pytest.approx(exponent, abs=0.02)
 
 
+@pytest.mark.slow
 def test_exponents_at_ten_thousand_layers() -> None:
     """What depth tends to, against the fixed points: vanilla models and DeepScaleLM."""
     inputs = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)

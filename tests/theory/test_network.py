@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from signalprop.data.batches import Batch, image_batch, text_batch
+from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -157,6 +158,12 @@ def test_value_skips_agree_with_random_networks(
         p = p.with_columns(bias__value=0.3)
     own = p.kind == 0
     agrees(p.with_columns(value_skip=np.where(own, skip, 0.0), attention_gain=gain), word_stream)
+
+
+def test_a_value_skip_across_is_refused() -> None:
+    p = scheme("xavier")(Architecture(**BASE, kind="encoder-decoder")).with_columns(value_skip=0.5)
+    with pytest.raises(InputError, match="value_skip of a cross-attention is not 0"):
+        predict(p)
 
 
 def agrees(p: Parametrization, word_stream: np.ndarray) -> None:

@@ -173,3 +173,8 @@ def test_on_the_command_line() -> None:
     assert changed == {"streams": {"n": 3, "mixing": "hyper"}, "settings": {"experts": {"top_k": 1}}}
     assert changes(["streams=no", "streams.n=2"]) == {"streams": {"n": 2}}
     assert sp.Architecture.preset("tgs", streams=changed["streams"]).streams == Streams(n=3, mixing="hyper")
+
+
+def test_strong_gates_carry_a_note() -> None:
+    notes = [sp.predict(network({"gate_scale": scale}), INPUTS, backward=False).notes for scale in (1.0, 10.0)]
+    assert [any("standard deviation 4.53" in note for note in of) for of in notes] == [False, True]

@@ -82,3 +82,10 @@ def test_the_gradient_grows_like_the_exponential_of_the_square_root_of_the_depth
 def test_what_is_not_derived_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(sp.InputError, match="norm 'dyt' is derived before branches"):
         SMALL.replace(**changes)
+
+
+def test_a_slope_is_a_unit_of_the_stream() -> None:
+    p = sp.scheme("xavier")(SMALL)
+    moved = p.with_columns(norm_slope=0.25)
+    difference = sp.equivalent(p, moved).difference
+    assert difference is not None and difference.what == "slope by the size that it reads"
