@@ -84,9 +84,15 @@ class Measured:
     @staticmethod
     def from_row(row: dict[str, Any]) -> Measured:
         """The inverse of `row`."""
-        series = {name: Series.of(**row[name]) for name in ("forward", "gradient") if name in row}
+        series = {name: _series(row[name]) for name in ("forward", "gradient") if name in row}
         first = None if row["first"] is None else (row["first"][0], row["first"][1])
         return Measured(row["networks"], row["seconds"], first, **series)
+
+
+def _series(columns: dict[str, list[float]]) -> Series:
+    """From a row's columns; null stands for the logarithm of a variance of 0."""
+    logs = [-math.inf if x is None else x for x in columns["log_variance"]]
+    return Series.of(**{**columns, "log_variance": logs})
 
 
 def _mean(one: Series, other: Series, share: float) -> Series:

@@ -194,9 +194,7 @@ The closed form (fidelity `moments`), which needs no PyTorch. CPU time.
 - *Cold start*: `signalprop predict` as a process, over a process that only imports NumPy, typer and pydantic and
   makes one model class.
 - *Real contexts*: `signalprop predict PRESET` as a process, with all the positions that the preset has, over the
-  command that only starts. Decoders stand on a grid of positions.
-
-The machine was busy with other work: seconds are too long, ratios hold."""
+  command that only starts. Decoders stand on a grid of positions."""
 
 
 def measured() -> Iterator[str]:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array
-from signalprop.theory.attention_rows import Band, Mask, RowMoments, by_shape, namespace, pair_length, row_moments
+from signalprop.theory import attention_rows
+from signalprop.theory.attention_rows import Band, Mask, RowMoments, RowSlopes, by_shape, namespace, pair_length
 from signalprop.theory.logs import plain
 from signalprop.theory.two_rows import LEAST, log_value, slopes
 
@@ -48,10 +49,17 @@ class _Scores(NamedTuple):
     s: Array
     c: Array
     q0: Array
+    spread: Array  # v
     rows: RowMoments
     value_overlap: Array  # Λ_V
-    jacobian_overlap: Array  # Λ_J, on the way back
-    weighted_overlap: Array  # E c_ij Λ_J(c_ij), on the way back
+
+
+class _Slopes(NamedTuple):
+    """The same on the way back."""
+
+    rows: RowSlopes
+    overlap: Array  # Λ_J
+    weighted_overlap: Array  # E c_ij Λ_J(c_ij)
 
 
 def _setting(*values: Array, r_value: Array | None = None) -> tuple[Any, _Setting]:
@@ -77,19 +85,25 @@ def _within(covariance: Array, variance: Array, xp: Any) -> Array:
     return found
 
 
-def _scores(xp: Any, x: _Setting, causal: Mask, *, back: bool = True) -> _Scores:
+def _scores(xp: Any, x: _Setting, causal: Mask) -> _Scores:
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * x.omega_rows) * x.s0, 0.0)
     own = x.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
     c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
     v = 2.0 / x.d_head + 4.0 / x.d
-    (value,) = by_shape(lambda s, c, n, v: [log_value(s, c, pair_length(n, causal), v)], [s, c], x.n_keys, v)
-    met: Array = 0.0
-    weighted: Array = 0.0
-    if back:
-        met, weighted = by_shape(lambda s, c, n, v: slopes(s, c, pair_length(n, causal), v), [s, c], x.n_keys, v)
-    rows = row_moments(s, x.n_keys, v, causal)
-    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, rows, xp.exp(value), met, weighted)
+    value, *rows = by_shape(
+        lambda s, c, n, v: [log_value(s, c, pair_length(n, causal), v), *attention_rows.row_moments(s, n, v, causal)],
+        [s, c], x.n_keys, v,
+    )  # fmt: skip
+    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, v, RowMoments(*rows), xp.exp(value))
+
+
+def _slopes(x: _Setting, causal: Mask, scores: _Scores) -> _Slopes:
+    met, weighted, *rows = by_shape(
+        lambda s, c, n, v: [*slopes(s, c, pair_length(n, causal), v), *attention_rows.row_slopes(s, n, v, causal)],
+        [scores.s, scores.c], x.n_keys, scores.spread,
+    )  # fmt: skip
+    return _Slopes(RowSlopes(*rows), met, weighted)
 
 
 def _pairs(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
@@ -123,7 +137,7 @@ def _harmonic_squares(n: Array) -> Array:
 
 
 def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
-    scores = _scores(xp, x, causal, back=False)
+    scores = _scores(xp, x, causal)
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     own = kept * rows.second
@@ -140,7 +154,7 @@ def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
     return variance, _within(x.r_value + (1.0 - x.r_value) * overlap + linear, variance, xp)
 
 
-def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores) -> tuple[Array, Array, Array, Array]:
+def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores, back: _Slopes) -> tuple[Array, Array, Array, Array]:
     """(variance, covariance) through the queries, then (variance, covariance) through keys and values."""
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
@@ -160,13 +174,13 @@ def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores) -> tuple[Arra
 
     through_value = _through_value(x, scores, pairs)
     apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
-    popular = x.r_g * score_pairs * scores.weighted_overlap * apart
-    through_key = popular + per_key * rows.weighted_jacobian * x.s0 * noise
+    popular = x.r_g * score_pairs * back.weighted_overlap * apart
+    through_key = popular + per_key * back.rows.weighted_jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
-    query = xp.maximum((scores.q0 * rows.remaining + rows.jacobian * scores.s * longer) * weights_only, 0.0)
+    query = xp.maximum((scores.q0 * back.rows.remaining + back.rows.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
-    same_keys = score_pairs * scores.jacobian_overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value)
+    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value)
     query_covariance = x.r_g * (scores.q0 * (1.0 - rows.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all
@@ -251,7 +265,8 @@ def backward(
     """
     rows = omega if omega_rows is None else omega_rows
     xp, x = _setting(r, r, r_g, s0, length, length, d, d_head, p, omega, rows, query_bias)
-    query, query_covariance, key, key_covariance = _backward(xp, x, causal, _scores(xp, x, causal))
+    scores = _scores(xp, x, causal)
+    query, query_covariance, key, key_covariance = _backward(xp, x, causal, scores, _slopes(x, causal, scores))
     return query + key, query_covariance + key_covariance
 
 
@@ -273,7 +288,8 @@ def backward_ends(
     rows = omega if omega_rows is None else omega_rows
     xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias, r_value=r_value)
     scores = _scores(xp, x, causal)
-    low, high = (_backward(xp, x._replace(r_g=r_g), causal, scores) for r_g in (0.0, 1.0))
+    back = _slopes(x, causal, scores)
+    low, high = (_backward(xp, x._replace(r_g=r_g), causal, scores, back) for r_g in (0.0, 1.0))
     return (low[0] + low[2], low[1] + low[3]), (high[0] + high[2], high[1] + high[3])
 
 
@@ -342,7 +358,8 @@ def cross_backward(
     (second moment of the query stream) where the two differ.
     """
     xp, x = _setting(r_query, r_key, r_g, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
-    query, query_covariance, key, key_covariance = _backward(xp, x, False, _scores(xp, x, False))
+    scores = _scores(xp, x, False)
+    query, query_covariance, key, key_covariance = _backward(xp, x, False, scores, _slopes(x, False, scores))
     return (query, query_covariance), (key, key_covariance)
 
 

@@ -95,19 +95,27 @@ class RowMoments(NamedTuple):
 
     Attributes:
         second: P = E ΣA², 1/P being the effective number of attended tokens.
-        jacobian: J = E ‖diag A - AAᵀ‖²_F.
-        weighted_jacobian: E J(s_i) s_i / s, rows with larger scores counting more.
         response: how far the scores' own direction is tilted, (E(ΣAz)² - P)/s.
-        remaining: E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the query.
         squared_tilt: how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
     """
 
     second: Array
+    response: Array
+    squared_tilt: Array
+
+
+class RowSlopes(NamedTuple):
+    """The same of what gradients meet.
+
+    Attributes:
+        jacobian: J = E ‖diag A - AAᵀ‖²_F.
+        weighted_jacobian: E J(s_i) s_i / s, rows with larger scores counting more.
+        remaining: E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the query.
+    """
+
     jacobian: Array
     weighted_jacobian: Array
-    response: Array
     remaining: Array
-    squared_tilt: Array
 
 
 def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
@@ -146,9 +154,9 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
 
 
 @lru_cache(maxsize=1024)
-def _row_table(length: int, spread: float, causal: Mask) -> Spline:
-    """RowMoments' first six fields, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
-    causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
+def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Spline]:
+    """RowMoments and RowSlopes, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if causal, over
+    rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
     rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, causal)]
     mean = np.sum([weight * row for weight, row in rows], axis=0)
     # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
@@ -166,33 +174,35 @@ def _row_table(length: int, spread: float, causal: Mask) -> Spline:
     factor = np.exp(math.sqrt(log_spread) * _HERMITE_X - 0.5 * log_spread)
     p, j, response, rest, tilt = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
     slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
-    averaged = [
+    moments = [
         np.log(np.exp(p) @ _HERMITE_W),
-        np.log((np.exp(j) * slower) @ _HERMITE_W),
-        np.log((np.exp(j) * slower * factor) @ _HERMITE_W),
         (response * slower**2 * factor) @ _HERMITE_W,
-        (rest * slower**2) @ _HERMITE_W,
         (tilt * slower**2 * factor) @ _HERMITE_W,
     ]
-    return Spline(np.stack(averaged, axis=1))
+    slopes = [
+        np.log((np.exp(j) * slower) @ _HERMITE_W),
+        np.log((np.exp(j) * slower * factor) @ _HERMITE_W),
+        (rest * slower**2) @ _HERMITE_W,
+    ]
+    return Spline(np.stack(moments, axis=1)), Spline(np.stack(slopes, axis=1))
 
 
 def _log(x: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
 
 
-def _rows_of_one_shape(s: Array, length: int, spread: float, causal: Mask) -> RowMoments:
-    xp = namespace(s)
-    p, j, weighted, response, rest, tilt = _row_table(length, spread, causal)(s)
-    far = vanishing(s)
-    return RowMoments(
-        xp.minimum(xp.exp(p), 1.0),
-        xp.exp(j) * far,
-        xp.exp(weighted) * far,
-        response * far**2,
-        rest * far**2,
-        tilt * far**2,
-    )
+def row_moments(s: Array, length: int, spread: float, causal: Mask) -> RowMoments:
+    """Of rows of one length and spread."""
+    xp, far2 = namespace(s), vanishing(s) ** 2
+    p, response, tilt = _row_tables(length, spread, causal)[0](s)
+    return RowMoments(xp.minimum(xp.exp(p), 1.0), response * far2, tilt * far2)
+
+
+def row_slopes(s: Array, length: int, spread: float, causal: Mask) -> RowSlopes:
+    """As `row_moments`."""
+    xp, far = namespace(s), vanishing(s)
+    j, weighted, rest = _row_tables(length, spread, causal)[1](s)
+    return RowSlopes(xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2)
 
 
 def by_shape(of: Callable[..., Sequence[Array]], values: Sequence[Array], length: Array, spread: Array) -> list[Array]:
@@ -209,8 +219,3 @@ def by_shape(of: Callable[..., Sequence[Array]], values: Sequence[Array], length
     for member, several in found:
         out[:, member] = several
     return list(out.reshape(-1, *lengths.shape))
-
-
-def row_moments(s: Array, length: Array, spread: Array, causal: Mask) -> RowMoments:
-    """Row averages; one interpolation per distinct (length, spread)."""
-    return RowMoments(*by_shape(lambda s, n, v: _rows_of_one_shape(s, n, v, causal), [s], length, spread))
