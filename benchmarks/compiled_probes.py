@@ -45,6 +45,7 @@ def variants(
     tokens: int = 128,
     device: torch.device | None = None,
     backend: str = "inductor",
+    mode: str | None = None,
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
     """A step of every variant; and whether losses and gradients are those of the bare graph (`same_loss`,
     `same_gradients`), and how far the numbers are from those of hooks (`apart`)."""
@@ -59,7 +60,7 @@ def variants(
         model.zero_grad()
         loss = F.cross_entropy(model(input_ids=ids).logits.flatten(0, 1), ids.flatten())
         loss.backward()
-        return loss.detach()
+        return loss.detach().clone()  # a CUDA graph writes the next one into the same place
 
     with Probe(plain) as hooks:
         step(plain)
@@ -67,7 +68,7 @@ def variants(
     bare, watched = copy.deepcopy(plain), copy.deepcopy(plain)
     probe = Probe(watched, compiled=True)
     probe.__enter__()  # before anything is compiled
-    own, other = (torch.compile(model, fullgraph=True, backend=backend) for model in (watched, bare))
+    own, other = (torch.compile(model, fullgraph=True, backend=backend, mode=mode) for model in (watched, bare))
     checked: dict[str, Any] = {"same_loss": torch.equal(step(own), step(other))}
     found = probe.profile()
     pairs = zip(watched.parameters(), bare.parameters(), strict=True)

@@ -21,7 +21,8 @@ ABOUT = """
 [watching a training step](#watching-a-training-step) and [monitoring a run](#monitoring-a-run), with a model that fills
 the device, on the clock. Here a monitored step is one that is sampled; a run's cost is that over `every`.
 """
-WATCHED = ("compiled", "compiled, checkpointing", "probe", "monitor")
+GRAPHS = "compiled, CUDA graphs"
+WATCHED = ("compiled", GRAPHS, "compiled, checkpointing", "probe", "monitor")
 Case = dict[str, Any]
 
 
@@ -40,7 +41,9 @@ def _size(case: Case) -> dict[str, int]:
 
 def _compiled(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
     backend = "aot_eager" if case["small"] else "inductor"
-    return compiled_probes.variants(case["what"] != "compiled", device=device, backend=backend, **_size(case))
+    mode = "reduce-overhead" if case["what"] == GRAPHS and not case["small"] else None
+    checkpointing = case["what"] == "compiled, checkpointing"
+    return compiled_probes.variants(checkpointing, device=device, backend=backend, mode=mode, **_size(case))
 
 
 def _probe(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:

@@ -171,6 +171,39 @@ def test_layers_compiled_one_by_one_share_graphs_and_lengths_may_change() -> Non
         same_numbers(shorter, probe.profile())
 
 
+def test_a_watched_step_can_be_a_cuda_graph() -> None:
+    """Nothing in it waits for the device, leaves it or writes in place, and its sums arrive where they did before."""
+    seen: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=min_cut_rematerialization_partition)
+    model = own(n_layers=1)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with Probe(compiled) as probe:
+        places = []
+        for _ in range(2):
+            step(compiled)
+            leaves = [
+                v for m in model.modules() for n, v in vars(m).items() if n in ("_signalprop_in", "_signalprop_out")
+            ]
+            places.append([leaf.grad.data_ptr() for leaf in leaves])
+            assert probe.profile() is not None
+    assert len(places[0]) == 5 and places[0] == places[1] and len(seen) == 2  # forward and backward
+    for graph in seen:
+        nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+        names = {str(node.target) for node in nodes}
+        assert not names & {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default"}
+        assert not {name for name in names if name.startswith("aten") and name.split(".")[1].endswith("_")}
+        assert not [n for n in nodes if str(n.target) == "aten._to_copy.default" and n.kwargs.get("device") is not None]
+        (outputs,) = graph.graph.output_node().args
+        sums = [node for node in outputs if isinstance(node, torch.fx.Node) and node.meta["val"].shape == (2, 9)]
+        assert all(node.op == "call_function" for node in sums)
+    assert len(sums) == 5  # the backward graph's
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_every_family_without_a_compiler(family: str) -> None:
     """The same taps on plain code: padding included, and where no tap can be, a line says so."""
