@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.utils.checkpoint import checkpoint
 
 import watched_processes
@@ -107,10 +108,11 @@ def test_checkpointed_layers_are_computed_again_from_their_own_inputs_and_no_mor
         products.append(sum(op in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default") for op in ops))
         return make_boxed_func(graph.forward)
 
+    def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        return min_cut_rematerialization_partition(joint_graph_passes(joint), inputs, **options)  # as inductor does
+
     def run(model: nn.Module) -> None:
-        backend = aot_autograd(
-            fw_compiler=forward, bw_compiler=backward, partition_fn=min_cut_rematerialization_partition
-        )
+        backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
         torch.compile(model, backend=backend, fullgraph=True)(input_ids=IDS, use_cache=False).logits.sum().backward()
 
     model = vanilla("gpt2", attn_implementation="eager").train()

@@ -22,7 +22,7 @@ _LIBRARY.define("told(Tensor x, Tensor sums) -> (Tensor, Tensor)")  # type: igno
 def _kept(x: Tensor) -> Tensor:
     nodes = _nodes()
     before = len(nodes)
-    out = x.clone()
+    out = torch.maximum(x, x)  # inductor takes copies out before it looks for marks
     for node in islice(reversed(nodes), len(nodes) - before):
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return out
