@@ -19,9 +19,10 @@ from diagnosing import VOCABULARY, logits_of, mapping_of, text_batch, tiny
 from diagnosis.test_signal import streams
 from signalprop.attachment.attached import attach, require_roles
 from signalprop.diagnosis.casts import LinearMap, cast, casts, maps_of, ratio
+from signalprop.diagnosis.layers import sequences
 from signalprop.diagnosis.number_formats import PER_TENSOR, SCALED, Format
 from signalprop.diagnosis.result import Cast, Estimate, MapNoise
-from signalprop.diagnosis.sensitivity import by_map, to_leave_out
+from signalprop.diagnosis.sensitivity import SEQUENCES, by_map, to_leave_out
 from signalprop.diagnosis.stream import loss
 from signalprop.repair.left_out import left_out
 from signalprop.report.diagnosis_tables import cast_table
@@ -187,7 +188,7 @@ class TestExperts:
         model, batch = mixture("Mixtral"), text_batch(tiny("llama", 1))
         mapping = mapping_of(model)
         rows = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights", "activations"], skip_first=SKIP)
-        weight, activation = by_map(model, batch, mapping, rows, skip_first=SKIP)
+        weight, activation = by_map(model, [batch], mapping, rows, skip_first=SKIP)
         path = "model.layers.0.mlp.experts"
         damages = {item.name: item.damage for item in weight.maps}
         assert (damages[f"{path}.gate_up_proj"] or 0) > 0 and (damages[f"{path}.down_proj"] or 0) > 0
@@ -210,7 +211,7 @@ class TestByMap:
         model = tiny("gpt2", 2)
         batch, mapping = text_batch(model), mapping_of(model)
         (row,) = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights"], skip_first=SKIP)
-        (found,) = by_map(model, batch, mapping, [row], skip_first=SKIP)
+        (found,) = by_map(model, [text_batch(model, 1)], mapping, [row], skip_first=SKIP)
         assert {item.layer for item in found.maps} == {0, 1} and len(found.maps) == 8
         clean = streams(model, text_batch(model, 1))
         for item in found.maps:
@@ -225,6 +226,18 @@ class TestByMap:
             assert item.damage == pytest.approx(damage_of(model, item.layer, noise[0]), rel=1e-3)
         assert found.damages[0] == pytest.approx(sum(item.damage or 0.0 for item in found.maps[:4]))
 
+    def test_of_several_sequences_the_mean(self) -> None:
+        model = tiny("gpt2", 1)
+        batch, mapping = text_batch(model), mapping_of(model)
+        nothing = Estimate(value=None)
+        row = Cast(format="int4_channel", of="weights", scaled=True, loss=nothing, increase=nothing)
+        (both,) = by_map(model, [batch], mapping, [row], skip_first=SKIP)
+        parts = [by_map(model, [one], mapping, [row], skip_first=SKIP)[0].maps for one in sequences(batch)]
+        assert len(parts) > 1
+        for item, *alone in zip(both.maps, *parts[:SEQUENCES], strict=True):
+            assert item.damage == pytest.approx(np.mean([one.damage for one in alone]))
+            assert item.channel == alone[0].channel
+
     def test_outliers_of_what_a_map_reads(self) -> None:
         """A gain of the norm makes a channel, a token's values make a token; against a plain hook."""
         model = tiny("llama", 2)
@@ -233,7 +246,7 @@ class TestByMap:
             model.model.layers[1].self_attn.v_proj.weight *= 100
         batch, mapping = text_batch(model), mapping_of(model)
         (row,) = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights"], skip_first=SKIP)
-        (found,) = by_map(model, batch, mapping, [row], skip_first=SKIP)
+        (found,) = by_map(model, [batch], mapping, [row], skip_first=SKIP)
         items = {item.name: item for item in found.maps}
         read: dict[str, torch.Tensor] = {}
         for name, module in maps_by_name(model).items():

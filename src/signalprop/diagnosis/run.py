@@ -128,7 +128,7 @@ def diagnose(
             )  # fmt: skip
             if has_modules(mapping):
                 cast_rows = by_map(
-                    model, held[0], mapping, cast_rows, skip_first=skip_first, progress=step("casts by map")
+                    model, held, mapping, cast_rows, skip_first=skip_first, progress=step("casts by map")
                 )
     record = record_of(model)
     found = Diagnosis(

@@ -10,8 +10,9 @@ hardly read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from inspect import signature
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ from signalprop.hooks import Hooks, first_tensor
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.repair.left_out import left_out
 
+# A mean over so many sequences.
+SEQUENCES = 4
 OUTLYING = 6.0  # times the root mean square, from where on a channel or token is told; a convention
 
 
@@ -43,7 +46,7 @@ class _Pass(NamedTuple):
 
 def by_map(
     model: nn.Module,
-    batch: Batch,
+    batches: Sequence[Batch],
     mapping: Mapping,
     rows: Sequence[Cast],
     *,
@@ -53,42 +56,64 @@ def by_map(
     """The casts, each with what it does to every map by itself. Every layer runs again on what it met without a cast.
 
     Args:
-        batch: its first sequence is taken. skip_first: positions that do not count. progress: called with
-            (casts done, all).
+        batches: their first `SEQUENCES` sequences are taken, of which damages and noises are means; one alone ranks
+            worse. skip_first: positions that do not count. progress: called with (casts done, all).
 
     Raises:
         InputError: the mapping does not name the layers, or does not know their weights.
     """
     attached = require_roles(attach(model, mapping))
     maps = [maps_of(attached, [attached.rows[i] for i in group]) for group in groups(attached.layout)]
-    modules, first = layer_modules(model, mapping), next(sequences(batch))
-    passes = _passes(model, first, mapping, modules, skip_first)
-    targets = int((first.targets >= 0).sum())
-    outliers = [_outliers(layer, seen, of) for layer, seen, of in zip(modules, passes, maps, strict=True)]
-    out: list[Cast] = []
-    for row in rows:
-        form, found = Format(row.format, row.scaled), []
-        for k, (layer, seen) in enumerate(zip(modules, passes, strict=True)):
-            signal = float(seen.output[seen.keep].double().square().sum())
-            for one in maps[k]:
-                with cast(model, form, row.of, [one]), torch.no_grad():
-                    output = first_tensor(layer(*seen.args, **seen.kwargs))
-                assert output is not None
-                noise = (output - seen.output)[seen.keep].double()
-                changes = (noise * seen.gradient[seen.keep]).sum(-1)
-                found.append(
-                    MapNoise(
-                        name=one.path,
-                        layer=k,
-                        noise=number(float(noise.square().sum()) / signal) if signal > 0 else None,
-                        damage=number(0.5 * targets * float(changes.square().sum())),
-                        **outliers[k].get(one.path, {}),
-                    )
-                )
-        out.append(row.model_copy(update={"maps": tuple(found)}))
-        if progress is not None:
-            progress(len(out), len(rows))
-    return tuple(out)
+    modules = layer_modules(model, mapping)
+    read = list(islice((one for batch in batches for one in sequences(batch)), SEQUENCES))
+    found: list[list[list[MapNoise]]] = [[] for _ in rows]  # by cast and sequence
+    for done, one in enumerate(read):
+        passes = _passes(model, one, mapping, modules, skip_first)
+        targets = int((one.targets >= 0).sum())
+        outliers = [_outliers(layer, seen, of) for layer, seen, of in zip(modules, passes, maps, strict=True)]
+        for number_of_row, row in enumerate(rows):
+            found[number_of_row].append(
+                [item for k, layer in enumerate(modules) for item in _layer(
+                    model, layer, passes[k], maps[k], row, k, targets, {} if done else outliers[k])]
+            )  # fmt: skip
+            if progress is not None:
+                progress(done * len(rows) + number_of_row + 1, len(read) * len(rows))
+    return tuple(
+        row.model_copy(update={"maps": tuple(map(_mean, zip(*of, strict=True)))})
+        for row, of in zip(rows, found, strict=True)
+    )
+
+
+def _layer(
+    model: nn.Module, layer: nn.Module, seen: _Pass, maps: Sequence[LinearMap], row: Cast, k: int, targets: int,
+    outliers: dict[str, dict[str, Any]],
+) -> Iterator[MapNoise]:  # fmt: skip
+    """What a cast of every map of layer k does in one sequence, of so many targets."""
+    form = Format(row.format, row.scaled)
+    signal = float(seen.output[seen.keep].double().square().sum())
+    for one in maps:
+        with cast(model, form, row.of, [one]), torch.no_grad():
+            output = first_tensor(layer(*seen.args, **seen.kwargs))
+        assert output is not None
+        noise = (output - seen.output)[seen.keep].double()
+        changes = (noise * seen.gradient[seen.keep]).sum(-1)
+        yield MapNoise(
+            name=one.path,
+            layer=k,
+            noise=number(float(noise.square().sum()) / signal) if signal > 0 else None,
+            damage=number(0.5 * targets * float(changes.square().sum())),
+            **outliers.get(one.path, {}),
+        )
+
+
+def _mean(of: Sequence[MapNoise]) -> MapNoise:
+    """Of one map over the sequences; outliers are those of the first."""
+    means = {}
+    for name in ("noise", "damage"):
+        values = [getattr(item, name) for item in of]
+        known = [value for value in values if value is not None]
+        means[name] = sum(known) / len(known) if len(known) == len(values) else None
+    return of[0].model_copy(update=means)
 
 
 def _outliers(layer: nn.Module, seen: _Pass, maps: Sequence[LinearMap]) -> dict[str, dict[str, Any]]:
