@@ -54,7 +54,7 @@ def pages() -> list[tuple[str, str, str]]:
             write_json(file, results)
             verdict = write_results_page(file, file.with_suffix(".md"))
             sweep = Sweep(**results["sweep"])
-            found.append((file.stem, sweep.title or sweep.name, verdict))
+            found.append((file.stem, sweep.title or sweep.name, verdict if sweep.verdict else "judged elsewhere"))
     return found
 
 
