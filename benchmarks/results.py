@@ -21,6 +21,7 @@ from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import SCHEMA, markdown_table, write_results_page
 
 FOLDER = Path("docs/results")
+STEPS_LINK = "[first steps](../first-steps.md)"
 
 
 def store(directories: list[Path]) -> None:
@@ -54,7 +55,9 @@ def pages() -> list[tuple[str, str, str]]:
             write_json(file, results)
             verdict = write_results_page(file, file.with_suffix(".md"))
             sweep = Sweep(**results["sweep"])
-            found.append((file.stem, sweep.title or sweep.name, verdict if sweep.verdict else "judged elsewhere"))
+            found.append(
+                (file.stem, sweep.title or sweep.name, verdict if sweep.verdict else f"judged in {STEPS_LINK}")
+            )
     return found
 
 
@@ -121,10 +124,13 @@ def known(pages: dict[str, str], first_steps: str) -> str:
     edge = re.search(r"It \*\*(fails|holds)\*\*: (.*?\.)(?= Far)", first_steps.replace("\n", " "))
     if adam and edge:
         parts.append(
-            "**Predicted before it was run** ([first steps](../first-steps.md)): Adam's first step, claimed within 1.5 "
+            f"**Predicted before it was run** ({STEPS_LINK}): Adam's first step, claimed within 1.5 "
             f"in 90%, is in {adam[2]} of {adam[1]} unseen networks, SGD's and Muon's fail; "
             f"the early edge of the learning rate {edge[1]}: {edge[2]}"
         )
+    rates = re.search(r"\*\*The claims\*\*: (.*)", first_steps)
+    if rates:
+        parts.append(f"**Rates carried over by the first step** ({STEPS_LINK}): {rates[1]}")
     return "\n\n".join(parts)
 
 
