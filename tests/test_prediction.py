@@ -57,6 +57,17 @@ def test_gates_without_norms_are_pointed_at(activation: str, warns: bool) -> Non
     assert not said(predict(a), "without norms")
 
 
+@pytest.mark.parametrize(("name", "warns"), [("deepscalelm", True), ("xavier", False)])
+def test_gradients_of_nearly_equal_tokens_are_pointed_at(name: str, warns: bool) -> None:
+    """Two layers of DeepScaleLM have no skips."""
+    a = Architecture(
+        kind="encoder-decoder", n_layers=2, n_decoder_layers=2, d_model=128, n_heads=2, d_ff=256, vocab_size=2000,
+        seq_len=16, target_len=16, positions="none",
+    )  # fmt: skip
+    found = predict(scheme(name)(a))
+    assert any("nearly alike" in note for note in found.notes) == warns
+
+
 def test_images_that_are_averaged_are_pointed_at() -> None:
     a = Architecture.preset("vit-small", n_layers=1, d_model=64, n_heads=4, patch_dim=4, seq_len=5)
     batch = default_batch(a, batch_size=2)
