@@ -14,6 +14,7 @@ from signalprop.data.batches import (
     default_batch,
     default_text,
     image_batch,
+    load_frames,
     load_text,
     mask_tokens,
     text_batch,
@@ -174,6 +175,14 @@ class TestSpeech:
         x = batch.statistics(speech())
         assert (x.kind, x.mean, x.variance) == ("frames", pytest.approx(0, abs=1e-12), pytest.approx(1))
         assert x.decoder is not None and x.decoder.token_correlation == collision_probability(batch.decoder_tokens)
+
+    def test_frames_of_a_file(self, tmp_path: Path) -> None:
+        frames = np.random.default_rng(0).standard_normal((2, 24, 9))
+        np.save(tmp_path / "x.npy", frames)
+        batch = default_batch(speech(vocab_size=50), frames=tmp_path / "x.npy", batch_size=6)
+        assert batch.frames is not None and {row.tobytes() for row in batch.frames} == {row.tobytes() for row in frames}
+        np.save(tmp_path / "one.npy", frames[0])
+        assert load_frames(tmp_path / "one.npy").shape == (1, 24, 9)
 
 
 class TestImages:

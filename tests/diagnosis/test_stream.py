@@ -162,6 +162,13 @@ class TestBatches:
         assert first(65, DECODER).tokens.shape == (4, 65)  # rotary positions go on
         assert first(None, DECODER).tokens.shape == (4, 64)
 
+    @pytest.mark.parametrize("a", [DECODER, ENCODER])
+    def test_a_class_head(self, a: Architecture, tmp_path: Path) -> None:
+        path = written(tmp_path / "a.txt", "x" * 5000)
+        batch = next(token_batches(path, Framed(), 20, 200, architecture=a.replace(head="classes", n_classes=3)))
+        assert batch.targets.shape == (200,) and set(batch.targets.tolist()) == {0, 1, 2}
+        assert not (batch.tokens == 4).any()  # nothing is masked
+
 
 class TestLoss:
     def test_is_that_of_transformers(self, llama: Any, tokenizer: Any) -> None:

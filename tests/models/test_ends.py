@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from signalprop import read_parametrization
-from signalprop.data.batches import default_batch
+from signalprop.data.batches import default_batch, default_statistics
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.measurement.simulation import simulate
 from signalprop.models import build
 from signalprop.models.ends import FrontEnd
+from signalprop.models.transformer import batch_tensors
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_frames, tensor_moments
 from signalprop.network.parametrization import Parametrization
@@ -124,3 +125,10 @@ class TestStacks:
             np.testing.assert_allclose(found.forward[point].variance, alone.forward[point].variance, rtol=1e-4)
             assert found.gradient is not None and alone.gradient is not None
             np.testing.assert_allclose(found.gradient[point].variance, alone.gradient[point].variance, rtol=1e-3)
+
+    def test_a_class_is_read_from_frames(self) -> None:
+        fields = WHISPER | {"kind": "encoder", "head": "classes", "n_classes": 7, "d_model": 32, "seq_len": 24}
+        a = Architecture(**{k: v for k, v in fields.items() if k not in ("decoder_positions", "target_len")})
+        assert simulate(scheme("xavier")(a), default_statistics(a), n_seeds=1, batch_size=2).gradient is not None
+        batch = default_batch(a, batch_size=2)
+        assert build(scheme("xavier")(a), seed=0)(**batch_tensors(batch)).logits.shape == (2, 7)

@@ -209,6 +209,19 @@ def test_trainable_multipliers_are_parameters(kind: Any, shape: tuple[int, ...])
     assert all(s.multiplier.shape == shape and s.multiplier.grad.abs().sum() > 0 for s in model.sublayers())
 
 
+@pytest.mark.parametrize(("kind", "shape"), [("scalar", (1,)), ("channel", (16,))])
+def test_trainable_skips_are_parameters(kind: Any, shape: tuple[int, ...]) -> None:
+    plain = table(parallel=True).with_columns(skip=0.7)
+    model, fixed = build(replace(plain, skip_trainable=kind), seed=0), build(plain, seed=0)
+    assert torch.equal(model(TOKENS).logits, fixed(TOKENS).logits)
+    extra = set(model.state_dict()) - set(fixed.state_dict())
+    assert extra == {f"encoder.sublayers.{i}.skip" for i in (0, 2)}  # the layer has one skip, its attention's
+    model(TOKENS, targets=TOKENS).loss.backward()
+    for sublayer in model.sublayers()[::2]:
+        assert sublayer.skip.shape == shape and sublayer.skip.grad.abs().sum() > 0
+    assert "skip=trainable" in repr(model)
+
+
 def test_trainable_attention_scalars_are_parameters() -> None:
     plain = table(kind="encoder-decoder")
     own = plain.kind == 0

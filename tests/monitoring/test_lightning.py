@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import signalprop as sp
-from monitored import hooks
+from monitored import gpt2, hooks
+from signalprop.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -39,3 +40,12 @@ def test_an_error_leaves_no_hooks(tmp_path: Path, training: Any) -> None:
     with pytest.raises(RuntimeError, match="training broke"):
         training.fit(tmp_path, [sp.LightningSignalCallback(every=5)], module=module)
     assert hooks(module.net) == 0
+
+
+def test_a_model_that_cannot_be_told(tmp_path: Path, training: Any) -> None:
+    module = training.Module()
+    module.second = gpt2()
+    with pytest.raises(InputError, match=r"holds 2 models of known families; give model=.*net, second"):
+        training.fit(tmp_path, [sp.LightningSignalCallback()], module=module)
+    with pytest.raises(InputError, match="model='third'"):
+        training.fit(tmp_path, [sp.LightningSignalCallback("third")], module=module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,27 @@ def test_distributed(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 4]
 
 
+def test_logs_that_fail_do_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full:
+        def add_scalar(self, *_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    model, seen, path = gpt2(), Seen(), tmp_path / "folder" / "signal.jsonl"
+    path.parent.mkdir()
+    monitor = SignalMonitor(model, every=1, writer=Full(), jsonl=path, log=seen)
+    path.unlink()
+    path.parent.rmdir()
+    with monitor:
+        train(model, 2, monitor)
+        path.parent.mkdir()
+        train(model, 1, monitor)
+    assert sorted(seen) == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3]
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("the writer failed (OSError: [Errno 28]" in line for line in said) == 1
+    assert sum("not written to" in line for line in said) == 1 and len(said) == 2
+
+
 # --- where it goes -----------------------------------------------------------------------------------------------
 
 
@@ -299,6 +321,19 @@ def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SignalMonitor(gpt2(), **options)
+
+
+def test_requests_that_the_model_does_not_allow(caplog: pytest.LogCaptureFixture) -> None:
+    for family in ("vit", "t5"):
+        with pytest.raises(InputError, match="needs batch= here"):
+            SignalMonitor(other(family)[0], also=("attention",))
+    model, ids = gpt2(), sequences()
+    with pytest.raises(InputError, match="does not name one module per layer"):
+        SignalMonitor(model, also=("identity",), mapping=replace(mapping_of(model), layers=()))
+    embedded = model.transformer.wte(ids)
+    numbers = one_step(model, {"inputs_embeds": embedded, "labels": ids}, also=("rank",))
+    assert "rank not measured: the step's arguments hold no token ids" in caplog.text
+    assert len(row(numbers, "variance")) == 3 and row(numbers, "effective_rank") == []
 
 
 def test_bad_use(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from monitored import gpt2, hooks, sequences
+from monitored import VOCABULARY, gpt2, hooks, sequences
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -130,6 +130,22 @@ def test_a_run_that_is_resumed(tmp_path: Path) -> None:
     assert list(signals(second)) == [1, 5, 7, 10]  # up to 6 from the checkpoint's history
     assert same(whole, second)
     assert signals(first)[10] == pytest.approx(signals(second)[10])
+
+
+def test_an_error_in_a_step_leaves_no_hooks(tmp_path: Path) -> None:
+    class Breaks(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"input_ids": DATA[0]["input_ids"], "labels": torch.full_like(DATA[0]["labels"], VOCABULARY + 7)}
+
+    watched = trainer(tmp_path, data=Breaks())
+    watched.add_callback(sp.SignalCallback(watched, every=1))
+    with pytest.raises(IndexError, match="out of bounds"):
+        watched.train()
+    assert hooks(watched.model) == 0
+    assert "training_step" not in vars(watched)
 
 
 def test_a_learning_rate_that_jumps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from signalprop.network.architecture import Architecture
+from signalprop.prediction import predict
 from signalprop.report import findings, tables
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
@@ -122,3 +123,11 @@ def test_models_that_are_known_to_train_are_told_so(name: str) -> None:
 
     assert start_of(MODELS[name]) == pytest.approx(findings.known_good()[name], rel=5e-3)
     assert set(findings.known_good()) == set(MODELS)
+
+
+def test_a_gradient_like_that_of_known_models() -> None:
+    found = findings.summary(predict("gpt2"))
+    assert found[3].strip().startswith("as in GPT-2 (122.6) and GPT-2 XL (624.8), which train: ")
+    assert not any("as in" in line for line in findings.summary(profile(gradient=[3.0, 1.0])))
+    sick = profile(gradient=[400.0, 1.0])  # of a stream that does not grow
+    assert not any("as in" in line for line in findings.summary(sick))

@@ -164,6 +164,11 @@ class TestSeries:
     def test_bad_numbers(self, fields: dict[str, float]) -> None:
         refusal_of(lambda: Series.of(**fields))
 
+    def test_parts_of_a_sweep(self) -> None:
+        s = Series.of([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], variance_se=0.5)
+        parts = [Series.of(s.variance[k], s.token_correlation[k], variance_se=0.5) for k in (slice(0, 1), slice(1, 3))]
+        assert Series.joined(parts) == s
+
 
 def test_without_gradient() -> None:
     profile = prediction(backward=False)

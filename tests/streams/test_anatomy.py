@@ -199,6 +199,41 @@ def test_models_of_your_own() -> None:
     assert {b.placement for b in stack.branches} == {"pre"} and all(b.proved for b in stack.branches[:-1])
 
 
+class Mixed(nn.Module):
+    """A layer with one branch between two norms and one with a norm at its end alone, as in gemma4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.after, self.last = (nn.LayerNorm(16) for _ in range(3))
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.after(self.one(self.norm(x)))
+        return x + self.last(self.two(x))
+
+
+class Pooling(Loose):
+    """Lists of layers in a list; all but the first read half the tokens and are added to its output, as in funnel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(Mixed() for _ in range(2)) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.table(ids)
+        for i, block in enumerate(self.layers):
+            x = F.max_pool1d(x.mT, 2).mT if i == 1 else x
+            for layer in block:
+                x = layer(x)
+            first = x if i == 0 else first
+        return first + x.repeat_interleave(2, 1)
+
+
+def test_a_stream_that_passes_by_some_layers_is_not_one_stack() -> None:
+    found = sp.anatomy(Pooling(), {"ids": torch.arange(8)[None]})
+    assert [stack.path for stack in found.stacks] == ["layers.0", "layers.1", "layers.2"]
+
+
 class Channels(nn.Module):
     """A vector over channels that are not last, in a view of its own, as in poolformer."""
 
@@ -213,6 +248,17 @@ class Channels(nn.Module):
 def test_a_multiplier_over_channels_is_proved_in_the_shape_in_which_it_multiplies() -> None:
     found = sp.anatomy(nn.Sequential(Channels(), Channels()), {"input": torch.randn(1, 8, 4, 4)})
     assert found.proved and found.stacks[0].branches[0].multiplier.parameter == "0.scale"
+
+
+def test_structure_without_numbers() -> None:
+    config = transformers.AutoConfig.for_model("llama", **{**_LLAMA, "num_hidden_layers": 40})
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    found = sp.anatomy(model)
+    text = str(found)
+    assert repr(found).startswith("<Anatomy of ") and len(repr(found)) < 200
+    assert not found.proved and "structure only" in text and "layers 0-39" in text
+    assert "input_layernorm -> self_attn (attention)" in text
 
 
 def test_no_stream_is_one_line() -> None:

@@ -168,6 +168,12 @@ class TestRuns:
         assert not [row for row in rows if isinstance(row[-1], dict)]
         assert not of_results(data, root).best
 
+    def test_failed_runs_are_listed(self, root: Path) -> None:
+        data = {**results(), "failed": [{"cell": "plain / 4", "rate": 0.1, "seed": 5, "error": "out of\nmemory"}]}
+        content = document({"s": of_results(data, root)})
+        row = blocks_of(section_of(content, "sweep-0-runs"))["All runs"]["rows"][-1]
+        assert row[:4] == ["plain / 4", "0.1", "5", "failed: out of memory"]
+
 
 class TestReading:
     @pytest.mark.parametrize(

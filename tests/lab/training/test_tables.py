@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
+from signalprop_lab.training.course import course_rows
 from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import (
@@ -128,6 +129,22 @@ def test_a_control_that_does_not_train_voids_what_others_show_by_not_training() 
     assert kinds(losses, checks) == [CONFIRMED, CONFIRMED, CONFIRMED, CONTRADICTED]
     assert kinds(losses, checks, controls=[ONE]) == [CONTROL, CONTROL, CONFIRMED, CONTRADICTED]
     assert kinds(losses | {ONE: [3.0, 3.1]}, checks[:2], controls=[ONE]) == [CONFIRMED, CONFIRMED]
+
+
+def test_a_lead_is_followed_over_the_steps() -> None:
+    rng = np.random.default_rng(0)
+    courses = {cell: rng.uniform(1, 3, (4, 5)) for cell in (ONE, TWO)}
+    sweep = sweep_of(seeds=[0, 1, 2, 3], verdict=[{"less": [TWO, ONE]}, {"trains": [ONE]}])
+    entries = [
+        entry(sweep, cell, seed, 2.0, course=courses[cell][seed].tolist()) for cell in (ONE, TWO) for seed in range(4)
+    ]
+    store = store_of(grid_of(sweep, BASE), entries)
+    (row,) = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    difference = courses[ONE] - courses[TWO]
+    means, errors = difference.mean(0), difference.std(0, ddof=1) / 2
+    assert row == [f"{TWO} ends below {ONE}", *(f"{m:+.4f} ± {e:.4f}" for m, e in zip(means, errors, strict=True))]
+    assert f"| {row[3]} " in page(store)
+    assert "course" not in as_csv(store["rows"])
 
 
 def test_one_function_under_two_names_is_named() -> None:
