@@ -1,4 +1,4 @@
-"""What trainings die of, planted: every fault is told, with its layer; ten healthy runs are told nothing of."""
+"""What trainings die of, planted: every fault is told, with its sublayer."""
 
 from __future__ import annotations
 
