@@ -183,7 +183,7 @@ def picture(found: list[dict[str, Any]]) -> None:
 
 def write_page() -> None:
     """The page and its picture, from the stored predictions and rows."""
-    from benchmarks import rate_transfer, role_shares  # which take their networks from here
+    from benchmarks import rate_transfer, recovery, role_shares  # which take their networks from here
 
     found = pairs()
     constants = ", ".join(f"{name} {value}" for name, value in read_json(PREDICTIONS)["constants"].items())
@@ -198,9 +198,10 @@ def write_page() -> None:
             _cells(found),
             _carried(found),
         ]
-    parts += [role_shares.section(), rate_transfer.section()]
+    parts += [role_shares.section(), rate_transfer.section(), recovery.section()]
     parts += [EDGE + PAGE.read_text(encoding="utf-8").partition(EDGE)[2]]
     rate_transfer.picture()
+    recovery.picture()
     write_text(PAGE, "\n\n".join(part.strip() for part in parts if part) + "\n")
 
 

@@ -263,7 +263,14 @@ ROWS: tuple[Row, ...] = (
         "any machine",
         "kernels:figures_5_6",
     ),
-    Row("spa-fig15", "Kernels of a finite network in training", "SPA Fig 15", "kernel at init and after training"),
+    Row(
+        "spa-fig15",
+        "Kernels of a finite network in training",
+        "SPA Fig 15",
+        "untrained, near infinite width; training changes the kernels, which stay larger close to the diagonal",
+        "any machine",
+        "kernels_in_training:figure_15",
+    ),
     Row(
         "spa-tab1/4",
         "Skipless training by attention, activation, norm",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from signalprop.files.storage import read_json
+from signalprop.kernels.shaping import exponential_kernel
 from signalprop.network.moments import FloatArray
 from signalprop.theory.growth import Growth
 from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run
@@ -17,6 +18,7 @@ from signalprop_lab.reproductions.correlation import (
     paper_fixed_point,
     relu_map,
 )
+from signalprop_lab.reproductions.kernels_in_training import by_lag, mean_of
 from signalprop_lab.reproductions.networks import Network, agreement, both, photographs, tgs
 from signalprop_lab.reproductions.orders import law_check, orders
 from signalprop_lab.reproductions.pictures import LARGEST, picture, png, save
@@ -44,6 +46,12 @@ def test_the_paper_s_fixed_point() -> None:
     assert r == pytest.approx(0.886, abs=1e-3)
     relu = float(ffn_map(np.array([r]))[0])
     assert r == pytest.approx(0.9 * (2.2 + 0.4 * relu) / 2.6, abs=1e-9)
+
+
+def test_a_kernel_by_distance_and_its_mean() -> None:
+    cosines = exponential_kernel(0.8, 12)
+    np.testing.assert_allclose(by_lag(cosines), 0.8 ** np.arange(12), rtol=1e-12)
+    assert mean_of(cosines) == pytest.approx(cosines[~np.eye(12, dtype=bool)].mean())
 
 
 @pytest.mark.parametrize("name", ["tgs-fig12", "tgs-tab24"])
