@@ -106,6 +106,7 @@ def test_a_new_file_is_a_new_scheme(copy: Path) -> None:
     assert re.search(r"query 0\.0625 .*down 0\.03125", run(table, copy), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_a_new_file_is_a_new_family(copy: Path) -> None:
     """The first two steps of its guide: read, predicted, measured, applied, checked and folded."""
     file, look, *_ = ADD_A_FAMILY
@@ -137,6 +138,7 @@ def test_the_guide_works_as_typed(copy: Path) -> None:
     assert "| `lecun` | post |" in growth
 
 
+@pytest.mark.slow
 def test_a_new_folder_is_a_new_kind_of_sublayer(copy: Path) -> None:
     """Its whole guide: predicted, built, measured, applied, counted, printed and verified like the others."""
     *_, looked, verified = [text for step in ADD_A_KIND for text in follow(step, copy)]
