@@ -124,3 +124,20 @@ def test_a_classifier_sends_its_gradient_to_the_position_that_it_reads(kind: Any
     found = measured.gradient["stream_in"]
     assert found.variance_se is not None
     assert abs(np.log(predicted.gradient["stream_in"].variance / found.variance)[0]) < 3 * found.variance_se[0] < 0.25
+
+
+def test_segments_of_a_sequence_are_blocks() -> None:
+    """One layer without skips, 12 networks: by the average correlation of two segments token correlations are .05 too
+    high."""
+    a = Architecture.preset("tgs", n_layers=1, d_model=128, n_heads=4, vocab_size=2000, seq_len=64, dropout=0)
+    p, batch = scheme("deepscalelm")(a), default_batch(a, batch_size=2)
+    assert batch.segments is not None
+    halves = replace(batch, segments=np.tile(np.arange(64) >= 24, (2, 1)).astype(batch.segments.dtype))
+    found = predict(p, halves.statistics(a), fidelity="kernel")
+    r = found.forward["stream_out"].token_correlation
+    measured = np.mean([
+        simulate(p, batch=halves, n_seeds=1, seed=seed).forward["stream_out"].token_correlation for seed in range(12)
+    ], axis=0)  # fmt: skip
+    averaged = predict(p, replace(halves.statistics(a), segments=None), fidelity="kernel")
+    assert np.abs(r - measured).max() < 0.03  # standard error .01
+    assert np.abs(averaged.forward["stream_out"].token_correlation - measured).max() > 0.04

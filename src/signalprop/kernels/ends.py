@@ -12,7 +12,7 @@ from signalprop.kernels.grid import Grid
 from signalprop.kernels.state import State
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray, collision_probability, evenly_spaced
-from signalprop.network.moments import FloatArray
+from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import coincidences, top_gradient
@@ -81,11 +81,14 @@ def _chosen(inputs: InputStatistics) -> tuple[list[int], str]:
 
 def _one(inputs: InputStatistics, row: int) -> Sequence:
     """One of several sequences of real ids, and which of its positions are real."""
-    x, y = inputs.tokens, inputs.targets
+    x = inputs.tokens
     assert x is not None
     real = x[row] >= 0
-    targets = y[[row]] if y is not None and len(y) == len(x) else y
-    return replace(inputs, tokens=x[[row]], targets=targets), None if real.all() or not real.any() else real
+    targets, segments = (
+        ids[[row]] if ids is not None and len(ids) == len(x) else ids for ids in (inputs.targets, inputs.segments)
+    )
+    one = replace(inputs, tokens=x[[row]], targets=targets, segments=segments)
+    return one, None if real.all() or not real.any() else real
 
 
 def input_kernel(
@@ -116,7 +119,9 @@ def input_kernel(
     if inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == t:
         equal = _coincidences(inputs.tokens, inputs.tokens)
         e, own_segment = p.embedding, 0.0 if decoder else p.embedding.segment**2
-        segment = inputs.segment_correlation * own_segment if a.n_segments > 1 else own_segment
+        segment: Array = inputs.segment_correlation * own_segment if a.n_segments > 1 else own_segment
+        if a.n_segments > 1 and inputs.segments is not None and inputs.segments.shape == inputs.tokens.shape:
+            segment = own_segment * _coincidences(inputs.segments, inputs.segments)
         position = e.position_of(decoder=decoder)
         positions = np.eye(t)
         if a.positions_of(decoder=decoder) == "sinusoidal":

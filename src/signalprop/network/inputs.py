@@ -39,7 +39,7 @@ class InputStatistics:
         target_correlation: probability that the targets of two positions that carry loss are equal.
         loss_fraction: share of positions that carry loss (0.15 in masked language modelling).
         tokens, targets: optional ids of shape (batch, tokens), -1 where a position is padding or carries no loss. The
-            token-kernel fidelity uses them position by position.
+            token-kernel fidelity uses them position by position. segments: of each token, likewise.
         second_moments: optional (images, positions, positions), E x_i x_j over the features of patches; the same
             fidelity follows every image by itself, since norms divide each by its own size. A matrix (positions,
             positions) is an average image.
@@ -63,6 +63,7 @@ class InputStatistics:
     second_moments: FloatArray | None = None
     decoder: InputStatistics | None = None
     source: str = ""
+    segments: IntArray | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(InputKind):
@@ -228,9 +229,10 @@ def from_tokens(
         raise InputError("no position carries loss: every target is padding; expected at least one")
     if share == 0:  # sequences of one token have no next one; no pair of positions either, so the share says nothing
         share = 1.0
-    segment = 2 / 3
+    segment, own = 2 / 3, None
     if segments is not None:
-        segment = collision_probability(np.where(real, _same_shape("segments", segments, ids), -1))
+        own = np.where(real, _same_shape("segments", segments, ids), -1)
+        segment = collision_probability(own)
     return InputStatistics(
         token_correlation=collision_probability(ids),
         segment_correlation=segment,
@@ -238,6 +240,7 @@ def from_tokens(
         loss_fraction=share if loss_fraction is None else loss_fraction,
         tokens=ids,
         targets=aims,
+        segments=own,
         source=source,
     )
 
