@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 
+from signalprop.kernels import duals
+from signalprop.kernels.attention import TokenAttention
 from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import Moments
+from signalprop.sublayers.attention.kernel import AttentionKernel
 from signalprop.sublayers.attention.moments import SelfAttention
 from signalprop.sublayers.cross_attention.moments import CrossAttention
+from signalprop.sublayers.feed_forward.kernel import FeedForwardKernel
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
-from signalprop.theory import attention, elements, embedding, network, reading, softmax
+from signalprop.theory import attention, elements, embedding, head, passes, reading, softmax
 from signalprop.theory.elements import Branch, BranchBackward, Sent
 from signalprop.theory.softmax import SoftmaxMoments
 from signalprop_lab.verification.components import Case
@@ -49,6 +53,10 @@ def test_quick_run_is_no_worse_than_the_papers_table(name: str) -> None:
 SLOW = (
     "sublayer",
     "step",
+    "token kernels",
+    "mixed with values",
+    "over frames",
+    "at the top",
     "causal attention",
     "cross attention",
     " rotary attention",
@@ -115,6 +123,16 @@ def larger_log(found: tuple[Any, ...]) -> tuple[Any, ...]:
     return (found[0] + math.log(1.01), *found[1:])
 
 
+def larger_second(found: tuple[float, float, float]) -> tuple[float, ...]:
+    """1.01 times a variance and a covariance that come after a mean."""
+    return (found[0], 1.01 * found[1], 1.01 * found[2])
+
+
+def scaled(found: Any) -> Any:
+    """1.01 times what a component answers, all of it."""
+    return 1.01 * found
+
+
 QUICK = {"relu: activated", "softmax: softmax_moments"}
 # all of them: `make test-slow`
 MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
@@ -137,9 +155,21 @@ MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (CrossAttention, "backward", larger, "cross-attention sublayer"),
     (FeedForwardMoments, "forward", larger, "feed-forward sublayer"),
     (FeedForwardMoments, "backward", larger, "feed-forward sublayer"),
-    (network.Ahead, "plus", larger_log, "pre-norm step"),
-    (network.Ahead, "norm_sum", larger_log, "post-norm step"),
-    (network.Back, "whole", larger_log, "pre-norm step"),
+    (passes.Ahead, "plus", larger_log, "pre-norm step"),
+    (passes.Ahead, "norm_sum", larger_log, "post-norm step"),
+    (passes.Back, "whole", larger_log, "pre-norm step"),
+    (attention, "mixture", larger, "attention mixed with values"),
+    (embedding, "front_end", larger_second, "convolutions over frames"),
+    (head.TopGradient, "variance", scaled, "gradient at the top"),
+    (head.TopGradient, "covariance", scaled, "gradient at the top"),
+    (TokenAttention, "forward", scaled, "attention step, token kernels"),
+    (TokenAttention, "backward_apart", larger, "attention step, token kernels"),
+    (AttentionKernel, "forward", scaled, "attention step, token kernels"),
+    (AttentionKernel, "backward", scaled, "attention step, token kernels"),
+    (duals, "dual_of_kernel", scaled, "feed-forward step, token kernels"),
+    (duals, "slope_of_kernel", scaled, "feed-forward step, token kernels"),
+    (FeedForwardKernel, "forward", scaled, "feed-forward step, token kernels"),
+    (FeedForwardKernel, "backward", scaled, "feed-forward step, token kernels"),
 ]
 
 

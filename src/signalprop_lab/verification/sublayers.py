@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import KINDS, Kind, kind_named
 from signalprop.network.moments import Moments
 from signalprop.network.parametrization import Parametrization, blank
+from signalprop.results.profile import Profile
 from signalprop.theory.network import predict_moments
 from signalprop_lab.verification.components import ALL, LAYOUT, Case, Component, Sample, log_uniform, raw_moments
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+Predict = Callable[[Parametrization, InputStatistics], Profile]
 _SEQUENCES = 48  # that pass one draw of weights, so that its directions average out
 # What an architecture says of kinds that have settings: one of these by chance.
 _SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -111,9 +115,19 @@ def _mean_raw(x: Tensor, *, mean: bool = False) -> list[float]:
 
 
 def _sample_branch(
-    case: Case, generator: Generator, *, kind: Kind, placement: Placement = "none", **columns: float
+    case: Case,
+    generator: Generator,
+    *,
+    kind: Kind,
+    placement: Placement = "none",
+    whole: bool = False,
+    **columns: float,
 ) -> Sample:
-    """One draw of a sublayer's weights, on sequences of random tokens; gradients by autograd."""
+    """One draw of a sublayer's weights, on sequences of random tokens; gradients by autograd.
+
+    Args:
+        whole: the stream after the sublayer; else its branch.
+    """
     import torch
 
     from signalprop.models.sublayers import make_sublayer
@@ -129,7 +143,7 @@ def _sample_branch(
         sublayer = make_sublayer(p, row, seed, torch.float32, None).requires_grad_(False)
         leaves = [x.requires_grad_(), *([memory.requires_grad_()] if kind.reads_memory else [])]
         branch, out = sublayer.parts(x, Surroundings(memory=memory))
-    y = out if columns else branch
+    y = out if whole else branch
     gradients = torch.autograd.grad(y, leaves, g)
     raw = _mean_raw(y.detach(), mean=True)
     seen = [] if exactly and shape[1] < shape[2] else [(x, "r"), (memory, "m_r"), (g, "g_r")]
@@ -138,8 +152,8 @@ def _sample_branch(
     return Sample([*raw, *(value for gradient in gradients for value in _mean_raw(gradient))], controls)
 
 
-def _predict_branch(case: Case, *, kind: Kind) -> list[Moments]:
-    p, row = _table(case, kind)
+def _predict_branch(case: Case, *, kind: Kind, **columns: float) -> list[Moments]:
+    p, row = _table(case, kind, "none", **columns)
     made = kind.part("moments").of(p, int(p.stack[row]))
     read, memory = (1.0, case["r"]), (1.0, case["m_r"])
     forward = made.forward(row, read, memory)
@@ -157,32 +171,40 @@ def _predict_branch(case: Case, *, kind: Kind) -> list[Moments]:
 _SKIP, _BRANCH = 0.8, 0.7
 
 
-def _predict_sublayer(case: Case, *, placement: Placement) -> list[Moments]:
-    """The stream after one feed-forward sublayer, and the gradient before it, by `predict`."""
-    p, _ = _table(case, kind_named("feed_forward"), placement, skip=_SKIP, branch=_BRANCH)
+def _predict_sublayer(case: Case, *, kind: Kind, placement: Placement, by: Predict) -> list[Moments]:
+    """The stream after one sublayer, and the gradient before it, by a fidelity of `predict`."""
+    p, _ = _table(case, kind, placement, skip=_SKIP, branch=_BRANCH)
     inputs = InputStatistics(
         kind="stream", token_correlation=case["r"], target_correlation=case["g_r"], loss_fraction=1.0
     )
-    profile = predict_moments(p, inputs)
+    profile = by(p, inputs)
     assert profile.gradient is not None
     out, back = profile.forward["stream_out"], profile.gradient["stream_in"]
     return [Moments(0.0, float(series.variance[0]), float(series.token_correlation[0])) for series in (out, back)]
 
 
-def _of_kind(name: str) -> Component:
+def _of_kind(name: str, **columns: float) -> Component:
     kind = kind_named(name)
     quantities = (LAYOUT if kind.reads_memory else ALL)[1:]
-    return Component(quantities, _draw_branch, partial(_sample_branch, kind=kind), partial(_predict_branch, kind=kind))
+    given: dict[str, Any] = {"kind": kind, **columns}
+    return Component(quantities, _draw_branch, partial(_sample_branch, **given), partial(_predict_branch, **given))
 
 
-def _whole(placement: Placement) -> Component:
-    sample = partial(_sample_branch, kind=kind_named("feed_forward"), placement=placement, skip=_SKIP, branch=_BRANCH)
+def _whole(
+    placement: Placement, name: str = "feed_forward", by: Predict = predict_moments, exact: float = 0.8
+) -> Component:
+    kind = kind_named(name)
+    sample = partial(_sample_branch, kind=kind, placement=placement, whole=True, skip=_SKIP, branch=_BRANCH)
+    predict = partial(_predict_sublayer, kind=kind, placement=placement, by=by)
     # norms at this width take out 1/width of a gradient, which `predict` leaves in
-    return Component(ALL[1:], _draw_branch, sample, partial(_predict_sublayer, placement=placement), exact=0.8)
+    return Component(ALL[1:], _draw_branch, sample, predict, exact)
 
 
 _PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "sandwich")
 SUBLAYERS: dict[str, Component] = {
     **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).package},
+    "attention mixed with values": _of_kind("attention", value_skip=0.6, attention_gain=0.7),
     **{f"{placement}-norm step": _whole(placement) for placement in _PLACEMENTS},
+    "attention step, token kernels": _whole("none", "attention", predict_token_kernels, 0.3),
+    "feed-forward step, token kernels": _whole("none", by=predict_token_kernels, exact=0.3),
 }

@@ -22,9 +22,10 @@ from signalprop.errors import InputError, require
 from signalprop.network.moments import FloatArray, Moments
 from signalprop_lab.verification.attention import ATTENTION
 from signalprop_lab.verification.components import ALL, ELEMENTARY, LAYOUT, Case, Component
+from signalprop_lab.verification.ends import ENDS
 from signalprop_lab.verification.sublayers import SUBLAYERS
 
-COMPONENTS: dict[str, Component] = {**ELEMENTARY, **ATTENTION, **SUBLAYERS}
+COMPONENTS: dict[str, Component] = {**ELEMENTARY, **ATTENTION, **SUBLAYERS, **ENDS}
 ROUNDING = 0.05  # Table 20 prints one digit after the point
 # 50th, 90th and 99th percentile of |N(0, 1)|: what a formula without error shows, in standard errors of the simulation.
 NOISE = (0.674, 1.645, 2.576)
