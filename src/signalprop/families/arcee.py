@@ -15,13 +15,11 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 FEED_FORWARD = replace(llama.FEED_FORWARD, weights={"up": "mlp.up_proj", "down": "mlp.down_proj"})
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="arcee",
-    defaults={
-        **llama.FAMILY.defaults, "hidden_size": 2560, "intermediate_size": 18432, "hidden_act": "relu2",
+FAMILY = llama.FAMILY.like(
+    "arcee", fields,
+    {
+        "hidden_size": 2560, "intermediate_size": 18432, "hidden_act": "relu2",
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
     },
-    fields=fields,
     paths=llama.paths(feed_forward=FEED_FORWARD),
 )  # fmt: skip

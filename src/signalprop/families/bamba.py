@@ -50,9 +50,8 @@ SCAN = replace(
     blocks={"mamba.in_proj": mamba2.MIXER.blocks["mixer.in_proj"]},
 )
 (PATHS,) = llama.paths(llama.ATTENTION, FEED_FORWARD)
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="bamba",
+FAMILY = llama.FAMILY.like(
+    "bamba", fields,
     defaults={
         "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 262144,
@@ -60,7 +59,6 @@ FAMILY = replace(
         "attention_dropout": 0.0, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
         "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": (0.0, math.inf),
     },
-    fields=fields,
     paths=(
         replace(PATHS, stacks=(replace(PATHS.stacks[0], final_norm="final_layernorm", kinds={"mamba2": SCAN}),)),
     ),

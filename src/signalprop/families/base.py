@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from signalprop.errors import InputError
@@ -189,6 +189,22 @@ class Family:
 
     def __post_init__(self) -> None:
         check_complete(self)
+
+    def like(
+        self,
+        model_type: str,
+        fields: Callable[[Config], dict[str, Any]] | None = None,
+        own: Config | None = None,
+        **changes: Any,
+    ) -> Family:
+        """A family like this one.
+
+        Args:
+            model_type, fields: as of Family. own: its defaults that are others, or that this one has not.
+            changes: other fields of Family.
+        """
+        given = {"defaults": {**self.defaults, **(own or {})}, "fields": fields or self.fields, **changes}
+        return replace(self, model_type=model_type, **given)
 
     def read(self, config: Config) -> dict[str, Any]:
         """Fields of an Architecture; what the configuration leaves out is as in transformers' class."""

@@ -23,14 +23,12 @@ def fields(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="cohere",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
+FAMILY = llama.FAMILY.like(
+    "cohere", fields,
+    {
+        "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
         "num_hidden_layers": 40, "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
         "tie_word_embeddings": True, "rope_theta": 500_000.0, "logit_scale": 0.0625,
     },
-    fields=fields,
     paths=llama.paths(feed_forward=replace(llama.FEED_FORWARD, norm="input_layernorm")),
 )  # fmt: skip

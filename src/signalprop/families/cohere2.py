@@ -15,10 +15,8 @@ def fields(c: Config) -> dict[str, Any]:
     return cohere.fields(c) | seeing(c, kinds, rotates=[kind == "sliding_attention" for kind in kinds])
 
 
-FAMILY = replace(
-    cohere.FAMILY,
-    model_type="cohere2",
-    defaults={**cohere.FAMILY.defaults, "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 10_000.0},
-    fields=fields,
+FAMILY = cohere.FAMILY.like(
+    "cohere2", fields,
+    {"sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 10_000.0},
     paths=llama.paths(replace(llama.ATTENTION, attention=""), replace(llama.FEED_FORWARD, norm="input_layernorm")),
-)
+)  # fmt: skip

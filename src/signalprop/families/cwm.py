@@ -18,14 +18,12 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.fields({**c, "attention_bias": False}) | base | seeing(c, every(4, c, first=True))
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="cwm",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504,
+FAMILY = llama.FAMILY.like(
+    "cwm", fields,
+    {
+        "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504,
         "num_hidden_layers": 64, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "sliding_window": 8192,
     },
-    fields=fields,
-    paths=llama.paths(replace(llama.ATTENTION, attention="")),  # some layers see only a window
+    paths=llama.paths(replace(llama.ATTENTION, attention="")),
 )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from signalprop.families import roberta
 
-FAMILY = replace(roberta.FAMILY, model_type="data2vec-text", defaults={**roberta.FAMILY.defaults, "vocab_size": 30522})
+FAMILY = roberta.FAMILY.like("data2vec-text", None, {"vocab_size": 30522})

@@ -6,7 +6,6 @@ the released models. Stretched rotations are read as in DeepSeek-V3.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -27,15 +26,13 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 _NO_GROUPS = {"n_group": 1, "topk_group": 1}
-FAMILY = replace(
-    deepseek_v3.FAMILY,
-    model_type="deepseek_v2",
-    defaults={
-        **deepseek_v3.FAMILY.defaults, **_NO_GROUPS, "vocab_size": 102400, "hidden_size": 4096,
+FAMILY = deepseek_v3.FAMILY.like(
+    "deepseek_v2", fields,
+    {
+        **_NO_GROUPS, "vocab_size": 102400, "hidden_size": 4096,
         "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
         "max_position_embeddings": 2048, "moe_intermediate_size": 1407, "n_routed_experts": 64,
         "num_experts_per_tok": None, "n_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "greedy",
         "first_k_dense_replace": 0, "mlp_bias": False,
     },
-    fields=fields,
 )  # fmt: skip

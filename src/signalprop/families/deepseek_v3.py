@@ -66,9 +66,8 @@ ATTENTION = replace(
     },
     attention="",
 )
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="deepseek_v3",
+FAMILY = llama.FAMILY.like(
+    "deepseek_v3", fields,
     defaults={
         **glm4_moe.FAMILY.defaults, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
         "num_hidden_layers": 61, "num_attention_heads": 128, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
@@ -76,6 +75,5 @@ FAMILY = replace(
         "topk_group": 4, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
         "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch(shared="shared_experts"), ATTENTION),
 )  # fmt: skip

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from signalprop.families import deepseek_v3, glm_moe_dsa
 
-FAMILY = replace(
-    glm_moe_dsa.FAMILY,
-    model_type="deepseek_v32",
+FAMILY = glm_moe_dsa.FAMILY.like(
+    "deepseek_v32",
     defaults={**deepseek_v3.FAMILY.defaults, "max_position_embeddings": 163840, "index_topk": 2048},
-)
+)  # fmt: skip

@@ -8,7 +8,6 @@ their configuration; no table is read from their weights.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -77,16 +76,14 @@ def fields(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="deepseek_v4",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 129280, "hidden_size": 4096, "num_hidden_layers": 43,
+FAMILY = llama.FAMILY.like(
+    "deepseek_v4", fields,
+    {
+        "vocab_size": 129280, "hidden_size": 4096, "num_hidden_layers": 43,
         "num_attention_heads": 64, "max_position_embeddings": 1048576, "head_dim": 512, "q_lora_rank": 1024,
         "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 6,
         "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5, "sliding_window": 128, "o_groups": 8,
         "o_lora_rank": 1024, "index_topk": 512, "compress_rope_theta": 160000.0, "hc_mult": 4, "hc_sinkhorn_iters": 20,
     },
-    fields=fields,
     paths=(),
 )  # fmt: skip

@@ -15,10 +15,8 @@ def fields(c: Config) -> dict[str, Any]:
     return plain | {"distillation_token": True, "seq_len": plain["seq_len"] + 1}
 
 
-FAMILY = replace(
-    vit.FAMILY,
-    model_type="deit",
-    fields=fields,
+FAMILY = vit.FAMILY.like(
+    "deit", fields,
     paths=vit.paths("cls_token", "distillation_token"),
     initialisation=replace(vit.FAMILY.initialisation, positions=0.0),
-)
+)  # fmt: skip

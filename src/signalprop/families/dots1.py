@@ -5,7 +5,6 @@ The bias that corrects the choice of experts starts at zero, and is read as that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, glm4_moe, llama, qwen2
@@ -21,14 +20,12 @@ def fields(c: Config) -> dict[str, Any]:
     )
 
 
-FAMILY = replace(
-    glm4_moe.FAMILY,
-    model_type="dots1",
-    defaults={
-        **glm4_moe.FAMILY.defaults, "vocab_size": 152064, "hidden_size": 4608, "num_hidden_layers": 62,
+FAMILY = glm4_moe.FAMILY.like(
+    "dots1", fields,
+    {
+        "vocab_size": 152064, "hidden_size": 4608, "num_hidden_layers": 62,
         "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
         "n_shared_experts": None, "n_routed_experts": None, "num_experts_per_tok": None, "first_k_dense_replace": 0,
         "norm_topk_prob": False, "sliding_window": 4096, "max_window_layers": 62,
     },
-    fields=fields,
 )  # fmt: skip

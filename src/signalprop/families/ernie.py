@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -17,6 +16,4 @@ def fields(c: Config) -> dict[str, Any]:
     return bert.fields(c)
 
 
-FAMILY = replace(
-    bert.FAMILY, model_type="ernie", defaults={**bert.FAMILY.defaults, "use_task_id": False}, fields=fields
-)
+FAMILY = bert.FAMILY.like("ernie", fields, {"use_task_id": False})

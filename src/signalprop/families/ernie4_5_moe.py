@@ -5,7 +5,6 @@ The bias that corrects the choice of experts starts at zero, and is read as that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -28,15 +27,13 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 _PLACES = ("moe_layer_interval", "moe_layer_start_index", "moe_layer_end_index")
-FAMILY = replace(
-    ernie4_5.FAMILY,
-    model_type="ernie4_5_moe",
-    defaults={
-        **ernie4_5.FAMILY.defaults, "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,
+FAMILY = ernie4_5.FAMILY.like(
+    "ernie4_5_moe", fields,
+    {
+        "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,
         "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": None, "moe_intermediate_size": 1536,
         "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
         "moe_layer_end_index": -1, "moe_layer_interval": 1,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch(shared="shared_experts")),
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -14,12 +13,10 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.fields(c) | {"kind": "encoder", "head_bias": bool(c["mlp_bias"])}
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="eurobert",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 128256, "hidden_size": 768, "intermediate_size": 3072,
+FAMILY = llama.FAMILY.like(
+    "eurobert", fields,
+    {
+        "vocab_size": 128256, "hidden_size": 768, "intermediate_size": 3072,
         "num_hidden_layers": 12, "num_attention_heads": 12, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
     },
-    fields=fields,
 )  # fmt: skip

@@ -19,13 +19,11 @@ def fields(c: Config) -> dict[str, Any]:
     return olmo2.fields(c) | {"qk_norm": True} | rotating_in_windows(c, kinds)
 
 
-FAMILY = replace(
-    olmo2.FAMILY,
-    model_type="exaone4",
+FAMILY = olmo2.FAMILY.like(
+    "exaone4", fields,
     defaults={
         **llama.FAMILY.defaults, "vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32,
         "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4,
     },
-    fields=fields,
-    paths=llama.paths(replace(olmo2.ATTENTION, attention=""), olmo2.FEED_FORWARD),  # some layers see only a window
+    paths=llama.paths(replace(olmo2.ATTENTION, attention=""), olmo2.FEED_FORWARD),
 )  # fmt: skip

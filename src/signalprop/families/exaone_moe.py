@@ -23,14 +23,12 @@ def fields(c: Config) -> dict[str, Any]:
     return _experts.sparse(made, dense, **glm4_moe.routed({**routed, "n_shared_experts": c["num_shared_experts"]}))
 
 
-FAMILY = replace(
-    exaone4.FAMILY,
-    model_type="exaone_moe",
-    defaults={
-        **exaone4.FAMILY.defaults, "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64,
+FAMILY = exaone4.FAMILY.like(
+    "exaone_moe", fields,
+    {
+        "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64,
         "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
         "n_group": 1, "topk_group": 1,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch(shared="shared_experts"), replace(llama.ATTENTION, attention="")),
 )  # fmt: skip

@@ -40,15 +40,13 @@ _ONES = dict.fromkeys((
     "embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier",
     "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
 ), 1.0)  # fmt: skip
-FAMILY = replace(
-    bamba.FAMILY,
-    model_type="falcon_h1",
-    defaults={
-        **bamba.FAMILY.defaults, **_ONES, "max_position_embeddings": 8192, "mlp_multipliers": None,
+FAMILY = bamba.FAMILY.like(
+    "falcon_h1", fields,
+    {
+        **_ONES, "max_position_embeddings": 8192, "mlp_multipliers": None,
         "ssm_multipliers": None, "mamba_d_ssm": 1024, "mamba_rms_norm": False, "mamba_norm_before_gate": True,
         "projectors_bias": False,
     },
-    fields=fields,
     paths=(
         replace(
             PATHS,

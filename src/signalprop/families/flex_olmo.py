@@ -15,13 +15,11 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 _NORM = "post_feedforward_layernorm"
-FAMILY = replace(
-    olmo2.FAMILY,
-    model_type="flex_olmo",
-    defaults={
-        **olmo2.FAMILY.defaults, "vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+FAMILY = olmo2.FAMILY.like(
+    "flex_olmo", fields,
+    {
+        "vocab_size": 100352, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
         "num_experts": 7, "num_experts_per_tok": 5, "norm_topk_prob": False, "rope_theta": 5e5,
     },
-    fields=fields,
     paths=_experts.paths(replace(_experts.branch(), branch=_NORM, norm=_NORM, reads="mlp"), olmo2.ATTENTION),
 )  # fmt: skip

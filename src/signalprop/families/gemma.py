@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -18,14 +17,12 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.decoder(c) | {"activation": activation_name(act), "embedding_scale": c["hidden_size"] ** 0.5}
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="gemma",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
+FAMILY = llama.FAMILY.like(
+    "gemma", fields,
+    {
+        "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
         "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "tie_word_embeddings": True,
     },
-    fields=fields,
     paths=llama.paths(gain_offset=1.0),
 )  # fmt: skip

@@ -5,7 +5,6 @@ Its final cap on the logits (30) is read as none: at initialisation it changes t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -24,12 +23,10 @@ def fields(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = replace(
-    gemma3_text.FAMILY,
-    model_type="gemma2",
-    defaults={
-        **gemma3_text.FAMILY.defaults, "vocab_size": 256000, "max_position_embeddings": 8192,
+FAMILY = gemma3_text.FAMILY.like(
+    "gemma2", fields,
+    {
+        "vocab_size": 256000, "max_position_embeddings": 8192,
         "attn_logit_softcapping": 50.0,
     },
-    fields=fields,
 )  # fmt: skip

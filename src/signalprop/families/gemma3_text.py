@@ -41,15 +41,13 @@ FEED_FORWARD = replace(
     branch="post_feedforward_layernorm",
     post_norm="post_feedforward_layernorm",
 )
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="gemma3_text",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
+FAMILY = llama.FAMILY.like(
+    "gemma3_text", fields,
+    {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
         "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "tie_word_embeddings": True,
         "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
     },
-    fields=fields,
     paths=llama.paths(ATTENTION, FEED_FORWARD, gain_offset=1.0),
 )  # fmt: skip

@@ -78,16 +78,14 @@ _GLOBAL = replace(
     },
 )
 _SHARED = replace(_GLOBAL, weights={role: path for role, path in _GLOBAL.weights.items() if role != "global_value"})
-FAMILY = replace(
-    gemma3_text.FAMILY,
-    model_type="gemma4_text",
-    defaults={
-        **gemma3_text.FAMILY.defaults, "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512,
+FAMILY = gemma3_text.FAMILY.like(
+    "gemma4_text", fields,
+    {
+        "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512,
         "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0, "enable_moe_block": False,
         "attention_k_eq_v": False, "use_bidirectional_attention": None,
     },
     readable={"hidden_size_per_layer_input": 0},
-    fields=fields,
     paths=tuple(
         replace(_PATHS, gain_offset=0.0, stacks=(replace(_STACK, kinds={"global_attention": row}),))
         for row in (_GLOBAL, _SHARED)

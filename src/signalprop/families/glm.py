@@ -24,14 +24,12 @@ FEED_FORWARD = replace(
     blocks={"mlp.gate_up_proj": ("gate", "up")},
     activation="mlp.activation_fn",
 )
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="glm",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 151552, "intermediate_size": 13696, "num_hidden_layers": 40,
+FAMILY = llama.FAMILY.like(
+    "glm", fields,
+    {
+        "vocab_size": 151552, "intermediate_size": 13696, "num_hidden_layers": 40,
         "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-7,
         "attention_bias": True,
     },
-    fields=fields,
     paths=llama.paths(feed_forward=FEED_FORWARD),
 )  # fmt: skip

@@ -15,12 +15,10 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 _AFTER, _THEN = "post_self_attn_layernorm", "post_mlp_layernorm"
-FAMILY = replace(
-    glm.FAMILY,
-    model_type="glm4",
-    fields=fields,
+FAMILY = glm.FAMILY.like(
+    "glm4", fields,
     paths=llama.paths(
         replace(llama.ATTENTION, branch=_AFTER, post_norm=_AFTER),
         replace(glm.FEED_FORWARD, branch=_THEN, post_norm=_THEN),
     ),
-)
+)  # fmt: skip

@@ -5,7 +5,6 @@ The bias that corrects the choice of experts starts at zero, and is read as that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, llama
@@ -31,16 +30,14 @@ def fields(c: Config) -> dict[str, Any]:
     return _experts.sparse(made, _experts.first(c["first_k_dense_replace"], c["num_hidden_layers"]), **routed(c))
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="glm4_moe",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 151552, "intermediate_size": 10944, "num_hidden_layers": 46,
+FAMILY = llama.FAMILY.like(
+    "glm4_moe", fields,
+    {
+        "vocab_size": 151552, "intermediate_size": 10944, "num_hidden_layers": 46,
         "num_attention_heads": 96, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
         "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1,
         "n_routed_experts": 128, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
         "first_k_dense_replace": 1, "use_qk_norm": False,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch(shared="shared_experts")),
 )  # fmt: skip

@@ -6,7 +6,6 @@ more tokens than that. Its weights are not counted.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, deepseek_v3, glm4_moe
@@ -22,14 +21,12 @@ def fields(c: Config) -> dict[str, Any]:
     return deepseek_v3.latent(c, made, selects=c["index_topk"])
 
 
-FAMILY = replace(
-    deepseek_v3.FAMILY,
-    model_type="glm_moe_dsa",
-    defaults={
-        **deepseek_v3.FAMILY.defaults, "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
+FAMILY = deepseek_v3.FAMILY.like(
+    "glm_moe_dsa", fields,
+    {
+        "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
         "num_hidden_layers": 78, "num_attention_heads": 64, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
         "n_group": 1, "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256,
         "index_topk": 2048,
     },
-    fields=fields,
 )  # fmt: skip

@@ -38,16 +38,14 @@ EXPERTS = replace(
     activation="",
     turns={"mlp.experts.gate_up_proj": lambda a: fan(a, "expert_up")[1]},
 )
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="gpt_oss",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
+FAMILY = llama.FAMILY.like(
+    "gpt_oss", fields,
+    {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880,
         "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
         "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "attention_bias": True, "sliding_window": 128,
         "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
     },
-    fields=fields,
     paths=_experts.paths(EXPERTS, replace(llama.ATTENTION, attention="", scaling="")),
     initialisation=normal(biases={"router": 0.02}),
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -20,9 +19,4 @@ def multiplied(c: Config) -> dict[str, Any]:
 MULTIPLIERS = dict.fromkeys(
     ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), 1.0
 )
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="granite",
-    defaults={**llama.FAMILY.defaults, **MULTIPLIERS},
-    fields=lambda c: llama.fields(c) | multiplied(c),
-)
+FAMILY = llama.FAMILY.like("granite", lambda c: llama.fields(c) | multiplied(c), {**MULTIPLIERS})

@@ -17,14 +17,12 @@ def windows(c: Config) -> dict[str, Any]:
     return seeing(c, every(4, c, first=True), sink=0.0, rotates=[bool(base) for base in bases], rotary_base=turns)
 
 
-FAMILY = replace(
-    granite.FAMILY,
-    model_type="granite_swa",
-    defaults={
-        **granite.FAMILY.defaults, "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192,
+FAMILY = granite.FAMILY.like(
+    "granite_swa", lambda c: granite.FAMILY.fields(c) | windows(c),
+    {
+        "vocab_size": 100352, "hidden_size": 2560, "intermediate_size": 8192,
         "num_hidden_layers": 24, "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "sliding_window": 128,
     },
-    fields=lambda c: granite.FAMILY.fields(c) | windows(c),
     paths=llama.paths(replace(llama.ATTENTION, attention="")),
 )  # fmt: skip

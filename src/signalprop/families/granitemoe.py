@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, granite, llama
@@ -17,10 +16,8 @@ def fields(c: Config) -> dict[str, Any]:
     )  # fmt: skip
 
 
-FAMILY = replace(
-    granite.FAMILY,
-    model_type="granitemoe",
-    defaults={**granite.FAMILY.defaults, "num_local_experts": 8, "num_experts_per_tok": 2},
-    fields=fields,
+FAMILY = granite.FAMILY.like(
+    "granitemoe", fields,
+    {"num_local_experts": 8, "num_experts_per_tok": 2},
     paths=_experts.paths(_experts.branch("block_sparse_moe", "router")),
-)
+)  # fmt: skip

@@ -16,10 +16,8 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 (_PATHS,) = granite_swa.FAMILY.paths
-FAMILY = replace(
-    granitemoeshared.FAMILY,
-    model_type="granitemoe_swa",
-    defaults={**granitemoeshared.FAMILY.defaults, "sliding_window": 128},
-    fields=fields,
+FAMILY = granitemoeshared.FAMILY.like(
+    "granitemoe_swa", fields,
+    {"sliding_window": 128},
     paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=granitemoeshared.KINDS),)),),
-)
+)  # fmt: skip

@@ -34,14 +34,12 @@ def fields(c: Config) -> dict[str, Any]:
 (_PATHS,) = granitemoeshared.FAMILY.paths
 _OWN = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_conv_bias",
         "mamba_proj_bias", "time_step_limit")  # fmt: skip
-FAMILY = replace(
-    granitemoeshared.FAMILY,
-    model_type="granitemoehybrid",
-    defaults={
-        **granitemoeshared.FAMILY.defaults, **{key: bamba.FAMILY.defaults[key] for key in _OWN},
+FAMILY = granitemoeshared.FAMILY.like(
+    "granitemoehybrid", fields,
+    {
+        **{key: bamba.FAMILY.defaults[key] for key in _OWN},
         "shared_intermediate_size": 1024, "position_embedding_type": None,
     },
-    fields=fields,
     paths=(
         replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds={**granitemoeshared.KINDS, "mamba2": bamba.SCAN}),)),
     ),

@@ -32,10 +32,8 @@ SHARED = replace(
 EXPERTS = _experts.branch("block_sparse_moe", "router")
 (_PATHS,) = _experts.paths(EXPERTS)
 KINDS = {"experts": EXPERTS, "feed_forward": SHARED}
-FAMILY = replace(
-    granitemoe.FAMILY,
-    model_type="granitemoeshared",
-    defaults={**granitemoe.FAMILY.defaults, "shared_intermediate_size": 0},
-    fields=fields,
+FAMILY = granitemoe.FAMILY.like(
+    "granitemoeshared", fields,
+    {"shared_intermediate_size": 0},
     paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=KINDS),)),),
-)
+)  # fmt: skip

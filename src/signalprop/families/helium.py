@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -14,13 +13,11 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.decoder(c) | {"bias": bool(c["mlp_bias"])}
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="helium",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040,
+FAMILY = llama.FAMILY.like(
+    "helium", fields,
+    {
+        "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040,
         "num_hidden_layers": 24, "num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 128,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-8, "rope_theta": 100_000.0,
     },
-    fields=fields,
 )  # fmt: skip

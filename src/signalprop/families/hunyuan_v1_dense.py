@@ -15,10 +15,8 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 ATTENTION = replace(llama.ATTENTION, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="hunyuan_v1_dense",
-    defaults={**llama.FAMILY.defaults, "vocab_size": 290943, "rms_norm_eps": 1e-5},
-    fields=fields,
+FAMILY = llama.FAMILY.like(
+    "hunyuan_v1_dense", fields,
+    {"vocab_size": 290943, "rms_norm_eps": 1e-5},
     paths=llama.paths(ATTENTION),
-)
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -23,10 +22,8 @@ def fields(c: Config) -> dict[str, Any]:
     )  # fmt: skip
 
 
-FAMILY = replace(
-    hunyuan_v1_dense.FAMILY,
-    model_type="hunyuan_v1_moe",
-    defaults={**hunyuan_v1_dense.FAMILY.defaults, "num_experts": 1, "moe_topk": 1},
-    fields=fields,
+FAMILY = hunyuan_v1_dense.FAMILY.like(
+    "hunyuan_v1_moe", fields,
+    {"num_experts": 1, "moe_topk": 1},
     paths=_experts.paths(_experts.branch(router="gate.wg", shared="shared_mlp"), hunyuan_v1_dense.ATTENTION),
-)
+)  # fmt: skip

@@ -18,15 +18,13 @@ def fields(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = replace(
-    granite.FAMILY,
-    model_type="hyperclovax",
-    defaults={**granite.FAMILY.defaults, "attention_multiplier": None, "use_post_norm": True},
-    fields=fields,
+FAMILY = granite.FAMILY.like(
+    "hyperclovax", fields,
+    {"attention_multiplier": None, "use_post_norm": True},
     paths=(
         *llama.paths(
             replace(llama.ATTENTION, branch="post_norm1", post_norm="post_norm1"),
             replace(llama.FEED_FORWARD, branch="post_norm2", post_norm="post_norm2"),
         ),
     ),
-)
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import arcee, llama
@@ -15,13 +14,11 @@ def fields(c: Config) -> dict[str, Any]:
     return arcee.fields({**c, "rms_norm_eps": c["layer_norm_eps"]}) | norm
 
 
-FAMILY = replace(
-    arcee.FAMILY,
-    model_type="jais2",
+FAMILY = arcee.FAMILY.like(
+    "jais2", fields,
     defaults={
         **llama.FAMILY.defaults, "vocab_size": 150272, "hidden_size": 3328, "intermediate_size": 26624,
         "num_attention_heads": 26, "hidden_act": "relu2", "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
         "attention_bias": True, "mlp_bias": True,
     },
-    fields=fields,
 )  # fmt: skip

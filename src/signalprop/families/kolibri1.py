@@ -23,16 +23,14 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 _BRANCH, _AFTER = (one.branch for one in glm4.FAMILY.paths[0].stacks[0].sublayers)
-FAMILY = replace(
-    qwen3_moe.FAMILY,
-    model_type="kolibri1",
-    defaults={
-        **qwen3_moe.FAMILY.defaults, "vocab_size": 128000, "hidden_size": 2560, "num_hidden_layers": 50,
+FAMILY = qwen3_moe.FAMILY.like(
+    "kolibri1", fields,
+    {
+        "vocab_size": 128000, "hidden_size": 2560, "num_hidden_layers": 50,
         "num_attention_heads": 48, "head_dim": 128, "max_position_embeddings": 262144, "sliding_window": 513,
         "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts_per_tok": 6,
         "num_experts": 384, "layer_types": None, "attention_bias": False,
     },
-    fields=fields,
     paths=_experts.paths(
         _experts.branch(shared="shared_experts", branch=_AFTER, post_norm=_AFTER),
         replace(llama.ATTENTION, branch=_BRANCH, post_norm=_BRANCH, attention=""),

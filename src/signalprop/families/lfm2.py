@@ -58,16 +58,14 @@ FEED_FORWARD = SublayerPaths(
     weights={"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"},
 )
 (PATHS,) = llama.paths(ATTENTION, FEED_FORWARD)
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="lfm2",
+FAMILY = llama.FAMILY.like(
+    "lfm2", fields,
     defaults={
         "vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
         "tie_word_embeddings": True, "conv_bias": False, "conv_L_cache": 3, "block_multiple_of": 256,
         "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True,
     },
-    fields=fields,
     paths=(
         replace(
             PATHS,

@@ -27,14 +27,12 @@ def fields(c: Config) -> dict[str, Any]:
 
 (_PATHS,) = lfm2.FAMILY.paths
 _KINDS = {**_PATHS.stacks[0].kinds, "experts": _experts.branch("feed_forward", norm="ffn_norm", activation="")}
-FAMILY = replace(
-    lfm2.FAMILY,
-    model_type="lfm2_moe",
-    defaults={
-        **lfm2.FAMILY.defaults, "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
+FAMILY = lfm2.FAMILY.like(
+    "lfm2_moe", fields,
+    {
+        "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
         "num_dense_layers": 2, "num_experts_per_tok": 4, "num_experts": 32, "routed_scaling_factor": 1.0,
         "norm_topk_prob": True, "block_auto_adjust_ff_dim": False,
     },
-    fields=fields,
     paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=_KINDS),)),),
 )  # fmt: skip

@@ -15,4 +15,4 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 STACKS = bart.stack("encoder", final_norm=True), bart.stack("decoder", final_norm=True, cross=True)
-FAMILY = replace(bart.FAMILY, model_type="mbart", fields=fields, paths=(replace(bart.PATHS, stacks=STACKS),))
+FAMILY = bart.FAMILY.like("mbart", fields, paths=(replace(bart.PATHS, stacks=STACKS),))

@@ -20,15 +20,13 @@ def fields(c: Config) -> dict[str, Any]:
     return _experts.sparse(made, [kind == "dense" for kind in dense], **qwen2_moe.routed(c))
 
 
-FAMILY = replace(
-    qwen3_moe.FAMILY,
-    model_type="mellum",
-    defaults={
-        **qwen3_moe.FAMILY.defaults, "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168,
+FAMILY = qwen3_moe.FAMILY.like(
+    "mellum", fields,
+    {
+        "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168,
         "num_hidden_layers": 28, "head_dim": 128, "max_position_embeddings": 131072, "sliding_window": 1024,
         "num_experts": 64, "moe_intermediate_size": 896, "norm_topk_prob": True, "layer_types": None,
         "mlp_layer_types": None,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch(), replace(llama.ATTENTION, attention="")),
 )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -26,16 +25,14 @@ def fields(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="minicpm3",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 73448, "hidden_size": 2560, "intermediate_size": 6400,
+FAMILY = llama.FAMILY.like(
+    "minicpm3", fields,
+    {
+        "vocab_size": 73448, "hidden_size": 2560, "intermediate_size": 6400,
         "num_hidden_layers": 62, "num_attention_heads": 40, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 32, "v_head_dim": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
     },
-    fields=fields,
     paths=llama.paths(deepseek_v3.ATTENTION),
     initialisation=normal(0.1, usual=0.1),
 )  # fmt: skip

@@ -5,7 +5,6 @@ The bias that corrects the choice of experts starts at zero, and is read as that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, llama
@@ -22,15 +21,13 @@ def fields(c: Config) -> dict[str, Any]:
     )  # fmt: skip
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="minimax_m2",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536,
+FAMILY = llama.FAMILY.like(
+    "minimax_m2", fields,
+    {
+        "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536,
         "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
         "max_position_embeddings": 196608, "num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": None,
         "rope_theta": 5e6,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch()),
 )  # fmt: skip

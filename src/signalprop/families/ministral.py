@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama, mistral
@@ -14,4 +13,4 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.decoder({**c, "use_sliding_window": True})
 
 
-FAMILY = replace(mistral.FAMILY, model_type="ministral", fields=fields)
+FAMILY = mistral.FAMILY.like("ministral", fields)

@@ -6,7 +6,6 @@ Queries beyond the length that rotations were stretched from are scaled by their
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama, mistral
@@ -19,15 +18,13 @@ def fields(c: Config) -> dict[str, Any]:
     return made | {"attention_scale": stretch(c["rope_parameters"]) ** 2 / math.sqrt(c["head_dim"])}
 
 
-FAMILY = replace(
-    mistral.FAMILY,
-    model_type="ministral3",
-    defaults={
-        **mistral.FAMILY.defaults, "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128,
+FAMILY = mistral.FAMILY.like(
+    "ministral3", fields,
+    {
+        "vocab_size": 131072, "num_hidden_layers": 34, "head_dim": 128,
         "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "sliding_window": None,
         "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         },
     },
-    fields=fields,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -14,12 +13,10 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.decoder({**c, "use_sliding_window": True})
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="mistral",
-    defaults={
-        **llama.FAMILY.defaults, "intermediate_size": 14336, "num_key_value_heads": 8,
+FAMILY = llama.FAMILY.like(
+    "mistral", fields,
+    {
+        "intermediate_size": 14336, "num_key_value_heads": 8,
         "max_position_embeddings": 131072, "sliding_window": 4096,
     },
-    fields=fields,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, llama
@@ -17,14 +16,12 @@ def fields(c: Config) -> dict[str, Any]:
     )
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="mixtral",
-    defaults={
-        **llama.FAMILY.defaults, "intermediate_size": 14336, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+FAMILY = llama.FAMILY.like(
+    "mixtral", fields,
+    {
+        "intermediate_size": 14336, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 131072, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2,
         "rope_theta": 1e6,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch()),
 )  # fmt: skip

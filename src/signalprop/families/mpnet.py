@@ -20,11 +20,9 @@ ATTENTION = SublayerPaths(
     branch="attention.dropout",
     weights=separate("attention.attn.", "q k v", "attention.attn.o"),
 )
-FAMILY = replace(
-    bert.FAMILY,
-    model_type="mpnet",
-    defaults={**bert.FAMILY.defaults, "vocab_size": 30527},
-    fields=fields,
+FAMILY = bert.FAMILY.like(
+    "mpnet", fields,
+    {"vocab_size": 30527},
     paths=(
         replace(
             bert.PATHS,
@@ -37,4 +35,4 @@ FAMILY = replace(
     ),
     position_offset=2,
     score_bias=True,
-)
+)  # fmt: skip

@@ -18,10 +18,8 @@ ATTENTION = replace(llama.ATTENTION, norm="post_attention_layernorm", branch="po
 FEED_FORWARD = replace(
     llama.FEED_FORWARD, norm="post_feedforward_layernorm", branch="post_feedforward_layernorm", reads="mlp"
 )
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="olmo2",
-    defaults={**llama.FAMILY.defaults, "vocab_size": 50304, "rms_norm_eps": 1e-5},
-    fields=fields,
+FAMILY = llama.FAMILY.like(
+    "olmo2", fields,
+    {"vocab_size": 50304, "rms_norm_eps": 1e-5},
     paths=llama.paths(ATTENTION, FEED_FORWARD),
-)
+)  # fmt: skip

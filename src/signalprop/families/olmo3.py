@@ -16,10 +16,8 @@ def fields(c: Config) -> dict[str, Any]:
     return olmo2.fields(c) | {"rotary_base": bases[0]} | seeing(c, kinds, rotary_base=bases)
 
 
-FAMILY = replace(
-    olmo2.FAMILY,
-    model_type="olmo3",
-    defaults={**olmo2.FAMILY.defaults, "sliding_window": 4096},
-    fields=fields,
-    paths=llama.paths(replace(olmo2.ATTENTION, attention=""), olmo2.FEED_FORWARD),  # some layers see only a window
-)
+FAMILY = olmo2.FAMILY.like(
+    "olmo3", fields,
+    {"sliding_window": 4096},
+    paths=llama.paths(replace(olmo2.ATTENTION, attention=""), olmo2.FEED_FORWARD),
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
@@ -21,14 +20,12 @@ def fields(c: Config) -> dict[str, Any]:
     )  # fmt: skip
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="olmoe",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048,
+FAMILY = llama.FAMILY.like(
+    "olmoe", fields,
+    {
+        "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048,
         "num_hidden_layers": 16, "num_attention_heads": 16, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
         "clip_qkv": None, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch()),
 )  # fmt: skip

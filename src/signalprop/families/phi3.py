@@ -25,13 +25,11 @@ ATTENTION = replace(
     attention="",
 )
 FEED_FORWARD = replace(glm.FEED_FORWARD, branch="resid_mlp_dropout")
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="phi3",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+FAMILY = llama.FAMILY.like(
+    "phi3", fields,
+    {
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     },
-    fields=fields,
     paths=llama.paths(ATTENTION, FEED_FORWARD),
 )  # fmt: skip

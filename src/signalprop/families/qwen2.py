@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -21,12 +20,10 @@ def later(c: Config) -> Config:
     return {**c, "layer_types": c.get("layer_types") or plain}
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="qwen2",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768,
+FAMILY = llama.FAMILY.like(
+    "qwen2", fields,
+    {
+        "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768,
         "num_key_value_heads": 32,
     },
-    fields=fields,
 )  # fmt: skip

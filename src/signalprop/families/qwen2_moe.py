@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, llama, qwen2
@@ -35,13 +34,11 @@ ROUTED = {
     "decoder_sparse_step": 1, "mlp_only_layers": None,
 }  # fmt: skip
 
-FAMILY = replace(
-    qwen2.FAMILY,
-    model_type="qwen2_moe",
-    defaults={
-        **qwen2.FAMILY.defaults, **ROUTED, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+FAMILY = qwen2.FAMILY.like(
+    "qwen2_moe", fields,
+    {
+        **ROUTED, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
         "num_attention_heads": 16, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
     },
-    fields=fields,
     paths=_experts.paths(EXPERTS, llama.ATTENTION),
 )  # fmt: skip

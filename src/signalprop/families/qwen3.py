@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama, qwen2
@@ -14,4 +13,4 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.decoder(qwen2.later(c)) | {"qk_norm": True}
 
 
-FAMILY = replace(llama.FAMILY, model_type="qwen3", defaults={**qwen2.FAMILY.defaults, "head_dim": 128}, fields=fields)
+FAMILY = llama.FAMILY.like("qwen3", fields, defaults={**qwen2.FAMILY.defaults, "head_dim": 128})

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from signalprop.families import qwen3_5_text, qwen3_next
 
-FAMILY = replace(
-    qwen3_next.FAMILY,
-    model_type="qwen3_5_moe_text",
-    defaults={
-        **qwen3_next.FAMILY.defaults, "vocab_size": 248320, "num_hidden_layers": 40, "num_experts_per_tok": 8,
+FAMILY = qwen3_next.FAMILY.like(
+    "qwen3_5_moe_text", None,
+    {
+        "vocab_size": 248320, "num_hidden_layers": 40, "num_experts_per_tok": 8,
         "num_experts": 256,
     },
     paths=qwen3_5_text.FAMILY.paths,

@@ -15,11 +15,10 @@ DELTA = replace(
 )  # fmt: skip
 (_PATHS,) = qwen3_next.FAMILY.paths
 KINDS = {**_PATHS.stacks[0].kinds, "gated_delta_net": DELTA}
-FAMILY = replace(
-    qwen3_next.FAMILY,
-    model_type="qwen3_5_text",
-    defaults={
-        **qwen3_next.FAMILY.defaults, "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
+FAMILY = qwen3_next.FAMILY.like(
+    "qwen3_5_text", None,
+    {
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
         "num_hidden_layers": 32, "num_key_value_heads": 4, "num_experts": 0,
     },
     paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=KINDS),)),),

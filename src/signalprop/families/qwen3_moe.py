@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import _experts, llama, qwen2, qwen2_moe
@@ -14,14 +13,12 @@ def fields(c: Config) -> dict[str, Any]:
     return _experts.sparse(llama.decoder(c) | {"qk_norm": True}, qwen2_moe.dense(c), **qwen2_moe.routed(c))
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="qwen3_moe",
+FAMILY = llama.FAMILY.like(
+    "qwen3_moe", fields,
     defaults={
         **qwen2.FAMILY.defaults, **qwen2_moe.ROUTED, "hidden_size": 2048, "intermediate_size": 6144,
         "num_hidden_layers": 24, "num_key_value_heads": 4, "num_experts_per_tok": 8, "num_experts": 128,
         "moe_intermediate_size": 768,
     },
-    fields=fields,
     paths=_experts.paths(_experts.branch()),
 )  # fmt: skip

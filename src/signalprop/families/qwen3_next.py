@@ -64,9 +64,8 @@ DELTA = replace(
 )  # fmt: skip
 (_PATHS,) = _experts.paths(qwen2_moe.EXPERTS, ATTENTION, gain_offset=1.0)
 _KINDS = {**_PATHS.stacks[0].kinds, "gated_delta_net": DELTA}
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="qwen3_next",
+FAMILY = llama.FAMILY.like(
+    "qwen3_next", fields,
     defaults={
         **qwen3_moe.FAMILY.defaults, "vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48,
         "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768,
@@ -75,6 +74,5 @@ FAMILY = replace(
         "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512, "norm_topk_prob": True,
         "layer_types": None, "full_attention_interval": 4,
     },
-    fields=fields,
     paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=_KINDS),)),),
 )  # fmt: skip

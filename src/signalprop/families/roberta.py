@@ -14,11 +14,9 @@ def fields(c: Config) -> dict[str, Any]:
     return bert.fields(c) | {"seq_len": c["max_position_embeddings"] - c["pad_token_id"] - 1}
 
 
-FAMILY = replace(
-    bert.FAMILY,
-    model_type="roberta",
-    defaults={**bert.FAMILY.defaults, "vocab_size": 50265, "pad_token_id": 1},
-    fields=fields,
+FAMILY = bert.FAMILY.like(
+    "roberta", fields,
+    {"vocab_size": 50265, "pad_token_id": 1},
     paths=(replace(bert.PATHS, transform="lm_head.dense", transform_activation=None),),
     position_offset=2,
-)
+)  # fmt: skip

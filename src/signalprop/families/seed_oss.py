@@ -5,7 +5,6 @@ Dropout is a function call in both branches, which no hook sees: in training mod
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -17,13 +16,11 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.decoder(c) | {"bias": bool(c["attention_out_bias"] or c["mlp_bias"]), "dropout": c["residual_dropout"]}
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="seed_oss",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 155136, "intermediate_size": 27648, "num_hidden_layers": 64,
+FAMILY = llama.FAMILY.like(
+    "seed_oss", fields,
+    {
+        "vocab_size": 155136, "intermediate_size": 27648, "num_hidden_layers": 64,
         "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288,
         "attention_bias": True, "attention_out_bias": False, "attention_dropout": 0.1, "residual_dropout": 0.1,
     },
-    fields=fields,
 )  # fmt: skip

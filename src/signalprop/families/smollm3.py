@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
@@ -20,13 +19,11 @@ def fields(c: Config) -> dict[str, Any]:
     return llama.fields(c) | {"rotary_base": rotary(c, "rope_theta", 2e6)} | seen
 
 
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="smollm3",
-    defaults={
-        **llama.FAMILY.defaults, "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
+FAMILY = llama.FAMILY.like(
+    "smollm3", fields,
+    {
+        "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768,
         "tie_word_embeddings": True, "no_rope_layer_interval": 4,
     },
-    fields=fields,
 )  # fmt: skip

@@ -5,7 +5,6 @@ The bias that corrects the choice of experts starts at zero, and is read as that
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from signalprop.families import glm4_moe
@@ -19,12 +18,10 @@ def fields(c: Config) -> dict[str, Any]:
     return glm4_moe.fields({**c, **fixed, **rotations})
 
 
-FAMILY = replace(
-    glm4_moe.FAMILY,
-    model_type="solar_open",
-    defaults={
-        **glm4_moe.FAMILY.defaults, "vocab_size": 196608, "num_hidden_layers": 48, "num_attention_heads": 64,
+FAMILY = glm4_moe.FAMILY.like(
+    "solar_open", fields,
+    {
+        "vocab_size": 196608, "num_hidden_layers": 48, "num_attention_heads": 64,
         "head_dim": 128, "moe_intermediate_size": 1280,
     },
-    fields=fields,
 )  # fmt: skip

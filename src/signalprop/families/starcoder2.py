@@ -22,16 +22,14 @@ def fields(c: Config) -> dict[str, Any]:
 
 
 FEED_FORWARD = replace(llama.FEED_FORWARD, weights={"up": "mlp.c_fc", "down": "mlp.c_proj"}, activation="mlp.act")
-FAMILY = replace(
-    llama.FAMILY,
-    model_type="starcoder2",
+FAMILY = llama.FAMILY.like(
+    "starcoder2", fields,
     defaults={
         "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
         "num_attention_heads": 24, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 4096, "norm_epsilon": 1e-5, "attention_dropout": 0.0, "residual_dropout": 0.0,
         "embedding_dropout": 0.0, "use_bias": True, "tie_word_embeddings": True,
     },
-    fields=fields,
     paths=llama.paths(feed_forward=FEED_FORWARD),
     initialisation=normal(0.018042, usual=0.018042),
 )  # fmt: skip

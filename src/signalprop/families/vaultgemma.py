@@ -14,13 +14,11 @@ def fields(c: Config) -> dict[str, Any]:
     return gemma2.fields(c) | {"norm_placement": "pre"}
 
 
-FAMILY = replace(
-    gemma2.FAMILY,
-    model_type="vaultgemma",
-    fields=fields,
+FAMILY = gemma2.FAMILY.like(
+    "vaultgemma", fields,
     paths=llama.paths(
         replace(llama.ATTENTION, attention=""),
         replace(llama.FEED_FORWARD, norm="pre_feedforward_layernorm"),
         gain_offset=1.0,
     ),
-)
+)  # fmt: skip

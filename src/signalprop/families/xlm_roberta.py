@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from signalprop.families import roberta
 
-FAMILY = replace(roberta.FAMILY, model_type="xlm-roberta", defaults={**roberta.FAMILY.defaults, "vocab_size": 30522})
+FAMILY = roberta.FAMILY.like("xlm-roberta", None, {"vocab_size": 30522})

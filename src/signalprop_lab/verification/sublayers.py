@@ -136,7 +136,8 @@ def _sample_branch(
     p, row = _table(case, kind, placement, **columns)
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
     shape = (_SEQUENCES, case["length"], case["width"])
-    exactly = not kind.attends  # its formulas count on the scatter of keys
+    # formulas of attention count on the scatter of keys, those of networks on that of all tokens
+    exactly = not kind.attends and not whole
     x, memory, g = (_tokens(case[name], shape, generator, exactly=exactly) for name in ("r", "m_r", "g_r"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of the dropout
@@ -168,12 +169,9 @@ def _predict_branch(case: Case, *, kind: Kind, **columns: float) -> list[Moments
     return found
 
 
-_SKIP, _BRANCH = 0.8, 0.7
-
-
-def _predict_sublayer(case: Case, *, kind: Kind, placement: Placement, by: Predict) -> list[Moments]:
+def _predict_sublayer(case: Case, *, kind: Kind, placement: Placement, by: Predict, **columns: float) -> list[Moments]:
     """The stream after one sublayer, and the gradient before it, by a fidelity of `predict`."""
-    p, _ = _table(case, kind, placement, skip=_SKIP, branch=_BRANCH)
+    p, _ = _table(case, kind, placement, **columns)
     inputs = InputStatistics(
         kind="stream", token_correlation=case["r"], target_correlation=case["g_r"], loss_fraction=1.0
     )
@@ -191,11 +189,15 @@ def _of_kind(name: str, **columns: float) -> Component:
 
 
 def _whole(
-    placement: Placement, name: str = "feed_forward", by: Predict = predict_moments, exact: float = 0.8
+    placement: Placement,
+    name: str = "feed_forward",
+    by: Predict = predict_moments,
+    exact: float = 0.8,
+    skip: float = 0.8,
 ) -> Component:
-    kind = kind_named(name)
-    sample = partial(_sample_branch, kind=kind, placement=placement, whole=True, skip=_SKIP, branch=_BRANCH)
-    predict = partial(_predict_sublayer, kind=kind, placement=placement, by=by)
+    given: dict[str, Any] = {"kind": kind_named(name), "placement": placement, "skip": skip, "branch": 0.7}
+    sample = partial(_sample_branch, whole=True, **given)
+    predict = partial(_predict_sublayer, by=by, **given)
     # norms at this width take out 1/width of a gradient, which `predict` leaves in
     return Component(ALL[1:], _draw_branch, sample, predict, exact)
 
@@ -205,6 +207,6 @@ SUBLAYERS: dict[str, Component] = {
     **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).package},
     "attention mixed with values": _of_kind("attention", value_skip=0.6, attention_gain=0.7),
     **{f"{placement}-norm step": _whole(placement) for placement in _PLACEMENTS},
-    "attention step, token kernels": _whole("none", "attention", predict_token_kernels, 0.3),
-    "feed-forward step, token kernels": _whole("none", by=predict_token_kernels, exact=0.3),
+    "attention step, token kernels": _whole("none", "attention", predict_token_kernels, 0.3, 0.1),
+    "feed-forward step, token kernels": _whole("none", "feed_forward", predict_token_kernels, 0.3, 0.1),
 }
