@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -170,6 +172,51 @@ class Hooks:
 
     def _elsewhere(self) -> bool:
         return threading.get_ident() != self._owner
+
+
+class GradientHooks:
+    """Hooks on the gradients of tensors of one pass, by a number, each tensor's once.
+
+    Under gradient checkpointing a tensor is made twice, and the one that has a gradient comes second where the
+    checkpoint is reentrant: the first that has one is hooked, which is the caller's to ask. An addition hands one and
+    the same gradient to both of its terms: what was made of it is taken again, not made anew.
+
+    Args:
+        make: of the number and the gradient, called once for each gradient. keep: called with the number and what was
+            made, once for each number.
+    """
+
+    def __init__(self, make: Callable[[int, Tensor], Any], keep: Callable[[int, Any], None]) -> None:
+        self._make, self._keep = make, keep
+        self._handles: dict[int, Handle] = {}
+        self._kept: set[int] = set()
+        self._last: tuple[weakref.ref[Tensor], int, Any] | None = None
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._handles
+
+    def see(self, index: int, tensor: Tensor) -> None:
+        """Hook this tensor's gradient."""
+        self._handles[index] = tensor.register_hook(partial(self._flows, index))  # type: ignore[no-untyped-call]
+
+    def clear(self) -> None:
+        """Take all hooks off, for another pass."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        self._kept.clear()
+        self._last = None
+
+    def _flows(self, index: int, gradient: Tensor | None) -> None:
+        if index in self._kept or gradient is None:  # None: quantised maps follow, which have no gradient
+            return
+        self._kept.add(index)
+        last = self._last
+        if last is None or last[0]() is not gradient or last[1] != gradient._version:
+            made = self._make(index, gradient.detach())
+            # weakly: what is held cannot be added to in place, nor its memory be used again, at twice the cost of all
+            self._last = last = weakref.ref(gradient), gradient._version, made
+        self._keep(index, last[2])
 
 
 def plainly_before(module: nn.Module, hook: Callable[[Any, Any, Any], Any]) -> Handle:

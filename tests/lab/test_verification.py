@@ -163,7 +163,7 @@ MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (head.TopGradient, "variance", scaled, "gradient at the top"),
     (head.TopGradient, "covariance", scaled, "gradient at the top"),
     (TokenAttention, "forward", scaled, "attention step, token kernels"),
-    (TokenAttention, "backward_apart", larger, "attention step, token kernels"),
+    (TokenAttention, "backward", scaled, "attention step, token kernels"),
     (AttentionKernel, "forward", scaled, "attention step, token kernels"),
     (AttentionKernel, "backward", scaled, "attention step, token kernels"),
     (duals, "dual_of_kernel", scaled, "feed-forward step, token kernels"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import masks_of, number
 from signalprop.errors import InputError
-from signalprop.hooks import LOCK, Hooks, in_tokens
+from signalprop.hooks import LOCK, GradientHooks, Hooks, in_tokens
 from signalprop.watching.between_streams import products
 from signalprop.watching.first_positions import DECODER, check_length, later
 from signalprop.watching.passes import Pass, Result
@@ -28,9 +26,8 @@ class Recorder(Pass):
     """One measured pass: attach, run the model forward (and backward), read `forward` and `gradient`, detach.
 
     Of several forward passes the first is recorded, of passes in several threads the first that began. Under gradient
-    checkpointing a module runs twice: the first run is recorded, and gradient hooks go to the first tensor that has a
-    gradient, which is the second one's with `use_reentrant=True`. Nothing but `reduction.Rows` or `Sums` per point is
-    kept, save the input of a parallel layer until its attention branch is known.
+    checkpointing a module runs twice: the first run is recorded, and gradients as `GradientHooks` says. Nothing but
+    `reduction.Rows` or `Sums` per point is kept, save the input of a parallel layer until its attention is known.
 
     Args:
         begins: called before every pass with this recorder, the model and its arguments; it may `give_padding`.
@@ -50,8 +47,7 @@ class Recorder(Pass):
         self._owner: int | None = None  # the thread of the pass that is recorded, while it runs
         self._recorded_by: int | None = None  # the same thread, afterwards
         self._skipping: set[int] = set()  # threads in a pass that is not recorded, or after one
-        self._hooked: dict[int, torch.utils.hooks.RemovableHandle] = {}
-        self._last: tuple[weakref.ref[Tensor], int, Result] | None = None
+        self._gradients = GradientHooks(self._reduced, self.gradient.__setitem__)
         self._open_sums: dict[int, Tensor] = {}
         self._hooks = Hooks(attached.outer, self._ignores)
         # parallel layers: attention rows whose sum is formed here, by the site of their input and of their branch
@@ -79,11 +75,8 @@ class Recorder(Pass):
         """Take every hook off and let compiled modules run compiled again; harmless when nothing is attached."""
         with LOCK:  # a pass that another thread is in goes on, unrecorded
             self._attached = False
-            for handle in self._hooked.values():
-                handle.remove()
-            self._hooked.clear()
+            self._gradients.clear()
             self._open_sums.clear()
-            self._last = None
         self._hooks.detach()
 
     def give_padding(self, padding: dict[int, Tensor | None]) -> None:
@@ -126,12 +119,10 @@ class Recorder(Pass):
 
     def _forget(self) -> None:
         """Drop what was seen before the pass: the end of another thread's, which began before the hooks were on."""
-        for handle in self._hooked.values():
-            handle.remove()
-        for seen in (self.forward, self.gradient, self.between, self.shapes, self._hooked, self._open_sums):
+        self._gradients.clear()
+        for seen in (self.forward, self.gradient, self.between, self.shapes, self._open_sums):
             seen.clear()
         self._hooks.begin()
-        self._last = None
 
     def _ignores(self) -> bool:
         """Whether this thread is in a pass that is not recorded.
@@ -150,11 +141,10 @@ class Recorder(Pass):
             )
         if index not in self.forward:
             self._record(index, tensor)
-        if self.backward and index not in self._hooked and tensor.requires_grad:
-            hook = partial(self._flows_back, index)
+        if self.backward and index not in self._gradients and tensor.requires_grad:
             with LOCK:
                 if not self._ignores():
-                    self._hooked[index] = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+                    self._gradients.see(index, tensor)
 
     def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
         if tensor.ndim == 4 and self.mapping.architecture.streams is not None:  # (batch, tokens, streams, features)
@@ -194,20 +184,8 @@ class Recorder(Pass):
             if row is not None:
                 self._open_sums[row] = plain
 
-    def _flows_back(self, index: int, gradient: Tensor | None) -> None:
-        if index in self.gradient or gradient is None:  # None: quantised maps follow, which have no gradient
-            return
-        last = self._last
-        # an addition hands one and the same gradient to the branch and to the stream: reduce it once
-        if last is not None and last[0]() is gradient and last[1] == gradient._version:
-            self.gradient[index] = last[2]
-            return
-        plain = gradient.detach()
-        tokens = self._in_tokens(index, plain)
-        result = moments(tokens, self._padding_for(self.plan.sites[index].stack, plain))
-        self.gradient[index] = result
-        # weakly: what is held cannot be added to in place, nor its memory be used again, at twice the cost of all else
-        self._last = (weakref.ref(gradient), gradient._version, result)
+    def _reduced(self, index: int, gradient: Tensor) -> Result:
+        return moments(self._in_tokens(index, gradient), self._padding_for(self.plan.sites[index].stack, gradient))
 
     def _padding_for(self, stack: int, tensor: Tensor) -> Padding | None:
         padding = self._padding.get(stack)

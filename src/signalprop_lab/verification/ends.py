@@ -10,8 +10,8 @@ import numpy as np
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Head
-from signalprop.network.inputs import InputStatistics, zipf_token_correlation
-from signalprop.network.moments import Moments
+from signalprop.network.inputs import InputStatistics
+from signalprop.network.moments import FloatArray, Moments
 from signalprop.network.parametrization import Embedding, blank
 from signalprop.theory import embedding, head
 from signalprop_lab.verification.components import ALL, FORWARD, Case, Component, Sample, log_uniform, raw_moments
@@ -88,6 +88,12 @@ def _draw_loss(rng: np.random.Generator) -> Case:
     }
 
 
+def _frequencies(classes: int) -> FloatArray:
+    """Of targets: uneven, so that many coincide."""
+    found = np.arange(1.0, classes + 1) ** -2
+    return np.asarray(found / found.sum())
+
+
 def _sample_loss(case: Case, generator: Generator) -> Sample:
     """The gradient of the mean cross-entropy, in units of a head's weight, on a stream of mean square 1."""
     import torch
@@ -99,15 +105,15 @@ def _sample_loss(case: Case, generator: Generator) -> Sample:
     x = math.sqrt(case["r"]) * common + math.sqrt(1 - case["r"]) * torch.randn(n, d, generator=generator)
     x = (x * torch.rsqrt(x.square().mean(-1, keepdim=True))).requires_grad_()
     weight = torch.randn(classes, d, generator=generator) * math.sqrt(case["logits"] / d)
-    probabilities = 1.0 / torch.arange(1, classes + 1, dtype=torch.float64)
-    targets = torch.multinomial(probabilities, n, replacement=True, generator=generator)
+    frequent = torch.tensor(_frequencies(classes))
+    targets = torch.multinomial(frequent, n, replacement=True, generator=generator)
     carries = (torch.rand(n, generator=generator) < case["share"]).float()
     (F.cross_entropy(x @ weight.T, targets, reduction="none") * carries).sum().backward()
     assert x.grad is not None
     unit = math.sqrt(d / case["logits"])
     # what is sent back where all logits are equal: its expectation is known, and nearly all of the noise is in it
     level = (weight.mean(0) - weight[targets]) * carries[:, None] * unit
-    c = zipf_token_correlation(classes)
+    c = float((frequent**2).sum())
     expected = case["share"] * (1 - 1 / classes), case["share"] ** 2 * (c - 1 / classes)
     known = [float(found) - right for found, right in zip(raw_moments(level), expected, strict=True)]
     return Sample([0.0, 1.0, 0.0, *raw_moments(x.grad * unit)], known)
@@ -120,7 +126,7 @@ def _predict_loss(case: Case) -> list[Moments]:
     }  # fmt: skip
     a = Architecture(**fields)
     p = replace(blank(a, "verify"), head=Head(weight=math.sqrt(case["logits"] / case["width"])))
-    c = zipf_token_correlation(case["classes"])
+    c = float((_frequencies(case["classes"]) ** 2).sum())
     inputs = InputStatistics(token_correlation=c, target_correlation=c, loss_fraction=case["share"])
     top = head.top_gradient(p, 0.0, case["r"], 0.0)
     variance = case["share"] * float(top.variance(c, normed=False))
