@@ -108,7 +108,9 @@ class TestModels:
         with cast(model, Format(name, scaled=False), "weights", all_maps(model)):
             assert torch.equal(logits_of(model, batch), logits_of(stored, batch))
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-        (found,) = casts(model, [batch], mapping, formats=[name], of=["weights"], scaled=[False], skip_first=SKIP)
+        (found,) = casts(
+            attach(model, mapping), [batch], formats=[name], of=["weights"], scaled=[False], skip_first=SKIP
+        )
         assert found.loss.value == loss(stored, [batch]).mean
         assert found.increase.value == pytest.approx(loss(stored, [batch]).mean - loss(model, [batch]).mean, abs=1e-12)
         clean, noisy = streams(model, text_batch(model, 1)), streams(stored, text_batch(model, 1))
@@ -187,8 +189,10 @@ class TestExperts:
     def test_each_stack_has_its_damage_and_its_place_in_the_lists(self) -> None:
         model, batch = mixture("Mixtral"), text_batch(tiny("llama", 1))
         mapping = mapping_of(model)
-        rows = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights", "activations"], skip_first=SKIP)
-        weight, activation = by_map(model, [batch], mapping, rows, skip_first=SKIP)
+        rows = casts(
+            attach(model, mapping), [batch], formats=["int4_channel"], of=["weights", "activations"], skip_first=SKIP
+        )
+        weight, activation = by_map(attach(model, mapping), [batch], rows, skip_first=SKIP)
         path = "model.layers.0.mlp.experts"
         damages = {item.name: item.damage for item in weight.maps}
         assert (damages[f"{path}.gate_up_proj"] or 0) > 0 and (damages[f"{path}.down_proj"] or 0) > 0
@@ -210,8 +214,8 @@ class TestByMap:
         """Noise behind its layer: that of a model with that map stored so. Damage: by a gradient per token."""
         model = tiny("gpt2", 2)
         batch, mapping = text_batch(model), mapping_of(model)
-        (row,) = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights"], skip_first=SKIP)
-        (found,) = by_map(model, [text_batch(model, 1)], mapping, [row], skip_first=SKIP)
+        (row,) = casts(attach(model, mapping), [batch], formats=["int4_channel"], of=["weights"], skip_first=SKIP)
+        (found,) = by_map(attach(model, mapping), [text_batch(model, 1)], [row], skip_first=SKIP)
         assert {item.layer for item in found.maps} == {0, 1} and len(found.maps) == 8
         clean = streams(model, text_batch(model, 1))
         for item in found.maps:
@@ -228,11 +232,11 @@ class TestByMap:
 
     def test_of_several_sequences_the_mean(self) -> None:
         model = tiny("gpt2", 1)
-        batch, mapping = text_batch(model), mapping_of(model)
+        batch, attached = text_batch(model), attach(model)
         nothing = Estimate(value=None)
         row = Cast(format="int4_channel", of="weights", scaled=True, loss=nothing, increase=nothing)
-        (both,) = by_map(model, [batch], mapping, [row], skip_first=SKIP)
-        parts = [by_map(model, [one], mapping, [row], skip_first=SKIP)[0].maps for one in sequences(batch)]
+        (both,) = by_map(attached, [batch], [row], skip_first=SKIP)
+        parts = [by_map(attached, [one], [row], skip_first=SKIP)[0].maps for one in sequences(batch)]
         assert len(parts) > 1
         for item, *alone in zip(both.maps, *parts[:SEQUENCES], strict=True):
             assert item.damage == pytest.approx(np.mean([one.damage for one in alone]))
@@ -245,8 +249,8 @@ class TestByMap:
             model.model.layers[1].input_layernorm.weight[3] = 40.0
             model.model.layers[1].self_attn.v_proj.weight *= 100
         batch, mapping = text_batch(model), mapping_of(model)
-        (row,) = casts(model, [batch], mapping, formats=["int4_channel"], of=["weights"], skip_first=SKIP)
-        (found,) = by_map(model, [batch], mapping, [row], skip_first=SKIP)
+        (row,) = casts(attach(model, mapping), [batch], formats=["int4_channel"], of=["weights"], skip_first=SKIP)
+        (found,) = by_map(attach(model, mapping), [batch], [row], skip_first=SKIP)
         items = {item.name: item for item in found.maps}
         read: dict[str, torch.Tensor] = {}
         for name, module in maps_by_name(model).items():

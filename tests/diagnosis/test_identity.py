@@ -16,6 +16,7 @@ import own_model
 from diagnosing import mapping_of, text_batch, tiny
 from diagnosis.test_removal import silent
 from diagnosis.test_signal import counted, padded, streams
+from signalprop.attachment.attached import attach
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.result import Identity
 from signalprop.errors import InputError
@@ -25,7 +26,7 @@ SKIP = 2
 
 def found_of(model: nn.Module, **options: Any) -> Identity:
     batch = options.pop("batch", None) or text_batch(model, 1, 8)
-    return identity(model, [batch], mapping_of(model), **{"skip_first": SKIP, **options})
+    return identity(attach(model, mapping_of(model)), [batch], **{"skip_first": SKIP, **options})
 
 
 def distance(model: Any, layer: int) -> float:
@@ -127,12 +128,12 @@ def test_refused() -> None:
     own = own_model.own_model()
     mapping = mapping_of(own)
     with pytest.raises(InputError, match=r"does not name one module per layer; give Mapping.layers"):
-        identity(own, [], mapping)
+        identity(attach(own, mapping), [])
     with pytest.raises(InputError, match="there is no data"):
-        identity(tiny("llama", 1), [], mapping_of(tiny("llama", 1)))
+        identity(attach(tiny("llama", 1), mapping_of(tiny("llama", 1))), [])
     ids = own_model.own_ids().numpy()
     from signalprop.data.batches import Batch
 
     wrong = replace(mapping, layers=["blocks.0.attn.qkv", "blocks.1", "blocks.2"])
     with pytest.raises(InputError, match="layer 0: its module does not make a stream of a stream"):
-        identity(own, [Batch(ids, ids)], wrong)
+        identity(attach(own, wrong), [Batch(ids, ids)])

@@ -16,6 +16,7 @@ import signalprop as sp
 from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny, with_weights
 from measurement.conftest import models
 from models.test_families import NAMES, theirs
+from signalprop.attachment.attached import attach
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import LayerSignal
@@ -29,7 +30,7 @@ SKIP = 3
 
 def observed(model: nn.Module, batch: Batch | None = None, **options: Any) -> tuple[LayerSignal, ...]:
     batch = batch or text_batch(model)
-    return observe(model, [batch], mapping_of(model), **{"skip_first": SKIP, **options})
+    return observe(attach(model, mapping_of(model)), [batch], **{"skip_first": SKIP, **options})
 
 
 def padded(model: nn.Module) -> Batch:
@@ -125,7 +126,7 @@ class TestStreams:
         model = tiny("gpt2", 2)
         batches = [text_batch(model, 2), text_batch(model, 3, start=200)]
         together = Batch(*(np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "targets")))
-        one = observe(model, batches, mapping_of(model), skip_first=SKIP, gradient_sequences=0)
+        one = observe(attach(model, mapping_of(model)), batches, skip_first=SKIP, gradient_sequences=0)
         other = observed(model, together, gradient_sequences=0)
         for a, b in zip(one, other, strict=True):
             for name in ("variance", "first_variance", "attention_share", "alignment", "outlier", "entropy"):
@@ -218,7 +219,7 @@ class TestNormFactor:
         model = theirs(name).float()
         mapping = mapping_of(model)
         a = mapping.architecture
-        found = observe(model, [synthetic_batch(a, default_statistics(a), 2, 0)], mapping, gradient_sequences=0)
+        found = observe(attach(model, mapping), [synthetic_batch(a, default_statistics(a), 2, 0)], gradient_sequences=0)
         bare = [item.norm is None for item in mapping.sublayers]  # ModernBERT: after the embedding
         reads = [place in ("pre", "sandwich") and not bare[2 * i] for i, place in enumerate(a.placements)]
         assert [all(v is not None for v in s.norm_factor) for s in found] == reads
@@ -237,7 +238,7 @@ class TestEdges:
     def test_nothing_to_run_on(self) -> None:
         model = tiny("llama", 1)
         with pytest.raises(InputError, match="there is no data"):
-            observe(model, [], mapping_of(model))
+            observe(attach(model, mapping_of(model)), [])
         with pytest.raises(InputError, match=r"sequences of 4 tokens have none after the first 4.*smaller skip_first"):
             observed(model, text_batch(model, 1, 4), skip_first=4)
 

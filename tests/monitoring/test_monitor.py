@@ -17,6 +17,7 @@ import monitored
 from monitored import gpt2, hooks, other, sequences, train
 from processes import run_ranks
 from signalprop import read_parametrization
+from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.identity import identity
@@ -116,8 +117,8 @@ def test_requests_are_those_of_a_diagnosis() -> None:
     own = one_step(model, {"input_ids": ids, "labels": ids}, also=ALL)
     mapping = mapping_of(model)
     model.eval()
-    signal = observe(model, [batch], mapping)
-    found = identity(model, [batch], mapping, probes=1, limit=1)
+    signal = observe(attach(model, mapping), [batch])
+    found = identity(attach(model, mapping), [batch], probes=1, limit=1)
     expected = {
         "score_std": [max(s.score_std) for s in signal],
         "attention_entropy": [np.mean(s.entropy) for s in signal],

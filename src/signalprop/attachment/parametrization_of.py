@@ -57,7 +57,12 @@ def read_parametrization(
         InputError: unknown family, parameters on the meta device or not finite, a role that the mapping
             leaves out, or a weight whose size does not fit the architecture.
     """
-    attached = require_roles(attach(model, mapping))
+    return parametrization_of(attach(model, mapping), architecture)
+
+
+def parametrization_of(attached: Attached, architecture: Architecture | None = None) -> Parametrization:
+    """As `read_parametrization`, of a model that is attached."""
+    attached = require_roles(attached)
     mapping = attached.mapping
     a = mapping.architecture if architecture is None else architecture
     if mapping.found and architecture is not None:  # whoever gave it need not have known more than the stream

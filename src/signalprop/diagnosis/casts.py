@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, attach, require_roles
-from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.attached import Attached, AttachedRow, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
@@ -121,9 +120,8 @@ def cast(model: nn.Module, form: Format, of: Of, maps: Iterable[LinearMap]) -> I
 
 
 def casts(
-    model: nn.Module,
+    attached: Attached,
     batches: Sequence[Batch],
-    mapping: Mapping,
     *,
     formats: Sequence[str] = tuple(PER_TENSOR),
     of: Sequence[Of] = ("weights", "activations", "both"),
@@ -149,11 +147,12 @@ def casts(
     for name in formats:
         if name not in FORMATS:
             raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
+    model, mapping = attached.model, attached.mapping
     whole = whole or loss(model, batches, mapping=mapping)
     first = next(sequences(batches[0]))
     layered = has_modules(mapping)
-    clean = _streams(model, first, mapping, skip_first) if layered else []
-    maps = maps_of(require_roles(attach(model, mapping)))
+    clean = _streams(attached, first, skip_first) if layered else []
+    maps = maps_of(require_roles(attached))
     combinations = [
         (Format(name, scale), part) for name in formats for part in of
         for scale in (scaled if name in PER_TENSOR else (True,)) if not (scale and name == "bfloat16")
@@ -162,7 +161,7 @@ def casts(
     def measured(form: Format, part: Of) -> Cast:
         with cast(model, form, part, maps):
             found = loss(model, batches, mapping=mapping)
-            noisy = _streams(model, first, mapping, skip_first) if layered else []
+            noisy = _streams(attached, first, skip_first) if layered else []
         return Cast(
             format=form.name,
             of=part,
@@ -181,9 +180,10 @@ def casts(
     return tuple(out)
 
 
-def _streams(model: nn.Module, one: Batch, mapping: Mapping, skip_first: int) -> list[Tensor]:
+def _streams(attached: Attached, one: Batch, skip_first: int) -> list[Tensor]:
     """The stream after every layer at the positions that count, (positions, features)."""
     seen: list[Tensor] = []
+    model, mapping = attached.model, attached.mapping
     arguments = arguments_of(model, mapping, one)
     positions = Positions(mapping, arguments, skip_first)
 
@@ -192,7 +192,7 @@ def _streams(model: nn.Module, one: Batch, mapping: Mapping, skip_first: int) ->
             seen.append(x.detach()[positions.keep(stack, x)].float())
 
     hooks = Hooks(model)
-    for layer, stack in zip(layer_modules(model, mapping), stacks_of(mapping), strict=True):
+    for layer, stack in zip(layer_modules(attached), stacks_of(mapping), strict=True):
         hooks.outputs(layer, partial(leaves, stack))
     with hooks, torch.no_grad():
         run(model, arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.attached import Attached
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Positions, Progress, layer_modules, run, sequences, stacks_of
 from signalprop.diagnosis.result import Estimate, Identity, Number, number
@@ -81,9 +81,8 @@ class _Streams:
 
 
 def identity(
-    model: nn.Module,
+    attached: Attached,
     batches: Iterable[Batch],
-    mapping: Mapping,
     *,
     skip_first: int = 4,
     probes: int = 4,
@@ -104,7 +103,8 @@ def identity(
     Raises:
         InputError: the mapping does not name the layers, or there is no data.
     """
-    modules, stacks = layer_modules(model, mapping), stacks_of(mapping)
+    model, mapping = attached.model, attached.mapping
+    modules, stacks = layer_modules(attached), stacks_of(mapping)
     n = len(modules)
     generator = torch.Generator().manual_seed(seed)
     angles, cosines = torch.full((n, n), math.nan, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import Mapping, masks_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -37,17 +37,17 @@ def has_modules(mapping: Mapping) -> bool:
     return bool(mapping.layers) and not any(isinstance(item, tuple) for item in mapping.layers)
 
 
-def layer_modules(model: nn.Module, mapping: Mapping) -> list[nn.Module]:
+def layer_modules(attached: Attached) -> list[nn.Module]:
     """The module of every layer.
 
     Raises:
         InputError: the mapping does not say where the layers are, or a layer is not a module of its own.
     """
-    if not has_modules(mapping):
+    if not has_modules(attached.mapping):
         raise InputError(
             "the mapping does not name one module per layer; give Mapping.layers, the path of every layer's module"
         )
-    return [layer for layer in attach(model, mapping).layers if isinstance(layer, nn.Module)]
+    return [layer for layer in attached.layers if isinstance(layer, nn.Module)]
 
 
 def sequences(batch: Batch) -> Iterator[Batch]:

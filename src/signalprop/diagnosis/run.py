@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import evaluating, unwrapped, without_gradient
+from signalprop.attachment.attached import attach
+from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import Of, casts
@@ -69,8 +69,8 @@ def diagnose(
     Raises:
         InputError: an unknown family, data that does not fit, or as the sections.
     """
-    model = unwrapped(model)
-    mapping = mapping_for(model, mapping)
+    attached = attach(model, mapping)
+    model, mapping = attached.model, attached.mapping
     held = list(batches)
     check(model, held, mapping, remove, cast)
     n = sum(len(batch.inputs) for batch in held)
@@ -84,7 +84,7 @@ def diagnose(
         jacobian_sequences = 0
     with evaluating(model):
         signal = observe(
-            model, held, mapping, skip_first=skip_first,
+            attached, held, skip_first=skip_first,
             gradient_sequences=0 if blocked else min(_BACKWARD_SEQUENCES, n),
             progress=step("signal"), total=len(held),
         )  # fmt: skip
@@ -95,7 +95,7 @@ def diagnose(
             whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         with weights_here(model):
-            weights, said = live_weights(model, mapping, inputs, _length(held))
+            weights, said = live_weights(attached, inputs, _length(held))
         notes += [f"prediction: {line}" for line in said]
         if kept is not None:
             kept.begin(
@@ -107,9 +107,7 @@ def diagnose(
             score = result_of(kept, ("accuracy",), Estimate, partial(accuracy, model))
         near = None
         if jacobian_sequences and finite and has_modules(mapping):
-            near = identity(
-                model, held, mapping, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity")
-            )
+            near = identity(attached, held, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity"))
         elif jacobian_sequences and finite:
             notes.append("no distances from the identity: the mapping does not name one module per layer")
         removed: Removal | None = None
@@ -123,13 +121,11 @@ def diagnose(
             )  # fmt: skip
         if whole is not None and cast:
             cast_rows = casts(
-                model, held, mapping, formats=cast, of=cast_of, whole=whole, skip_first=skip_first,
+                attached, held, formats=cast, of=cast_of, whole=whole, skip_first=skip_first,
                 kept=kept, progress=step("casts"),
             )  # fmt: skip
             if has_modules(mapping):
-                cast_rows = by_map(
-                    model, held, mapping, cast_rows, skip_first=skip_first, progress=step("casts by map")
-                )
+                cast_rows = by_map(attached, held, cast_rows, skip_first=skip_first, progress=step("casts by map"))
     record = record_of(model)
     found = Diagnosis(
         schema=SCHEMA,

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach, require_roles
-from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.attached import Attached, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import LinearMap, cast, maps_of
 from signalprop.diagnosis.layers import Positions, Progress, groups, layer_modules, sequences, stacks_of
@@ -45,9 +44,8 @@ class _Pass(NamedTuple):
 
 
 def by_map(
-    model: nn.Module,
+    attached: Attached,
     batches: Sequence[Batch],
-    mapping: Mapping,
     rows: Sequence[Cast],
     *,
     skip_first: int = 4,
@@ -62,13 +60,14 @@ def by_map(
     Raises:
         InputError: the mapping does not name the layers, or does not know their weights.
     """
-    attached = require_roles(attach(model, mapping))
+    attached = require_roles(attached)
+    model = attached.model
     maps = [maps_of(attached, [attached.rows[i] for i in group]) for group in groups(attached.layout)]
-    modules = layer_modules(model, mapping)
+    modules = layer_modules(attached)
     read = list(islice((one for batch in batches for one in sequences(batch)), SEQUENCES))
     found: list[list[list[MapNoise]]] = [[] for _ in rows]  # by cast and sequence
     for done, one in enumerate(read):
-        passes = _passes(model, one, mapping, modules, skip_first)
+        passes = _passes(attached, one, modules, skip_first)
         targets = int((one.targets >= 0).sum())
         outliers = [_outliers(layer, seen, of) for layer, seen, of in zip(modules, passes, maps, strict=True)]
         for number_of_row, row in enumerate(rows):
@@ -168,10 +167,9 @@ def _told(row: Cast, name: str) -> str:
     return f"; a token is {item.token:.0f} times the root mean square" if (item.token or 0.0) > OUTLYING else ""
 
 
-def _passes(
-    model: nn.Module, one: Batch, mapping: Mapping, layers: Sequence[nn.Module], skip_first: int
-) -> list[_Pass]:
+def _passes(attached: Attached, one: Batch, layers: Sequence[nn.Module], skip_first: int) -> list[_Pass]:
     seen: list[Any] = []
+    model, mapping = attached.model, attached.mapping
     hooks = Hooks(model)
     for layer in layers:
         hooks.after(layer, lambda _, args, kwargs, output: _keep(seen, args, kwargs, output))

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach
-from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
@@ -186,9 +185,8 @@ class _Observer:
 
 
 def observe(
-    model: nn.Module,
+    attached: Attached,
     batches: Iterable[Batch],
-    mapping: Mapping,
     *,
     skip_first: int = 4,
     gradient_sequences: int = 4,
@@ -198,7 +196,7 @@ def observe(
     """The signal at every layer, mean over all batches.
 
     Args:
-        model: in evaluation mode is usual; it is left in the mode it is in. mapping: where its signal runs.
+        attached: a model, in evaluation mode as usual; it is left in the mode it is in.
         skip_first: positions of every sequence that averages leave out.
         gradient_sequences: how many of the first sequences are also run backward, one at a time (0, or a model without
             a loss: none).
@@ -207,7 +205,7 @@ def observe(
     Raises:
         InputError: the batches do not fit the model, there are none, or their sequences are not longer than skip_first.
     """
-    attached = attach(model, mapping)
+    model, mapping = attached.model, attached.mapping
     if mapping.architecture.head == "none":
         gradient_sequences = 0
     held: list[Batch] = []

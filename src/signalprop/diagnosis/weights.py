@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, attach
-from signalprop.attachment.mapping import Mapping
-from signalprop.attachment.parametrization_of import read_parametrization, tensors_of
+from signalprop.attachment.attached import Attached, AttachedRow
+from signalprop.attachment.parametrization_of import parametrization_of, tensors_of
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
@@ -22,14 +20,13 @@ from signalprop.prediction import predict
 
 
 def live_weights(
-    model: nn.Module, mapping: Mapping, inputs: InputStatistics | None = None, length: int | None = None
+    attached: Attached, inputs: InputStatistics | None = None, length: int | None = None
 ) -> tuple[tuple[Weights, ...], tuple[str, ...]]:
     """(one row per layer, notes). Predictions are those of random weights with the standard deviations that these have.
 
     Args:
         inputs: statistics of the data. length: tokens of a sequence (default: the model's).
     """
-    attached = attach(model, mapping)
     rows, stds = attached.layout, _stds(attached)
     layers = groups(rows)
     found = [
@@ -38,14 +35,14 @@ def live_weights(
             stack=STACKS[rows.stack[group[0]]],
             std={role: std for i in group for role, std in stds[i].items()},
             norm_scale=tuple(attached.rows[i].item.norm_scale for i in group),
-            norm_gain=tuple(_gain(attached.rows[i], mapping.gain_offset) for i in group),
+            norm_gain=tuple(_gain(attached.rows[i], attached.mapping.gain_offset) for i in group),
         )
         for k, group in enumerate(layers)
     ]
     if any(std is None for w in found for std in w.std.values()):
         return tuple(found), ("no prediction: some weights are not finite",)
     try:
-        variance, gradient, distance, notes = _predicted(read_parametrization(model, mapping=mapping), inputs, length)
+        variance, gradient, distance, notes = _predicted(parametrization_of(attached), inputs, length)
     except InputError as error:
         return tuple(found), (f"no prediction: {error}",)
     ends = [group[-1] for group in layers]

@@ -158,7 +158,7 @@ class SignalMonitor:
         if also and batch is None and not self._arguments.reads_tokens:
             raise InputError("what also= asks for needs batch= here, a signalprop.data.Batch that the model reads")
         if {"identity", "removal"} & set(also):
-            layer_modules(self._model, self._mapping)  # or an error now
+            layer_modules(self._attached)  # or an error now
         if start is not None and start.n_sublayers != len(self._mapping.sublayers):
             raise InputError(
                 f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
@@ -352,7 +352,7 @@ class SignalMonitor:
         try:
             batch = together(lambda: self._batch or self._arguments.batch(), self._mesh)
             with random_states_kept(self._model):
-                return measured_on(self._model, self._mapping, batch, also, self._arguments.skip_first, self._mesh)
+                return measured_on(self._attached, batch, also, self._arguments.skip_first, self._mesh)
         except InputError as error:
             if self._asked:
                 self._logs.say_once(f"step {step}: {', '.join(also)} not measured: {error}")

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
-from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import casts
 from signalprop.diagnosis.heads import HeadSums, Watch
@@ -32,9 +31,7 @@ _OF_SIGNAL = ("rank", "alignment", "outliers")
 REQUESTS = ("attention", *_OF_SIGNAL, "identity", "removal", "casts")
 
 
-def measured_on(
-    model: nn.Module, mapping: Mapping, batch: Batch, names: Sequence[str], skip_first: int, mesh: Any = None
-) -> Layers:
+def measured_on(attached: Attached, batch: Batch, names: Sequence[str], skip_first: int, mesh: Any = None) -> Layers:
     """The quantities that requests stand for, by name, a number per layer; the model is in evaluation mode meanwhile.
 
     Args:
@@ -44,15 +41,16 @@ def measured_on(
         InputError: the batch does not fit the model, or as the sections of a diagnosis.
     """
     out: Layers = {}
+    model, mapping = attached.model, attached.mapping
     with evaluating(model):
         if "attention" in names:
-            out |= _attention(model, mapping, batch, skip_first, mesh)
+            out |= _attention(attached, batch, skip_first, mesh)
         if set(names) & set(_OF_SIGNAL):
-            signal = observe(model, [batch], mapping, skip_first=skip_first, gradient_sequences=0)
+            signal = observe(attached, [batch], skip_first=skip_first, gradient_sequences=0)
             for name in names:
                 out |= _of_signal(name, signal)
         if "identity" in names:
-            found = identity(model, [batch], mapping, skip_first=skip_first, probes=1, limit=1)
+            found = identity(attached, [batch], skip_first=skip_first, probes=1, limit=1)
             out["cosine"], out["angular"] = list(found.cosine), list(found.angular[0])
             out["jacobian"] = [item.value for item in found.jacobian]
         if "removal" in names:
@@ -61,14 +59,14 @@ def measured_on(
                 loss_without[item.layers[0]] = item.increase.value
             out["removal"] = loss_without
         if "casts" in names:
-            for cast in casts(model, [batch], mapping, of=("both",), scaled=(False,), skip_first=skip_first):
+            for cast in casts(attached, [batch], of=("both",), scaled=(False,), skip_first=skip_first):
                 out[f"snr_{cast.format}"] = list(cast.signal_to_noise)
     return out
 
 
-def _attention(model: nn.Module, mapping: Mapping, batch: Batch, skip_first: int, mesh: Any) -> Layers:
+def _attention(attached: Attached, batch: Batch, skip_first: int, mesh: Any) -> Layers:
     """Scores and entropy of every self-attention, of one pass that looks at nothing else."""
-    attached = attach(model, mapping)
+    model, mapping = attached.model, attached.mapping
     arguments = arguments_of(model, mapping, batch)
     positions = Positions(mapping, arguments, skip_first)
     sites = attached.plan.sites
