@@ -63,6 +63,7 @@ NOT_RUN = {
     ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
     ("docs/training.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
     ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
+    ("docs/diagnosing.md", "signalprop diagnose ./step-1000"): "needs three checkpoints of one training",
     ("docs/verification.md", "component"): "minutes; tests/lab/test_verification.py checks the formulas in less",
 }
 

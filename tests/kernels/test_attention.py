@@ -27,6 +27,20 @@ def kernel_of(length: int, seed: int, correlation: float = 0.4) -> np.ndarray:
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("qk", [1e3, 1e6, 1e12, 1e24])
+def test_scores_of_any_size_leave_a_kernel(qk: float, causal: bool) -> None:
+    """Beyond the tabulated score variances every row is one key: no entry exceeds the inputs', no number overflows."""
+    attention = TokenAttention(kernel_of(16, 3), qk=qk, d_model=64, causal=causal, d_head=32)
+    found, back = attention.forward(), attention.backward(kernel_of(16, 4))
+    assert np.isfinite(back).all() and np.diagonal(back).min() >= 0
+    assert np.diagonal(found) == pytest.approx(np.ones(16), abs=0.2)
+    assert np.abs(found).max() < 1.3
+    assert found == pytest.approx(
+        TokenAttention(kernel_of(16, 3), qk=2 * qk, d_model=64, causal=causal, d_head=32).forward(), abs=0.1
+    )
+
+
+@pytest.mark.parametrize("causal", [True, False])
 def test_without_scores_attention_is_the_mean_of_what_a_row_sees(causal: bool) -> None:
     """qk = 0: forward M S M^T, backward M^T G M plus what one query does, by explicit matrices."""
     length = 23

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.rows import Rows, held, rows_of
+from signalprop.kernels.rows import Rows, held, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import vanishing
-from signalprop.theory.two_rows import LEAST
+from signalprop.theory.two_rows import LEAST, tabulated
 
 
 class _Kernel(NamedTuple):
@@ -32,16 +32,6 @@ class _Kernel(NamedTuple):
     own: FloatArray
     mean_square: FloatArray
     spread: FloatArray
-
-
-def _of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
-    """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
-    out: FloatArray = x * coefficients[-1][:, None]
-    for c in coefficients[-2:0:-1]:
-        out += c[:, None]
-        out *= x
-    out += coefficients[0][:, None]
-    return out
 
 
 @dataclass(frozen=True)
@@ -336,24 +326,28 @@ class TokenAttention:
     @cached_property
     def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(overlap of two rows' weights - 1, that of their Jacobians, E c times it), at the shorter row's length."""
-        s = np.maximum(self._row_score_variance, 1e-12)
-        root = np.sqrt(s + 4)[:, None]
+        own = np.maximum(self._row_score_variance, 1e-12)
         c = self._pair_scores * self._per_row(self._spread)[:, None]
-        np.clip(c, LEAST * s[:, None], s[:, None], out=c)
-        x = c / (root + np.sqrt(root * root - c))
+        np.clip(c, LEAST * own[:, None], own[:, None], out=c)
+        s, beyond = map(np.asarray, tabulated(own))
+        if beyond.max() > 1:
+            c /= beyond[:, None]
+        root = np.sqrt(s + 4)[:, None]
+        x = c / (root + np.sqrt(s[:, None] + 4 - c))
         x *= (root + 2) / s[:, None]
-        value, jacobian, weighted = (_of_rows(y, x) for y in self._rows.with_others)
+        value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
         # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
         moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
         ratio = moves / np.where(self._row_length > 1, moves, 1.0)[:, None]
         value *= s[:, None]
+        np.minimum(value, np.log(self._row_length)[:, None], out=value)  # overlaps are at most n, also beyond the table
         popular = np.expm1(value, out=value)
         popular *= ratio
         met = np.exp(jacobian, out=jacobian)
-        met *= (vanishing(s) / self._finite)[:, None]
+        met *= (vanishing(s) / beyond / self._finite)[:, None]
         met *= ratio
         weighted *= met
-        weighted *= s[:, None]
+        weighted *= own[:, None]
         return self._of_pair(popular), self._of_pair(met), self._of_pair(weighted)
 
     @cached_property

@@ -10,7 +10,7 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 from signalprop.theory.softmax import vanishing
-from signalprop.theory.two_rows import ALONE, DEGREE, fluctuating, horner, lagrange
+from signalprop.theory.two_rows import ALONE, DEGREE, fluctuating, horner, lagrange, tabulated
 
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
 
@@ -52,13 +52,25 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -
     lengths = (max(int(row_length[0]), 2),) if one_length else _knots(int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
-    index, offset = fluctuating(lengths[0], spread).value.place(s)
+    within, beyond = map(np.asarray, tabulated(s))
+    index, offset = fluctuating(lengths[0], spread).value.place(within)
     cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
     found = np.asarray(horner(cubic, offset)).reshape(3, DEGREE + 1, -1)
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
-    return Rows(np.minimum(np.exp(s * value) / row_length, 1.0), many, many * weighted, found)
+    second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
+    return Rows(second, many, many * weighted, found)
+
+
+def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
+    """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
+    out: FloatArray = x * coefficients[-1][:, None]
+    for c in coefficients[-2:0:-1]:
+        out += c[:, None]
+        out *= x
+    out += coefficients[0][:, None]
+    return out
 
 
 @lru_cache(maxsize=8)

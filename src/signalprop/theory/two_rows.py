@@ -28,6 +28,7 @@ from signalprop.theory.softmax import Spline, node_moments, node_variances, vani
 FILE = Path(__file__).with_name("two_rows.json")
 _STRIDE = 3
 NODES = node_variances()[::_STRIDE]  # score variances at which two rows are tabulated
+_MOST = float(NODES[-1])
 
 # Where averages over fluctuating scores are known in x, and what makes polynomials of them. Below x = 0 rows avoid
 # what the other likes: as far as the mean of c may go.
@@ -41,6 +42,13 @@ _FIVE = np.array([-_OUTER, -_INNER, 0.0, _INNER, _OUTER])
 _THREE = np.array([-math.sqrt(3), 0.0, math.sqrt(3)])
 _ANGLE, _SIZE = (x.ravel() for x in np.meshgrid(_FIVE, _THREE))
 _WEIGHT = np.outer([1 / 6, 2 / 3, 1 / 6], 4.8 / (_FIVE**4 - 6 * _FIVE**2 + 3) ** 2).ravel()
+
+
+def tabulated(s: Array) -> tuple[Array, Array]:
+    """(s or the largest that is tabulated, how many times larger s is): beyond it rows are one key each, so that the
+    overlap is that of c/s, and its slope in c falls as 1/s."""
+    within = min(s, _MOST) if isinstance(s, float) else np.minimum(s, _MOST)
+    return within, s / within
 
 
 def position(s: Array, c: Array) -> Array:
@@ -131,8 +139,8 @@ def horner(coefficients: Iterable[Array], x: Array) -> Array:
 
 def log_overlap(s: Array, c: Array, length: int) -> Array:
     """ln Λ_V of rows whose scores do not fluctuate; c from -s/2 to s. Error: `steady`."""
-    s = s + 1e-12
-    x = position(s, c)
+    s, beyond = tabulated(s + 1e-12)
+    x = position(s, c / beyond)
     return s * x * horner(steady(length)(s), x)
 
 
@@ -187,8 +195,8 @@ def fluctuating(length: int, spread: float) -> Polynomials:
 
 def log_value(s: Array, c: Array, length: int, spread: float) -> Array:
     """ln(E Λ_V) of two rows of one length, of numbers or arrays; c from LEAST s to s."""
-    s = s + 1e-12
-    return s * horner(fluctuating(length, spread).value(s), position(s, c))
+    s, beyond = tabulated(s + 1e-12)
+    return s * horner(fluctuating(length, spread).value(s), position(s, c / beyond))
 
 
 class Slopes(NamedTuple):
@@ -204,8 +212,8 @@ class Slopes(NamedTuple):
 
 def slopes(s: Array, c: Array, length: int, spread: float) -> Slopes:
     """As `log_value`."""
-    s = s + 1e-12
-    x, found = position(s, c), fluctuating(length, spread)
-    jacobian = horner(found.jacobian(s), x)
-    met = (math.exp(jacobian) if isinstance(jacobian, float) else np.exp(jacobian)) * vanishing(s)
-    return Slopes(met, s * horner(found.weighted(s), x) * met)
+    within, beyond = tabulated(s + 1e-12)
+    x, found = position(within, c / beyond), fluctuating(length, spread)
+    jacobian = horner(found.jacobian(within), x)
+    met = (math.exp(jacobian) if isinstance(jacobian, float) else np.exp(jacobian)) * vanishing(within) / beyond
+    return Slopes(met, s * horner(found.weighted(within), x) * met)
